@@ -36,7 +36,7 @@ from torch import Tensor
 
 from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor, sparse_collate
 from sparsepipe.sparse.backends.convolution import prepare
-from sparsepipe.sparse.backends.pooling import build_rounds
+from sparsepipe.sparse.backends.native import build_rounds
 
 RESOLUTION = 50
 POINTS = 4096

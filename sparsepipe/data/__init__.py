@@ -1,7 +1,7 @@
-"""Meshes and points in, voxels out.
+"""Data sources, voxelisation, augmentation and LightningDataModules.
 
-Names are imported on first use: the processes that sample meshes need numpy and trimesh
-only, and would start seconds later with torch and Lightning.
+Names are imported on first use, because the processes that sample meshes need only numpy and
+trimesh, and importing torch and Lightning would delay their start by seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sparsepipe.data.images import DrawnDigits, ImageDataModule, Mnist
     from sparsepipe.data.points import PointSet
     from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
-    from sparsepipe.data.voxels import voxelise
 
 __all__ = [
     "Augment",
@@ -28,10 +27,9 @@ __all__ = [
     "OffTree",
     "PointSet",
     "ShapeDataModule",
-    "voxelise",
 ]
 
-_HOMES = {
+_MODULES = {
     "Augment": "augment",
     "DrawnDigits": "images",
     "GeneratedShapes": "sources",
@@ -42,11 +40,10 @@ _HOMES = {
     "OffTree": "sources",
     "PointSet": "points",
     "ShapeDataModule": "datamodule",
-    "voxelise": "voxels",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

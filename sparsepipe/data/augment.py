@@ -1,13 +1,13 @@
-"""Random variation of training shapes, in units that mean something to the grid.
+"""Augmentation of training shapes, in units of the grid.
 
 Shapes: N points, 3 axes.
 
-Two stages. Turning and mirroring act on the shape in its own proportions, *before* the
-grid is laid around it, so a turned shape still spans the grid. Scale, shift and jitter
-act *after* that, in the unit cube (grid half width 1): were they applied before, a grid
-that spans each shape's own extent would undo them. Points that scale and shift move out of
-the grid are dropped (as if the shape were cropped) or moved to its border. Jitter never
-drops a point: half of each face that lies on the border would be lost.
+There are two stages. Rotation and mirroring act *before* the grid is placed around the shape, so
+that a rotated shape still spans the grid. Scale, shift and jitter act *after* that, in the unit
+cube (grid half width 1), because a grid that spans each shape's own extent would undo them.
+Points that scale and shift move out of the grid are dropped (as if the shape were cropped) or
+moved to its border. Jitter never drops a point, because half of every face on the border would
+disappear.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from sparsepipe.errors import ConfigError
 Axis = Literal["x", "y", "z"]
 
 _ROUNDING = np.float32(1e-4)
-"""A point this little beyond the grid, in its half widths, was put there by rounding."""
+"""Distance from the grid, in half widths, below which a point outside is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
-    """Settings of the augmentation; every part is off at its default.
+    """Settings of the augmentation; every part is off by default.
 
     Args:
-        enabled: false switches all parts off at once.
+        enabled: false switches off all parts.
         scale: smallest and largest factor; [1, 1] is off.
-        scale_per_axis: draw one factor for each axis instead of one for all.
+        scale_per_axis: draw a factor for each axis instead of one for all.
         shift: largest shift along each axis, in grid half widths.
         jitter: standard deviation of the noise on each coordinate, in grid half widths.
         jitter_clip: largest noise, in grid half widths.
-        rotate_deg: largest turn about the vertical axis either way, in degrees; 180 is any.
+        rotate_deg: largest rotation about the vertical axis in either direction, in degrees.
         flip: probability of mirroring, for each horizontal axis.
         dropout: largest share of the points dropped at random; the share is drawn per shape.
-        outside: what happens to points that scale and shift move out of the grid, ``drop``
-            or ``clamp``.
+        outside: ``drop`` or ``clamp`` points that scale and shift move out of the grid.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -64,7 +63,7 @@ class Augment:
         factors = tuple(float(factor) for factor in self.scale)
         object.__setattr__(self, "scale", factors)
         if len(factors) != 2 or not 0 < factors[0] <= factors[1]:
-            _refuse("scale", list(factors), "two factors, 0 < smallest <= largest")
+            _raise_invalid("scale", list(factors), "two factors, 0 < smallest <= largest")
         for name, largest in (
             ("shift", 1.0),
             ("jitter", 1.0),
@@ -73,19 +72,19 @@ class Augment:
             ("flip", 1.0),
         ):
             if not 0 <= getattr(self, name) <= largest:
-                _refuse(name, getattr(self, name), f"a number from 0 to {largest:g}")
+                _raise_invalid(name, getattr(self, name), f"a number from 0 to {largest:g}")
         if not 0 <= self.dropout < 1:
-            _refuse("dropout", self.dropout, "a share from 0 to below 1")
+            _raise_invalid("dropout", self.dropout, "a share from 0 to below 1")
         if self.outside not in ("drop", "clamp"):
-            _refuse("outside", self.outside, "drop or clamp")
+            _raise_invalid("outside", self.outside, "drop or clamp")
 
     @property
-    def turns(self) -> bool:
-        """Whether shapes are turned or mirrored, so that their box must be measured anew."""
+    def rotates(self) -> bool:
+        """Whether shapes are rotated or mirrored, so that their box must be measured again."""
         return self.enabled and (self.rotate_deg > 0 or self.flip > 0)
 
     def pose(self, rng: np.random.Generator, *, up_axis: Axis) -> FloatArray:
-        """Matrix [3, 3] that turns and mirrors a shape; apply as ``points @ pose``."""
+        """Random matrix [3, 3] of rotation and mirroring; apply it as ``points @ pose``."""
         pose_33 = np.eye(3, dtype=np.float32)
         up = "xyz".index(up_axis)
         first, second = (up + 1) % 3, (up + 2) % 3
@@ -101,7 +100,7 @@ class Augment:
         return pose_33
 
     def vary(self, unit_N3: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Scaled, shifted, jittered points inside the unit cube; at least one remains."""
+        """Points with dropout, scale, shift and jitter, in the unit cube; at least one is kept."""
         if not self.enabled:
             return unit_N3
         if self.dropout > 0:
@@ -125,8 +124,8 @@ def _float32(values: NDArray[np.float64]) -> FloatArray:
     return values.astype(np.float32)
 
 
-def _refuse(name: str, value: object, expected: str) -> None:
+def _raise_invalid(name: str, value: object, expected: str) -> None:
     raise ConfigError(
-        f"data.augment.{name}={value} cannot be used",
+        f"data.augment.{name}={value} is not valid",
         remedy=f"set data.augment.{name} to {expected}",
     )

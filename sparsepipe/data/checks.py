@@ -1,4 +1,4 @@
-"""Refusals of settings that cannot be used, each naming the valid range."""
+"""Checks of settings; error messages name the valid range."""
 
 from __future__ import annotations
 
@@ -10,56 +10,40 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.sparse.coordinates import MAX_COORDINATE
 
 MAX_RESOLUTION = MAX_COORDINATE + 1
-"""As many voxels as sparse coordinates tell apart on an axis."""
+"""Voxels on an axis that sparse coordinates can represent."""
 
 
 def check_resolution(resolution: int) -> None:
-    """Refuse a grid that coordinates cannot address.
-
-    Raises:
-        ConfigError: ``resolution`` is not an integer from 1 to 2^21.
-    """
+    """Raise ``ConfigError`` unless ``resolution`` is an integer from 1 to 2^21."""
     is_integer = isinstance(resolution, int) and not isinstance(resolution, bool)
     if not (is_integer and 1 <= resolution <= MAX_RESOLUTION):
         raise ConfigError(
-            f"data.resolution={resolution} is no voxel grid",
+            f"data.resolution={resolution} is not valid",
             remedy=f"set data.resolution to an integer from 1 to {MAX_RESOLUTION} "
             "(the paper uses 32, 50, 100 and 200)",
         )
 
 
 def check_ratio(point_ratio: float) -> None:
-    """Refuse a share of points outside (0, 1].
-
-    Raises:
-        ConfigError: with the valid range.
-    """
+    """Raise ``ConfigError`` unless the share of points is in (0, 1]."""
     if not 0 < point_ratio <= 1:
         raise ConfigError(
-            f"data.point_ratio={point_ratio} is no share of points",
+            f"data.point_ratio={point_ratio} is not valid",
             remedy="set data.point_ratio to a number in (0, 1]; 1 keeps all points",
         )
 
 
 def check_share(val_share: float) -> None:
-    """Refuse a validation share outside [0, 1).
-
-    Raises:
-        ConfigError: with the valid range.
-    """
+    """Raise ``ConfigError`` unless the validation share is in [0, 1)."""
     if not 0 <= val_share < 1:
         raise ConfigError(
-            f"data.val_share={val_share} is no share",
+            f"data.val_share={val_share} is not valid",
             remedy="set data.val_share to a number from 0 to below 1",
         )
 
 
 def check_numbers(*, least_1: Mapping[str, int | None], least_0: Mapping[str, int | None]) -> None:
-    """Refuse numbers that are too small; None stands for a default chosen later.
-
-    Raises:
-        ConfigError: with the smallest valid value.
-    """
+    """Raise ``ConfigError`` for numbers below 1 or 0; None stands for a default chosen later."""
     for least, settings in ((1, least_1), (0, least_0)):
         for name, value in settings.items():
             if value is not None and value < least:
@@ -70,26 +54,19 @@ def check_numbers(*, least_1: Mapping[str, int | None], least_0: Mapping[str, in
 
 
 def check_num_points(num_points: int | None, *, stored: int) -> None:
-    """Refuse to draw more points than there are; None is all of them.
-
-    Raises:
-        ConfigError: with the largest valid value.
-    """
+    """Raise ``ConfigError`` if more points are drawn than stored; None is all of them."""
     if num_points is not None and num_points > stored:
         raise ConfigError(
-            f"data.num_points={num_points}, but {stored} points are stored a shape",
+            f"data.num_points={num_points}, but {stored} points are stored per shape",
             remedy=f"set data.num_points to at most {stored}, or to null for all",
         )
 
 
 def check_choices(**settings: tuple[str, Any]) -> None:
-    """Refuse values that are not among a ``Literal``'s.
+    """Raise ``ConfigError`` for values that are not in their ``Literal`` type.
 
     Args:
         settings: for each setting its value and the ``Literal`` type of its valid values.
-
-    Raises:
-        ConfigError: with the valid values.
     """
     for name, (value, literal) in settings.items():
         if value not in get_args(literal):
@@ -100,16 +77,13 @@ def check_choices(**settings: tuple[str, Any]) -> None:
 
 
 def check_dense(representation: str, *, batch_size: int, resolution: int, whole: bool) -> None:
-    """Refuse dense grids that memory cannot hold, or that would ignore other settings.
+    """Raise ``ConfigError`` for dense grids that exceed memory or ignore other settings.
 
     Args:
-        representation: how shapes are handed to the network.
+        representation: ``sparse``, ``dense`` or ``dense_surface``.
         batch_size: shapes in a batch.
         resolution: voxels along each side.
-        whole: no points are left out and none are varied.
-
-    Raises:
-        ConfigError: with settings that work.
+        whole: all points are used, without augmentation.
     """
     if representation == "sparse":
         return

@@ -6,9 +6,7 @@ import math
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from sparsepipe.data.points import IntArray
+from sparsepipe.data.processes import exit_with_parent
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.host import usable_cores
 
@@ -24,17 +23,16 @@ Access = tuple[int, int]
 
 
 class TrainSampler(DistributedSampler[Any]):
-    """Each epoch's shuffled shapes, the same number for every rank.
+    """The shuffled shapes of each epoch, the same number for every rank.
 
-    Where the shapes do not divide evenly, the shuffled order is continued from its start,
-    so that at most ``num_replicas - 1`` shapes are seen twice in an epoch and none is left
-    out.
+    If the shapes do not divide evenly, the shuffled order continues from its start, so that at
+    most ``num_replicas - 1`` shapes occur twice in an epoch and none is left out.
 
     Args:
-        dataset: what is sampled; only its length matters.
+        dataset: the data set, of which only the length is used.
         num_replicas: ranks that share an epoch.
-        rank: this one.
-        seed: with the epoch, determines the order.
+        rank: this rank.
+        seed: determines the order, together with the epoch.
     """
 
     def __init__(
@@ -55,23 +53,23 @@ class TrainSampler(DistributedSampler[Any]):
 class EvalSampler(DistributedSampler[Any]):
     """All shapes in order, each for exactly one rank; ranks may have unequal counts.
 
-    The epoch is always 0: a network is tested on the same points each time.
+    The epoch is always 0, so that every evaluation uses the same points.
 
     Args:
-        dataset: what is sampled; only its length matters.
+        dataset: the data set, of which only the length is used.
         num_replicas: ranks that share the shapes.
-        rank: this one.
+        rank: this rank.
 
     Raises:
-        ConfigError: there are shapes, but not one for each rank.
+        ConfigError: there are fewer shapes than ranks (but not none).
     """
 
     def __init__(self, dataset: Sized, *, num_replicas: int = 1, rank: int = 0) -> None:
         if 0 < len(dataset) < num_replicas:
             raise ConfigError(
-                f"{len(dataset)} shapes to validate or test cannot be shared by "
+                f"{len(dataset)} shapes for validation or test cannot be shared by "
                 f"{num_replicas} ranks",
-                remedy=f"set parallel.devices to at most {len(dataset)}, or give more shapes "
+                remedy=f"set parallel.devices to at most {len(dataset)}, or provide more shapes "
                 "(data.val_share for validation)",
             )
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)  # type: ignore[arg-type]
@@ -89,9 +87,9 @@ def _accesses(epoch: int, order_N: IntArray) -> Iterator[Access]:
 
 
 def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Indices for training and for validation, with ``share`` of every class in the latter.
+    """Indices for training and for validation, with ``share`` of every class for validation.
 
-    A class with at least two shapes gives at least one to each side (unless ``share`` is 0).
+    Unless ``share`` is 0, a class with at least two shapes has at least one in each of them.
     """
     rng = np.random.default_rng([seed, 0x5711])
     held: list[IntArray] = []
@@ -107,33 +105,34 @@ def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[In
 
 
 _CORES_PER_WORKER = 4
-
-
 _MAX_WORKERS = 8
-
-
-_SLOW = ("torch", "pytorch_lightning", "torchmetrics.classification", "hydra", "trimesh", __name__)
-"""What workers would import one by one: data and a main module that they unpickle want it."""
-
-
-_DEATHS = ("exited unexpectedly", "is killed by signal", "bus error")
-"""What torch says when a worker is gone."""
+_PRELOADED = (
+    "torch",
+    "pytorch_lightning",
+    "torchmetrics.classification",
+    "hydra",
+    "trimesh",
+    __name__,
+)
+"""Modules that unpickling the data set and the main module would import in every worker."""
+_WORKER_EXITS = ("exited unexpectedly", "is killed by signal", "bus error")
+"""Parts of torch's error messages about a worker that has exited."""
 
 
 def default_workers() -> int:
     """Loader workers for this process: one for every four of its cores, at most eight.
 
-    Reading a shape is cheap beside training on it (``benchmarks/data.py`` measures both), so
-    on few cores a worker would only take time from training; 0 reads in the training process.
+    Reading a shape takes much less time than training on it (``benchmarks/data.py`` measures
+    both), so that on few cores workers only slow down training; 0 reads in the training process.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)
 
 
 class ShapeLoader(DataLoader[dict[str, Any]]):
-    """A DataLoader over ``ShapeDataset``, or images, that explains why its workers failed.
+    """A DataLoader whose error message explains why a worker exited.
 
-    It has the arguments of ``DataLoader``, since Lightning builds it anew for prediction.
+    It has the arguments of ``DataLoader``, because Lightning creates it again for prediction.
     """
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
@@ -144,9 +143,9 @@ class ShapeLoader(DataLoader[dict[str, Any]]):
             except StopIteration:
                 return
             except RuntimeError as error:
-                if not any(sign in str(error) for sign in _DEATHS):
-                    raise  # an error in a worker, told with its traceback
-                raise _death(error) from error
+                if not any(part in str(error) for part in _WORKER_EXITS):
+                    raise  # an error raised in a worker, which includes its traceback
+                raise _worker_exit_error(error) from error
             yield batch
 
 
@@ -160,15 +159,15 @@ def make_loader(
 ) -> ShapeLoader:
     """A loader of collated batches.
 
-    Workers start by ``forkserver`` (``spawn`` where there is none): forking the training
-    process itself is unsafe once it runs threads, as autograd, OpenMP and gloo do.
+    Workers start by ``forkserver`` (or ``spawn`` if there is none), because forking the training
+    process is unsafe once autograd, OpenMP or gloo have started threads.
 
     Args:
-        dataset: the shapes, or images.
+        dataset: the shapes or images.
         sampler: yields (epoch, index).
-        batch_size: shapes in a batch.
-        num_workers: processes that read; 0 reads in this one.
-        collate: puts samples together; workers get a copy of it.
+        batch_size: samples in a batch.
+        num_workers: processes that read; 0 reads in this process.
+        collate: combines samples into a batch; pickled for the workers.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -186,37 +185,27 @@ def make_loader(
 
 
 def import_once_for_workers() -> None:
-    """Lets the server that forks loader workers import what each of them wants.
+    """Preload modules in the fork server, so that loader workers need not import them.
 
-    For the process of a run, before its first loader: there is one server for all of a process,
-    and it has one list of modules, which this replaces.
+    Call it in the process of a run, before its first loader. A process has one fork server with
+    one list of modules, which this replaces.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
-        slow = [name for name in _SLOW if name in sys.modules]
-        multiprocessing.set_forkserver_preload(["__main__", *slow])
+        loaded = [name for name in _PRELOADED if name in sys.modules]
+        multiprocessing.set_forkserver_preload(["__main__", *loaded])
 
 
 def _start_worker(worker: int) -> None:
-    """One thread for each worker: the cores belong to training, with which it ends."""
+    """Use one thread per worker, leaving the cores to training, and exit with it."""
     del worker  # nothing random depends on which worker reads a shape
     torch.set_num_threads(1)
-    training = multiprocessing.parent_process()
-    if training is not None:
-        threading.Thread(target=_end_with, args=(training,), daemon=True).start()
+    # Torch checks for the parent only every few seconds, and never while a worker reads.
+    exit_with_parent()
 
 
-def _end_with(training: BaseProcess) -> None:
-    """Ends this process with that one, however that ends.
-
-    Torch looks every few seconds, and not while a worker reads.
-    """
-    training.join()
-    os._exit(1)  # nothing to tell and nobody to tell it to
-
-
-def _death(error: RuntimeError) -> DataError:
+def _worker_exit_error(error: RuntimeError) -> DataError:
     return DataError(
-        f"a loader worker was ended: {str(error).splitlines()[0]}",
+        f"a loader worker exited: {str(error).splitlines()[0]}",
         remedy="usually memory or shared memory (/dev/shm) ran out: lower data.batch_size or "
         "data.num_workers; data.num_workers=0 reads in the training process and shows the "
         "cause",

@@ -1,14 +1,15 @@
-"""The LightningDataModule of shapes: settings in, loaders of sparse or dense batches out."""
+"""The LightningDataModule of shapes, with loaders of sparse or dense batches."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pytorch_lightning as pl
+from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.checks import check_dense, check_num_points, check_numbers, check_share
@@ -21,23 +22,25 @@ from sparsepipe.data.dataloaders import (
     split_validation,
 )
 from sparsepipe.data.dataset import Collate, RatioMode, Representation, ShapeDataset, Voxelisation
-from sparsepipe.data.points import IntArray, MappedArray, PointSet
-from sparsepipe.data.sources.base import SPLITS, CacheSettings, Source, Split
+from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
+from sparsepipe.data.sources.base import CacheSettings, Source
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
 
+Purpose = Literal["train", "val", "test"]
+
 
 class Splits:
-    """Point clouds of training and test, and their surfaces where these are voxelised.
+    """Point clouds of the training and test split, and voxelised surfaces if needed.
 
     Args:
-        source: where they come from.
-        cache: how they are prepared and kept.
-        voxelisation: what they are read for.
+        source: source of the point clouds.
+        cache: settings of their preparation.
+        voxelisation: settings of the voxel grid.
 
     Raises:
-        ConfigError: the source cannot give what that takes; told before a cache is built for
-            nothing.
+        ConfigError: the source cannot provide the points or surfaces that ``voxelisation`` needs;
+            raised before a cache is built in vain.
     """
 
     def __init__(self, source: Source, cache: CacheSettings, *, voxelisation: Voxelisation) -> None:
@@ -50,29 +53,29 @@ class Splits:
         self._surfaces: dict[Split, MappedArray] = {}
 
     def fingerprint(self) -> str:
-        """Digest of what the source holds, the same wherever it lies on the disk."""
+        """Digest of the source's data, independent of their location on the disk."""
         return self._source.fingerprint(self._cache)
 
     def points(self, split: Split) -> PointSet:
         """The clouds of a split.
 
         Raises:
-            ConfigError: fewer points are stored than are to be drawn.
-            DataError: they cannot be read, or the splits name different classes.
+            ConfigError: fewer points are stored than ``num_points``.
+            DataError: the data cannot be read, or the splits have different classes.
         """
         if split not in self._points:
             points = self._source.load(split, self._cache)
             check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
             if "train" in self._points and points.classes != self._points["train"].classes:
                 raise DataError(
-                    "training and test data name different classes",
+                    "training and test data have different classes",
                     remedy="check data.root: both splits must hold the same classes",
                 )
             self._points[split] = points
         return self._points[split]
 
     def surface(self, split: Split) -> MappedArray | None:
-        """Packed occupancy of the shapes of a split by their meshes; None where points count."""
+        """Packed occupancy from the meshes of a split; None unless ``dense_surface`` is set."""
         if self._voxelisation.representation != "dense_surface":
             return None
         if split not in self._surfaces:
@@ -85,7 +88,7 @@ class Splits:
         return self._surfaces[split]
 
     def open_all(self) -> None:
-        """Reads all that is read later, built into the cache where needed."""
+        """Open all splits, after building the parts that the cache lacks."""
         for split in SPLITS:
             self.points(split)
             self.surface(split)
@@ -104,40 +107,121 @@ class Splits:
         return load_surface
 
 
-class ShapeDataModule(pl.LightningDataModule):
+class SplitDataModule(pl.LightningDataModule):
+    """Base of data modules whose source has a training and a test split.
+
+    The order of an epoch depends on (seed, epoch) only. All training ranks get the same number of
+    samples; in evaluation no sample is repeated. Arguments and errors as ``ShapeDataModule``.
+    """
+
+    def __init__(
+        self, *, batch_size: int, num_workers: int | None, val_share: float, seed: int
+    ) -> None:
+        super().__init__()
+        check_share(val_share)
+        check_numbers(
+            least_1={"batch_size": batch_size}, least_0={"num_workers": num_workers, "seed": seed}
+        )
+        self.batch_size, self._val_share, self._seed = batch_size, val_share, seed
+        self._num_workers = default_workers() if num_workers is None else num_workers
+        self._train_S: IntArray = np.empty(0, np.int64)
+        self._val_S: IntArray = np.empty(0, np.int64)
+
+    def _labels_S(self, split: Split) -> IntArray:
+        """Labels [S] of a split."""
+        raise NotImplementedError
+
+    def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
+        """Samples of the training split (for training and validation) or of the test split."""
+        raise NotImplementedError
+
+    def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+        """A function, pickled for the workers, that combines samples into a batch."""
+        raise NotImplementedError
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the data and choose the validation split."""
+        del stage  # all splits are opened, which is cheap
+        self.prepare_data()
+        self._train_S, self._val_S = split_validation(
+            self._labels_S("train"), share=self._val_share, seed=self._seed
+        )
+
+    def train_dataloader(self) -> ShapeLoader:
+        """Shuffled, augmented training samples, the same number for every rank."""
+        dataset = self._dataset("train", self._train_S)
+        sampler = TrainSampler(cast(Sized, dataset), seed=self._seed, **self._ranks())
+        return self._loader(dataset, sampler)
+
+    def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
+        """The validation split, or no loader when ``val_share`` is 0."""
+        return self._eval_loader("val", self._val_S) if len(self._val_S) else []
+
+    def test_dataloader(self) -> ShapeLoader:
+        """The test split; no rank repeats a sample."""
+        return self._eval_loader("test", np.arange(len(self._labels_S("test"))))
+
+    def predict_dataloader(self) -> ShapeLoader:
+        """The test split, read exactly as for testing."""
+        return self.test_dataloader()
+
+    def _eval_loader(self, purpose: Purpose, indices_S: IntArray) -> ShapeLoader:
+        dataset = self._dataset(purpose, indices_S)
+        return self._loader(dataset, EvalSampler(cast(Sized, dataset), **self._ranks()))
+
+    def _loader(
+        self, dataset: Dataset[dict[str, Any]], sampler: TrainSampler | EvalSampler
+    ) -> ShapeLoader:
+        return make_loader(
+            dataset,
+            sampler=sampler,
+            batch_size=self.batch_size,
+            num_workers=self._num_workers,
+            collate=self._collate(),
+        )
+
+    def _ranks(self) -> dict[str, int]:
+        """The sampler's arguments for this process, from the trainer if there is one."""
+        kwargs: dict[str, Any] = (
+            (self.trainer.distributed_sampler_kwargs or {}) if self.trainer is not None else {}
+        )
+        return {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
+
+
+class ShapeDataModule(SplitDataModule):
     """Shapes as voxels, for training, validation, test and prediction.
 
     A batch is ``dict(input=SparseTensor | Tensor [B, 1, R, R, R], label=[B], index=[B])``;
-    the input feature is the constant 1. ``index`` is the shape's place in its split.
+    the input feature is the constant 1. ``index`` is the shape's position in its split.
 
     Args:
         root: directory of the data.
         source: class (or partial) called with ``root``, see ``sparsepipe.data.sources``.
-        cache_dir: where sampled points and other preparations are kept.
+        cache_dir: directory of sampled points and other prepared data.
         resolution: R, voxels along each side of the grid, 1 to 2^21.
-        span: what the grid spans: the shape's ``extent`` on each axis (the paper's), the
-            ``cube`` of its longest side, or its bounding ``sphere``.
+        span: box that the grid divides: the shape's ``extent`` on each axis (as in the paper),
+            the ``cube`` of its longest side, or its bounding ``sphere``.
         representation: ``sparse`` sites, ``dense`` occupancy from the same points, or
             ``dense_surface``, occupancy from the mesh itself.
         cached_points: points sampled once from each mesh.
-        sampling_seed: seed of that sampling; apart from ``seed``, so that runs with other
+        sampling_seed: seed of that sampling; separate from ``seed``, so that runs with different
             seeds share the cache.
-        num_points: points drawn from these at each access; None is all that are stored.
+        num_points: points drawn from these at each access; None is all of them.
         point_ratio: share p of the drawn points, in (0, 1], in training and testing.
         ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
-        augment: random variation of training shapes; None is none.
-        up_axis: vertical axis of the shapes, about which augmentation turns them.
+        augment: augmentation of training shapes, if any.
+        up_axis: vertical axis of the shapes, about which augmentation rotates them.
         batch_size: shapes in a batch, for each device.
         num_workers: loader processes for each rank; None chooses by the number of cores.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
-        seed: determines drawing, augmentation, order and validation split.
-        strict: refuse corrupt files instead of leaving them out.
+        seed: seed of drawing, augmentation, order and validation split.
+        strict: raise an error for corrupt files instead of leaving them out.
         cache_workers: processes that build a cache; 0 is one for each core.
         lock_wait_s: how long to wait for another process that builds the same cache.
 
     Raises:
         ConfigError: a setting is out of its range.
-        DataError: the root is missing or of another layout.
+        DataError: the root is missing or has another layout.
     """
 
     def __init__(
@@ -164,7 +248,9 @@ class ShapeDataModule(pl.LightningDataModule):
         cache_workers: int = 0,
         lock_wait_s: float = 7_200.0,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
+        )
         self._voxelisation = Voxelisation(
             resolution=resolution,
             span=span,
@@ -174,10 +260,6 @@ class ShapeDataModule(pl.LightningDataModule):
             ratio_mode=ratio_mode,
             up_axis=up_axis,
             seed=seed,
-        )
-        check_share(val_share)
-        check_numbers(
-            least_1={"batch_size": batch_size}, least_0={"num_workers": num_workers, "seed": seed}
         )
         cache = CacheSettings(
             directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
@@ -190,10 +272,7 @@ class ShapeDataModule(pl.LightningDataModule):
         whole = point_ratio == 1 and not (augment is not None and augment.enabled)
         check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
         self._splits = Splits(source(root), cache, voxelisation=self._voxelisation)
-        self._augment, self._val_share, self.batch_size = augment, val_share, batch_size
-        self._num_workers = default_workers() if num_workers is None else num_workers
-        self._train_N: IntArray = np.empty(0, np.int64)
-        self._val_N: IntArray = np.empty(0, np.int64)
+        self._augment = augment
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -206,53 +285,21 @@ class ShapeDataModule(pl.LightningDataModule):
         return len(self.classes)
 
     def fingerprint(self) -> str:
-        """Digest of what the root holds, the same wherever it lies on the disk."""
+        """Digest of the data in the root, independent of their location on the disk."""
         return self._splits.fingerprint()
 
     def point_set(self, split: Split) -> PointSet:
-        """The clouds of ``train`` (with validation) or ``test``; built where needed."""
+        """The clouds of ``train`` (including validation) or ``test``."""
         return self._splits.points(split)
 
     def prepare_data(self) -> None:
-        """Build all that is read later into the cache; call it in one process only."""
+        """Build the cache of all splits; call it in one process only."""
         self._splits.open_all()
-
-    def setup(self, stage: str | None = None) -> None:
-        """Open the caches and carve out the validation split."""
-        del stage  # opening is cheap: all splits are always at hand
-        self._splits.open_all()
-        self._train_N, self._val_N = split_validation(
-            self.point_set("train").labels_S, share=self._val_share, seed=self._voxelisation.seed
-        )
-
-    def train_dataloader(self) -> ShapeLoader:
-        """Shuffled, augmented training shapes; every rank gets the same number."""
-        dataset = self.dataset("train", self._train_N, augment=self._augment, stream=0)
-        return self._loader(
-            dataset, TrainSampler(dataset, seed=self._voxelisation.seed, **self._ranks())
-        )
-
-    def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
-        """The validation split, or no loader when ``val_share`` is 0."""
-        if not len(self._val_N):
-            return []
-        dataset = self.dataset("train", self._val_N, augment=None, stream=1)
-        return self._loader(dataset, EvalSampler(dataset, **self._ranks()))
-
-    def test_dataloader(self) -> ShapeLoader:
-        """The test split; no rank repeats a shape."""
-        indices_N = np.arange(len(self.point_set("test")))
-        dataset = self.dataset("test", indices_N, augment=None, stream=2)
-        return self._loader(dataset, EvalSampler(dataset, **self._ranks()))
-
-    def predict_dataloader(self) -> ShapeLoader:
-        """The test split, read exactly as for testing."""
-        return self.test_dataloader()
 
     def dataset(
         self, split: Split, indices_N: IntArray, *, augment: Augment | None, stream: int
     ) -> ShapeDataset:
-        """Some shapes of a split as a data set; ``stream`` tells uses apart in the seed."""
+        """Some shapes of a split as a data set; ``stream`` distinguishes uses in the seed."""
         return ShapeDataset(
             self.point_set(split),
             indices_N,
@@ -262,18 +309,16 @@ class ShapeDataModule(pl.LightningDataModule):
             surface=self._splits.surface(split),
         )
 
-    def _loader(self, dataset: ShapeDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
-        return make_loader(
-            dataset,
-            sampler=sampler,
-            batch_size=self.batch_size,
-            num_workers=self._num_workers,
-            collate=Collate(self._voxelisation.resolution),
+    def _labels_S(self, split: Split) -> IntArray:
+        return self.point_set(split).labels_S
+
+    def _dataset(self, purpose: Purpose, indices_S: IntArray) -> ShapeDataset:
+        return self.dataset(
+            "test" if purpose == "test" else "train",
+            indices_S,
+            augment=self._augment if purpose == "train" else None,
+            stream=get_args(Purpose).index(purpose),
         )
 
-    def _ranks(self) -> dict[str, int]:
-        """This process's share, from the trainer where there is one."""
-        kwargs: dict[str, Any] = (
-            (self.trainer.distributed_sampler_kwargs or {}) if self.trainer is not None else {}
-        )
-        return {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
+    def _collate(self) -> Collate:
+        return Collate(self._voxelisation.resolution)

@@ -1,6 +1,6 @@
-"""One shape at a time: points drawn, varied, voxelised.
+"""The data set of shapes: draws, augments and voxelises the points of one shape at a time.
 
-Shapes: P points stored, N points kept, M occupied voxels, R voxels a side, B shapes a batch.
+Shapes: P points stored, N points kept, M occupied voxels, R voxels per side, B shapes in a batch.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ import torch
 from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.checks import (
-    check_choices,
-    check_numbers,
-    check_ratio,
-    check_resolution,
-)
+from sparsepipe.data.checks import check_choices, check_numbers, check_ratio, check_resolution
 from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.points import FloatArray, IntArray, MappedArray, PointSet
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.sparse import sparse_collate
 
 RatioMode = Literal["fixed", "uniform"]
+Representation = Literal["sparse", "dense", "dense_surface"]
 
 
 def draw_points(
@@ -36,14 +32,14 @@ def draw_points(
     point_ratio: float = 1.0,
     ratio_mode: RatioMode = "fixed",
 ) -> IntArray | None:
-    """Positions [N] of the points to use, without repetition, or None for all of them.
+    """Distinct positions [N] of the points to use, or None for all of them.
 
-    Drawing ``drawn`` points and keeping a random share of them is drawing the share at once.
+    Drawing ``drawn`` points and keeping a random share equals drawing that share directly.
 
     Args:
-        rng: source of randomness.
-        stored: P, points to choose from, at least ``drawn``.
-        drawn: points before the share is applied.
+        rng: random generator.
+        stored: P, number of stored points, at least ``drawn``.
+        drawn: number of points before the share is applied.
         point_ratio: p in (0, 1].
         ratio_mode: ``fixed`` keeps p, ``uniform`` a share from U(0, p]; at least one point.
     """
@@ -56,22 +52,9 @@ def draw_points(
     return rng.choice(stored, kept, replace=False, shuffle=False)
 
 
-Representation = Literal["sparse", "dense", "dense_surface"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voxelisation:
-    """How a stored cloud becomes a network's input.
-
-    Attributes:
-        resolution: R, voxels along each side of the grid.
-        span: the box that the grid divides.
-        representation: sparse sites or dense occupancy.
-        num_points: points drawn at each access; None is all that are stored.
-        point_ratio: share p of them, see ``draw_points``.
-        ratio_mode: how p acts.
-        up_axis: the vertical axis of the stored shapes.
-        seed: with split, epoch and index, determines all that is random.
+    """Settings that turn a stored point cloud into a network's input; see ``ShapeDataModule``.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -102,12 +85,12 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     """Shapes of one split (or a part of it), indexed by (epoch, index).
 
     Args:
-        points: the split's clouds.
-        indices_N: the shapes of ``points`` that belong to this data set.
-        voxelisation: how a cloud becomes an input.
-        augment: random variation; None for evaluation.
-        stream: tells splits apart in the seed.
-        surface: for ``dense_surface``, packed bits of each shape's occupancy.
+        points: all point clouds of the split.
+        indices_N: indices in ``points`` of the shapes in this data set.
+        voxelisation: settings of drawing and voxelisation.
+        augment: augmentation; None for evaluation.
+        stream: distinguishes splits in the seed.
+        surface: packed occupancy bits of each shape, for ``dense_surface``.
     """
 
     def __init__(
@@ -133,8 +116,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
         """Label, index and either ``coords`` [M, 3] int32 or ``grid`` [1, R, R, R] float32.
 
-        ``index`` is the shape's place in the split's ``PointSet``. A plain number, as other
-        samplers yield it (Lightning's, to overfit some batches), is read as in epoch 0.
+        ``index`` is the shape's position in the split's ``PointSet``. A plain number, as from
+        Lightning's sampler for overfitting some batches, is read as in epoch 0.
         """
         epoch, position = access if isinstance(access, tuple) else (0, access)
         index = int(self.indices_N[position])
@@ -152,7 +135,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         return sample
 
     def unit_cloud(self, index: int, rng: np.random.Generator) -> FloatArray:
-        """Drawn and varied points [N, 3] of a shape, the grid being the cube [-1, 1]^3."""
+        """Drawn and augmented points [N, 3] of a shape; the grid is the cube [-1, 1]^3."""
         settings, points, augment = self.voxelisation, self.points, self.augment
         picked_N = draw_points(
             rng,
@@ -165,14 +148,14 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         frames = points.frames
         low_3, high_3 = frames.low_S3[index], frames.high_S3[index]
         center_3 = frames.center_S3[index]
-        if augment is not None and augment.turns:
+        if augment is not None and augment.rotates:
             pose_33 = augment.pose(rng, up_axis=settings.up_axis)
             cloud_N3, center_3 = cloud_N3 @ pose_33, center_3 @ pose_33
-            if settings.span != "sphere":  # which turns with its center
-                # All stored points measure the turned shape, so that the grid spans the
-                # shape's extent and not that of the few points kept.
-                turned_P3 = points.cloud(index) @ pose_33
-                low_3, high_3 = turned_P3.min(axis=0), turned_P3.max(axis=0)
+            if settings.span != "sphere":  # a sphere stays the same about the rotated centre
+                # Measured on all stored points, so that the grid spans the shape's extent and
+                # not that of the few points kept.
+                rotated_P3 = points.cloud(index) @ pose_33
+                low_3, high_3 = rotated_P3.min(axis=0), rotated_P3.max(axis=0)
         middle_3, half_3 = grid_box(
             low_3, high_3, center_3, float(frames.radius_S[index]), span=settings.span
         )
@@ -189,10 +172,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Puts samples together into the batch that models take.
+    """Combines samples into a batch.
 
     Attributes:
-        resolution: R, for the extent of the sparse tensor.
+        resolution: R, the extent of the sparse tensor.
     """
 
     resolution: int

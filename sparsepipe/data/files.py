@@ -1,4 +1,4 @@
-"""Files of a data set: digests, listings, locks, error messages of disks, and a progress bar."""
+"""Files of a data set: digests, locks, error messages of the file system, and a progress bar."""
 
 from __future__ import annotations
 
@@ -20,22 +20,17 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import LockHeldError, file_lock, write_plain_json
 from sparsepipe.utils.host import usable_cores
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""How a disk, a quota and a limit on a file's size say that nothing more fits."""
-
-
+"""Errors of a full disk, an exceeded quota and a limit on a file's size."""
 _UNUSABLE = {
     errno.EACCES,
     errno.EEXIST,
@@ -45,18 +40,21 @@ _UNUSABLE = {
     errno.EPERM,
     errno.EROFS,
 }
-"""How a directory that cannot be made, read or written to shows itself."""
-
-
+"""Errors of a directory that cannot be created, read or written to."""
 _BLOCK_BYTES = 1 << 20
 
 
+_LOG = logging.getLogger(__name__)
+_QUIET_S = 3.0
+"""Shorter waits, such as those of the ranks of one run for each other, are not logged."""
+
+
 class UnreadableError(DataError):
-    """A file that could not be read, which says nothing about what it holds."""
+    """A file that could not be read, although its content may be valid."""
 
 
 def unreadable(path: Path, error: OSError) -> UnreadableError:
-    """The error for a file that the system would not read just now."""
+    """The error for a file that the operating system failed to read."""
     return UnreadableError(
         f"{path} cannot be read: {error.strerror or error}",
         remedy="check its permissions, the disk and the limit on open files, then run the same "
@@ -81,15 +79,15 @@ def digest_values(values: Any) -> str:
 
 @contextmanager
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
-    """Turn "no space left" or "permission denied" into an error that says what to do.
+    """Turn "no space left" or "permission denied" in the block into an error with a remedy.
 
     Args:
-        directory: what the block reads and writes.
-        setting: the key that names its place.
+        directory: directory that the block reads and writes.
+        setting: configuration key of that directory.
 
     Raises:
-        DataError: the disk, the quota or the limit on a file's size was reached; or the
-            directory cannot be made, read or written to.
+        DataError: the disk is full, a quota or limit on a file's size is exceeded, or the
+            directory cannot be created, read or written to.
     """
     try:
         yield
@@ -109,41 +107,23 @@ def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
         raise
 
 
-class _SpeedColumn(ProgressColumn):
-    """Items a second."""
-
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
-
-
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """A bar that the block moves on by one item with each call, giving the total.
-
-    Nothing is shown where standard error is not a terminal.
-    """
+def progress(description: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal; yields a function ``advance(total)`` that counts one item."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        _SpeedColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,  # in a log file a bar is noise
     )
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(description, total=None)
     with bar:
         yield lambda total: bar.update(task, advance=1, total=total)
-
-
-_LOG = logging.getLogger(__name__)
-
-
-_QUIET_S = 3.0
-"""Ranks of one run wait for one another for less than this, which is not worth a message."""
 
 
 @contextmanager
@@ -151,7 +131,8 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs.
 
     Args:
-        path: the lock file, in the folder of the cache. The file stays and means nothing by itself.
+        path: lock file in the folder of the cache. It is never deleted; its presence does not
+            mean that the lock is held.
         wait_s: how long to wait for another process that holds it.
 
     Raises:
@@ -163,7 +144,7 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
             held.enter_context(file_lock(path, wait_s=quiet_s))
         except LockHeldError:
             if wait_s > quiet_s:
-                _LOG.info("waiting for another process, which builds %s", path.parent)
+                _LOG.info("waiting for another process that builds %s", path.parent)
             try:
                 held.enter_context(file_lock(path, wait_s=wait_s - quiet_s))
             except LockHeldError:
@@ -177,15 +158,9 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
 
 
 _SAVE_EVERY_S = 5.0
-
-
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-
-
 _Entry = list[int | str]
-"""Size in bytes, time of change in nanoseconds, digest."""
-
-
+"""Size in bytes, modification time in nanoseconds, digest."""
 _MISSING: _Entry = [-1, 0]
 
 
@@ -195,9 +170,9 @@ class ShapeFile:
 
     Attributes:
         name: path relative to the root, with forward slashes.
-        path: where it lies.
-        size_bytes: its size; -1 when there is no such file.
-        digest: hex digest of its bytes, or ``missing``.
+        path: location of the file.
+        size_bytes: size; -1 if the file does not exist.
+        digest: hex digest of the content, or ``missing``.
     """
 
     name: str
@@ -209,10 +184,10 @@ class ShapeFile:
 def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[ShapeFile]:
     """Sizes and digests of files under ``root``, in the order of ``names``.
 
-    An interrupted scan goes on where it stopped.
+    Digests are kept in a manifest, so that an interrupted scan continues where it stopped.
 
     Raises:
-        DataError: a file is there but cannot be read, or the manifest cannot be written.
+        DataError: an existing file cannot be read, or the manifest cannot be written.
     """
     path = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
     known = _read_manifest(path)
@@ -245,7 +220,7 @@ def digest_listing(files: Sequence[ShapeFile]) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, _Entry]:
-    """The entries that can be trusted; a file that has none is read again."""
+    """The valid entries; files without one are read again."""
     try:
         entries = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -270,8 +245,8 @@ def _stat(path: Path) -> _Entry:
 
 
 def _digests(root: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Digests in the order of ``names``; hashing releases the interpreter's lock."""
-    # The work is bounded by the disk, so a few more threads than cores keep it busy.
+    """Digests in the order of ``names``; hashing releases the global interpreter lock."""
+    # The disk is the bottleneck, so that more threads than cores keep it busy.
     with ThreadPoolExecutor(2 * usable_cores()) as pool, progress("reading files") as advance:
         for name, digest in zip(
             names, pool.map(lambda name: _digest(root / name), names), strict=True

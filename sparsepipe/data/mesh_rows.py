@@ -1,4 +1,4 @@
-"""Rows of the caches made from meshes: points on the surface, voxels of the surface.
+"""Rows of the caches built from meshes: points on the surface, voxels of the surface.
 
 Shapes: F faces, P points, L lattice points, R voxels along each side of the grid.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,16 @@ from sparsepipe.errors import DataError
 QUANTA = 65_535
 """Steps of a quantised coordinate across the shape's own box.
 
-16 bits an axis are half of float32: 1.2 GB instead of 2.4 for ModelNet40. Rounding moves a
-point by at most 1/131,070 of the extent, 1/655 of a voxel at 200^3; float16, of the same
-size, would be off by up to 1/20 of such a voxel near the far faces.
+16 bits per axis halve the size of float32: 1.2 GB instead of 2.4 GB for ModelNet40. Rounding
+moves a point by at most 1/131,070 of the extent, 1/655 of a voxel at 200^3; float16, of equal
+size, would be wrong by up to 1/20 of such a voxel near the far faces.
 """
 
 FRAME_NUMBERS = 10
 """Lower corner (3), upper corner (3), mean of the points (3), radius about it (1).
 
-Relative to the middle of the box: in single precision, a shape far from the origin would lose
-its form.
+Relative to the middle of the box, because single precision would distort a shape far from the
+origin.
 """
 
 _LATTICE_VOXELS = 0.25
@@ -40,49 +40,37 @@ Triangles = NDArray[np.float64]
 
 
 class FramedPoints:
-    """What rows of quantised points have in common, however they are come by."""
+    """Base of readers whose rows are quantised points [P, 3] with a frame."""
 
     __slots__ = ()
     points: int
+    dtype: ClassVar[str] = "<u2"
+    meta_size: ClassVar[int] = FRAME_NUMBERS
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row: [P, 3]."""
         return (self.points, 3)
 
-    @property
-    def dtype(self) -> str:
-        """Type of a row: see ``QUANTA``."""
-        return "<u2"
-
-    @property
-    def meta_size(self) -> int:
-        """Numbers beside a row: see ``FRAME_NUMBERS``."""
-        return FRAME_NUMBERS
-
 
 @dataclass(frozen=True, slots=True)
 class SurfaceSampler(FramedPoints):
-    """Points drawn uniformly from a mesh's surface, quantised to the shape's box.
+    """Points sampled uniformly from a mesh's surface, quantised to the shape's box.
 
-    The draw is seeded by the file's content, so it does not depend on the order of files,
-    on the number of workers or on where the file lies.
+    The sampling is seeded by the file's content, so that it does not depend on the order of
+    files, the number of workers or the location of the file.
 
     Attributes:
         points: P, points for each mesh.
-        seed: together with the file's digest, seeds the draw.
+        seed: seed of the sampling, together with the file's digest.
     """
 
+    kind: ClassVar[str] = "points"
     points: int
     seed: int
 
-    @property
-    def kind(self) -> str:
-        """Name of these rows."""
-        return "points"
-
     def settings(self) -> dict[str, Any]:
-        """All that the rows depend on beside the files."""
+        """Everything besides the files that determines the rows."""
         return {
             "reader": READER_VERSION,
             "algorithm": "area-weighted 2",
@@ -94,7 +82,7 @@ class SurfaceSampler(FramedPoints):
         """Quantised points [P, 3] and the frame of one mesh.
 
         Raises:
-            DataError: the file is no mesh with a surface.
+            DataError: the file is not a mesh with a surface.
         """
         return quantise(*self.sample(read_triangles(path), digest))
 
@@ -111,7 +99,7 @@ def read_triangles(path: Path) -> Triangles:
     """Corners [F, 3, 3] of a mesh's faces.
 
     Raises:
-        DataError: the file is missing or broken, or its surface has no area.
+        DataError: the file is missing or corrupt, or its surface has no area.
     """
     triangles_F33 = np.asarray(read_off(path).triangles, np.float64)
     if not len(triangles_F33) or not triangle_areas(triangles_F33).sum() > 0:
@@ -138,7 +126,7 @@ def sample_triangles(
     chosen_P = np.searchsorted(cumulative_F, rng.random(count) * cumulative_F[-1], side="right")
     corner_P3, second_P3, third_P3 = triangles_F33[chosen_P].transpose(1, 0, 2)
     along_P2 = rng.random((count, 2))
-    # The upper half of the parallelogram is folded onto the triangle.
+    # Points in the far half of the parallelogram are reflected into the triangle.
     beyond_P = along_P2.sum(axis=1) > 1
     along_P2[beyond_P] = 1 - along_P2[beyond_P]
     points_P3: NDArray[np.float64] = (
@@ -150,7 +138,7 @@ def sample_triangles(
 
 
 def box_middle(low_3: NDArray[np.float64], high_3: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What the frames of stored shapes are relative to."""
+    """The middle of a box, to which the frames of stored shapes are relative."""
     return (low_3 + high_3) / 2
 
 
@@ -171,56 +159,45 @@ def quantise(
 class SurfaceVoxels:
     """Voxels that a mesh's surface passes through, one bit each.
 
-    As in Kaolin's conversion of triangle meshes, the surface is subdivided until it is finer
-    than the grid, here to a lattice spaced by at most a quarter of a voxel, and every voxel that
-    holds a lattice point is occupied.
+    As in Kaolin's conversion of triangle meshes, the surface is subdivided more finely than the
+    grid, here into a lattice with a spacing of at most a quarter of a voxel, and every voxel that
+    contains a lattice point is occupied.
 
     Attributes:
-        sampler: the sampler of the same shapes' points, so that both see the same box.
+        sampler: sampler of the same shapes' points, so that both use the same box.
         resolution: R, voxels along each side.
-        span: the box that the grid divides.
+        span: box that the grid divides.
     """
 
+    kind: ClassVar[str] = "surfaces"
+    dtype: ClassVar[str] = "|u1"  # packed bits
+    meta_size: ClassVar[int] = 0
     sampler: SurfaceSampler
     resolution: int
     span: Span
-
-    @property
-    def kind(self) -> str:
-        """Name of these rows."""
-        return "surfaces"
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row: R^3 bits in bytes."""
         return (-(-(self.resolution**3) // 8),)
 
-    @property
-    def dtype(self) -> str:
-        """Type of a row: packed bits."""
-        return "|u1"
-
-    @property
-    def meta_size(self) -> int:
-        """Numbers beside a row: none."""
-        return 0
-
     def settings(self) -> dict[str, Any]:
-        """All that the rows depend on beside the files."""
-        mean_matters = self.sampler.settings() if self.span == "sphere" else None
+        """Everything besides the files that determines the rows."""
+        # Only the sphere depends on the sampled points, by their mean.
+        sampler = self.sampler.settings() if self.span == "sphere" else None
         return {
             "reader": READER_VERSION,
             "algorithm": "lattice 2",
             "resolution": self.resolution,
             "span": self.span,
-            "sampler": mean_matters,
+            "sampler": sampler,
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], FloatArray]:
         """Packed occupancy of one mesh.
 
         Raises:
-            DataError: the file is no mesh with a surface.
+            DataError: the file is not a mesh with a surface.
         """
         triangles_F33 = read_triangles(path)
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
@@ -238,10 +215,10 @@ class SurfaceVoxels:
 
 
 def surface_lattice(triangles_F33: Triangles) -> Iterator[NDArray[np.float64]]:
-    """Points [L, 3] on triangles given in voxels, a quarter apart or less, in portions.
+    """Points [L, 3] on triangles in units of voxels, at most a quarter apart, in chunks.
 
-    Each triangle is crossed from the corner opposite its shortest edge in rows parallel to
-    that edge, so that slivers cost no more points than they need.
+    The rows of points are parallel to the shortest edge of each triangle, so that slivers get
+    no more points than necessary.
     """
     lengths_F3 = np.linalg.norm(np.roll(triangles_F33, -1, axis=1) - triangles_F33, axis=2)
     shortest_F = lengths_F3.argmin(axis=1)

@@ -1,4 +1,4 @@
-"""Point clouds as every source hands them over: integers on disk, frames in memory.
+"""Point clouds of a split: stored points memory-mapped, bounding boxes and labels in memory.
 
 Shapes: S shapes of a split, P points stored per shape, N points in use, 3 axes.
 """
@@ -19,14 +19,14 @@ FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
 CHUNK_SHAPES = 256
-"""Shapes whose points are held in memory at once while frames are measured."""
+"""Shapes in memory at once while frames are measured."""
 
 
 class MappedArray:
-    """A ``.npy`` file opened by memory map, on first use in each process.
+    """A ``.npy`` file that is memory-mapped on first use in each process.
 
-    Pickling carries the path alone, so that a loader's worker maps the same pages
-    instead of being sent a copy of the array.
+    Only the path is pickled, so that a loader's worker maps the same pages instead of
+    receiving a copy of the array.
 
     Args:
         path: the ``.npy`` file.
@@ -52,10 +52,10 @@ class MappedArray:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Where each shape lies, in the units of its file.
+    """Bounding box and sphere of each shape, in the units of its file.
 
-    The origin is the file's, or (where meshes or text were sampled) the middle of the shape's
-    bounding box.
+    The origin is that of the file, or the middle of the shape's bounding box where meshes or
+    text files were sampled.
 
     Attributes:
         low_S3: lower corner of the bounding box.
@@ -74,18 +74,18 @@ class Frames:
 class PointSet:
     """The point clouds of one split.
 
-    A stored value becomes a coordinate by ``offset + step * value``; ``step`` and
-    ``offset`` differ per shape and axis where points are quantised to the shape's own box.
+    A coordinate is ``offset + step * value`` of the stored value; ``step`` and ``offset`` differ
+    per shape and axis if points are quantised to the shape's own box.
 
     Attributes:
-        points: stored points [R, P, 3] of any integer or float type, by memory map.
-        rows_S: row of ``points`` of each shape (rows of excluded files are skipped).
+        points: stored points [R, P, 3] of any integer or float type, memory-mapped.
+        rows_S: each shape's row in ``points`` (rows of excluded files are skipped).
         offset_S3: coordinate of the stored value 0.
         step_S3: length of one stored unit.
         frames: bounding boxes and spheres.
         labels_S: class numbers.
-        names: one name per shape, such as ``chair_0042``.
-        classes: class names; a label indexes them.
+        names: names of the shapes, such as ``chair_0042``.
+        classes: class names, indexed by the labels.
     """
 
     points: MappedArray
@@ -106,7 +106,7 @@ class PointSet:
         return int(self.points.array.shape[1])
 
     def cloud(self, index: int, picked_N: IntArray | None = None) -> FloatArray:
-        """Points [N, 3] of a shape, all of them without ``picked_N``; see ``Frames``."""
+        """Points [N, 3] of a shape at positions ``picked_N``, or all of them."""
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
             stored_P3 = stored_P3[picked_N]
@@ -124,7 +124,7 @@ def measure_cloud(points_P3: NDArray[Any]) -> tuple[FloatArray, float]:
 
 
 def measure_frames(points_SP3: NDArray[Any], scale: float) -> Frames:
-    """Frames of clouds that share one scale, a few hundred shapes in memory at a time."""
+    """Frames of clouds with a common scale, computed in chunks."""
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), CHUNK_SHAPES):
         chunk_BP3 = points_SP3[start : start + CHUNK_SHAPES].astype(np.float64) * scale

@@ -1,4 +1,4 @@
-"""Worker processes that end when their parent does, each with one thread."""
+"""Pools of single-threaded worker processes that exit with their parent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 
-MAIN_GUARD = 'a script of your own must start its work under if __name__ == "__main__":'
-"""Part of a remedy: without the guard, each process that starts runs the script again."""
+MAIN_GUARD = 'your own script must start its work under if __name__ == "__main__":'
+"""Part of a remedy: without this guard, every new process runs the whole script again."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of ``workers`` processes; an exception ends them in the middle of their work."""
+    """A pool of ``workers`` processes, which are terminated if the block raises."""
     with (
         _single_threaded_children(),
         ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) as pool,
@@ -26,7 +26,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         try:
             yield pool
         except BaseException:
-            # Nobody will take what they are working on, so nobody should wait for it.
+            # Nothing will use their results, so that waiting for them would be in vain.
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
@@ -34,11 +34,11 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and end when it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def exit_with_parent() -> None:
+    """Exit this process as soon as its parent has ended, however that happens."""
     parent = parent_process()
-    assert parent is not None
+    if parent is None:
+        return
 
     def follow_parent() -> None:
         connection.wait([parent.sentinel])
@@ -47,9 +47,14 @@ def _start_worker() -> None:
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    exit_with_parent()
+
+
 @contextmanager
 def _single_threaded_children() -> Iterator[None]:
-    """Processes started inside the block get one thread each: they share the cores."""
+    """Give processes started in the block one thread each, because they share the cores."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     try:

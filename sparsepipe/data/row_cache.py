@@ -1,13 +1,13 @@
-"""A cache of one row for each file, that survives being killed at any moment.
+"""A cache with one row for each file, safe against a kill at any moment.
 
 Shapes: S files.
 
-A cache is a directory named after its content and settings. It holds ``rows.npy``
-[S, ...], ``meta.npy`` [S, K] and ``state.npy`` [S], which says for each row whether it is
-still to do, done, or belongs to a corrupt file. A row is marked only after its bytes have
-reached the disk, so whatever ends the building process, a row that is marked is whole; a
-rerun goes on with the others. Only the process that holds the lock writes. Rows are written
-by ``pwrite``, not through the memory map, where a full disk would kill the process.
+A cache is a directory named after its content and settings, with ``rows.npy`` [S, ...],
+``meta.npy`` [S, K] and ``state.npy`` [S]: whether each row is still to do, done, or belongs to a
+corrupt file. A row is marked only after its bytes have reached the disk, so that marked rows are
+complete even if the process was killed; the next run continues with the others. Only the process
+that holds the lock writes. Rows are written by ``pwrite``, because on a full disk a write through
+a memory map would kill the process.
 """
 
 from __future__ import annotations
@@ -45,29 +45,25 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing, write_plain_json
 
 _CHUNK_FILES = 8
-
-
 _CHUNK_BYTES = 1 << 20
-"""A task: enough files to outweigh its overhead, few enough for a smooth progress bar."""
-
-
+"""Limits of a task: large enough to outweigh its overhead, small enough for a smooth bar."""
 _SECONDS_PER_WORKER = 1.5
-"""Work that is worth starting a process for."""
-
-
+"""Work that repays the start of a process."""
 _SECONDS_PER_FILE = 3e-3
-
-
 _BYTES_PER_S = 8e6
-"""Guesses, to weigh work against the start of a process: sampling points, reading text."""
+"""Estimated speed of sampling points and of reading text, to choose the number of workers."""
+TODO, DONE, CORRUPT = 0, 1, 2
+_MARK_ROWS = 64
+_MARK_EVERY_S = 2.0
+_SPARE_BYTES = 1 << 20
 
-
+_Fault = dict[str, str]
 _Read = Callable[[Path, str], tuple[NDArray[Any], NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What became of one file: a row and its numbers, or a fault."""
+    """Result of reading one file: a row with its numbers, or a fault."""
 
     index: int
     row: NDArray[Any] | None = None
@@ -81,7 +77,7 @@ def read_rows(
     """Rows of the files numbered in ``todo``, in any order.
 
     Raises:
-        DataError: a worker was killed, or a file cannot be read just now.
+        DataError: a worker was killed, or a file cannot be read at the moment.
     """
     num_bytes = sum(max(files[index].size_bytes, 0) for index in todo)
     expected_s = len(todo) * _SECONDS_PER_FILE + num_bytes / _BYTES_PER_S
@@ -103,7 +99,7 @@ def read_rows(
 def _read_parallel(
     read: _Read, files: Sequence[ShapeFile], todo: Sequence[int], workers: int
 ) -> Iterator[RowResult]:
-    """Keep a few chunks for each worker under way, so that memory stays bounded."""
+    """Keep a few chunks per worker in flight, which bounds the memory."""
     remaining = _chunks(files, todo)
     waiting: set[Future[list[RowResult]]] = set()
     with worker_pool(workers) as pool:
@@ -144,39 +140,24 @@ def _read_one(read: _Read, index: int, file: ShapeFile) -> RowResult:
     try:
         row, meta_K = read(file.path, file.digest)
     except (UnreadableError, ImportError, MemoryError):
-        raise  # says nothing about what the file holds
+        raise  # the file itself may be valid
     except OSError as error:
         raise unreadable(file.path, error) from error
     except DataError as error:
         return RowResult(index, fault=error.message)
-    except Exception as error:  # a mesh that trips the libraries is corrupt too
+    except Exception as error:  # a file that makes a library fail is corrupt too
         return RowResult(index, fault=f"{file.path}: {type(error).__name__}: {error}")
     return RowResult(index, row, meta_K)
 
 
-TODO, DONE, CORRUPT = 0, 1, 2
-
-
-_MARK_ROWS = 64
-
-
-_MARK_EVERY_S = 2.0
-
-
-_SPARE_BYTES = 1 << 20
-
-
-_Fault = dict[str, str]
-
-
 class RowReader(Protocol):
-    """Makes a row of a file; it is sent to worker processes, so it must pickle.
+    """Computes the row of a file; it is pickled for worker processes.
 
     Attributes:
-        kind: name of the rows, part of the directory's.
+        kind: name of the rows, part of the directory's name.
         row_shape: shape of a row.
         dtype: numpy type of a row.
-        meta_size: K, numbers kept beside each row.
+        meta_size: K, further numbers for each row.
     """
 
     @property
@@ -189,7 +170,7 @@ class RowReader(Protocol):
     def meta_size(self) -> int: ...
 
     def settings(self) -> dict[str, Any]:
-        """All that rows depend on beside the files, with the version of the algorithm."""
+        """Everything besides the files that determines the rows, with the algorithm's version."""
         ...
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
@@ -202,12 +183,12 @@ class RowReader(Protocol):
 
 
 class RowCache:
-    """Rows of some files, see above; ``build`` makes those that are missing.
+    """The rows of some files; ``build`` computes missing ones.
 
     Args:
-        files: the files, in the order of the rows.
-        reader: makes a row of a file.
-        cache_directory: where caches live.
+        files: files in the order of the rows.
+        reader: computes the row of a file.
+        cache_directory: directory of all caches.
     """
 
     def __init__(
@@ -228,27 +209,26 @@ class RowCache:
         return state_S
 
     def meta_SK(self) -> NDArray[np.float32]:
-        """The numbers kept beside each row."""
+        """The further numbers of each row."""
         meta_SK: NDArray[np.float32] = np.load(self.directory / "meta.npy")
         return meta_SK
 
     def corrupt(self) -> _Fault:
-        """Names of corrupt files and what is wrong with them."""
+        """Names of corrupt files and their faults."""
         path = self.directory / "corrupt.json"
         faults: _Fault = json.loads(path.read_text()) if path.is_file() else {}
         return faults
 
     def build(self, *, workers: int, lock_wait_s: float) -> bool:
-        """Make all rows that are still to do; whether there were any.
+        """Compute all missing rows; returns whether there were any.
 
         Args:
             workers: processes that read files.
             lock_wait_s: how long to wait for another process that builds this cache.
 
         Raises:
-            DataError: the disk is full or cannot be written to, a file cannot be read just
-                now, a worker was killed, or the lock was not released in time; in each case
-                what is done is kept.
+            DataError: the disk is full or not writable, a file cannot be read at the moment, a
+                worker was killed, or the lock was not released in time; finished rows are kept.
         """
         with explaining_storage(self.directory, setting="data.cache_dir"):
             if (self.state_S() != TODO).all():
@@ -262,16 +242,16 @@ class RowCache:
                 return len(todo) > 0
 
     def _allocate(self) -> None:
-        """Create the files at full length; the state comes last and says that all exist."""
+        """Create the files at full length; ``state.npy`` comes last, when the others exist."""
         if (self.directory / "state.npy").is_file():
             return
         count, reader = len(self.files), self.reader
         with replacing(self.directory / "rows.npy") as temporary:
-            # A file with a hole takes space as rows are written.
+            # A sparse file takes space only as rows are written.
             np.lib.format.open_memmap(
                 temporary, mode="w+", dtype=reader.dtype, shape=(count, *reader.row_shape)
             )
-        # These two are written out in full, so that rows can be marked on a full disk.
+        # These two are allocated in full, so that rows can be marked on a full disk.
         with (
             replacing(self.directory / "meta.npy") as temporary,
             temporary.open("wb") as file,
@@ -310,7 +290,7 @@ class RowCache:
 
 
 class _RowWriter:
-    """Writes rows, and marks them done once they are on the disk."""
+    """Writes rows and marks them as done once they are on the disk."""
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
@@ -328,7 +308,7 @@ class _RowWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            # Also after Ctrl-C or a full disk: rows written before it are whole.
+            # Also after Ctrl-C or on a full disk, because rows written before are complete.
             self._mark()
         except OSError:
             if kind is None:
@@ -338,7 +318,7 @@ class _RowWriter:
                 file.close()
 
     def write(self, result: RowResult) -> None:
-        """Store one row, or that its file is corrupt."""
+        """Write one row, or record that its file is corrupt."""
         if result.fault is None:
             assert result.row is not None
             assert result.meta_K is not None
@@ -366,13 +346,13 @@ class _RowWriter:
     def _put(self, name: str, index: int, values: NDArray[Any] | np.uint8) -> None:
         data = memoryview(values.tobytes())
         offset = self._starts[name] + index * len(data)
-        while data:  # a nearly full disk takes a part first
+        while data:  # a nearly full disk may take only a part
             written = os.pwrite(self._files[name].fileno(), data, offset)
             data, offset = data[written:], offset + written
 
 
 def _data_start(file: Any) -> int:
-    """Where the values of an ``.npy`` file begin."""
+    """Offset in bytes of the values in an ``.npy`` file."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     read(file)

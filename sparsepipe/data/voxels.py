@@ -1,17 +1,17 @@
-"""From points to voxels: the grid's place around a shape, sparse sites, dense occupancy.
+"""Voxelisation: the position of the grid around a shape, sparse sites and dense occupancy.
 
 Shapes: N points, M occupied voxels, R voxels along each side of the grid.
 
-**Where the grid lies.** ``span`` chooses the box that the grid divides:
+``span`` chooses the box that the grid divides:
 
-- ``extent``: the shape's bounding box, each axis stretched to the whole grid. This is the
-  SparsePipe paper's: 4,096 points on ModelNet40 then fill about 7.6 % of 32^3 and 2.6 % of
-  50^3, as printed there; the two spans below fill fewer.
+- ``extent``: the shape's bounding box, with each axis stretched to the whole grid, as in the
+  SparsePipe paper: 4,096 points on ModelNet40 then fill about 7.6 % of 32^3 and 2.6 % of 50^3,
+  as printed there; the two spans below fill fewer.
 - ``cube``: the cube around the box's middle with the longest side; keeps proportions.
-- ``sphere``: the cube around the bounding sphere of the points' mean; keeps proportions,
-  leaves room for augmentation, and does not change when the shape is turned.
+- ``sphere``: the cube around the bounding sphere about the points' mean; keeps proportions,
+  leaves room for augmentation, and does not change when the shape is rotated.
 
-The chosen box is mapped to the cube [-1, 1]^3, "the unit cube" below.
+The chosen box is mapped to the cube [-1, 1]^3, called the unit cube.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sparsepipe.data.points import FloatArray
 Span = Literal["extent", "cube", "sphere"]
 
 _TABLE_VOXELS = 2**18
-"""Up to this many voxels a table of flags is faster than sorting the keys."""
+"""Up to this many voxels, a table of flags is faster than sorting the keys."""
 
 _FLAT = 1e-6
-"""An axis thinner than this share of the longest one is flat: its points lie mid-grid."""
+"""An axis shorter than this share of the longest is flat: its points are put mid-grid."""
 
 
 def grid_box(
@@ -49,17 +49,17 @@ def grid_box(
 def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.int32]:
     """Occupied voxels of points in the unit cube.
 
-    A voxel holds the points from its lower faces up to, but without, its upper ones; the
-    grid's own upper faces belong to it. Points beyond the grid count for the nearest voxel.
+    A voxel includes its lower faces but not its upper ones, except at the grid's border.
+    Points outside the grid are assigned to the nearest voxel.
 
     Args:
         unit_N3: points, [-1, 1] on each axis inside the grid.
         resolution: R, voxels along each side, 1 to 2^21.
 
     Returns:
-        Distinct voxels [M, 3] as int32 (x, y, z), in ascending order, x slowest.
+        Distinct voxels [M, 3] as int32 (x, y, z), in lexicographic order.
     """
-    # Float32 cannot tell the voxels of a very fine grid apart.
+    # Float32 is too coarse for the voxels of a very fine grid.
     exact_N3 = unit_N3 if resolution <= 1024 else unit_N3.astype(np.float64)
     scaled_N3 = (exact_N3 + 1) * (resolution / 2)
     sites_N3 = np.clip(scaled_N3, 0, resolution - 1).astype(np.int64)

@@ -1,8 +1,7 @@
-"""Networks as ordered layer lists, and the LightningModules that train them.
+"""Networks as ordered lists of layers, and the LightningModule that trains them.
 
-Nothing here knows of parallelism: a network is an ``nn.Sequential`` whose entries
-are the unit of profiling and partitioning, and a LightningModule is written as for
-one device.
+There is no parallel code here: a network is an ``nn.Sequential`` whose entries are the unit of
+profiling and partitioning, and the LightningModule is written as for one device.
 """
 
 from sparsepipe.models.classifier import Classifier, LRSchedule

@@ -1,4 +1,4 @@
-"""The shape classifier, written as for one device, and its learning-rate schedule."""
+"""The classifier of shapes and images, and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparsepipe.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRSchedule:
-    """Builds a ``torch`` scheduler once the length of the training is known.
+    """Builds a ``torch`` scheduler when the length of the training is known.
 
     Args:
         factory: called as ``factory(optimizer)`` or ``factory(optimizer, **{horizon: n})``.
-        interval: the schedule advances once per Lightning ``step`` or ``epoch``.
-        horizon: name of the argument of ``factory`` that takes the schedule's length in
-            units of ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of
-            CosineAnnealingLR); None for schedules that need none.
+        interval: Lightning's unit in which the schedule advances, ``step`` or ``epoch``.
+        horizon: the argument of ``factory`` for the schedule's length in units of
+            ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR);
+            None for schedules without one.
 
     Raises:
         ConfigError: ``interval`` is neither ``step`` nor ``epoch``.
@@ -45,16 +45,15 @@ class LRSchedule:
             )
 
     def build(self, optimizer: Optimizer, *, steps: float, epochs: int) -> dict[str, Any]:
-        """Lightning's scheduler entry for a training of ``steps`` steps in ``epochs`` epochs.
+        """Lightning's configuration of the scheduler for a training of the given length.
 
         Args:
-            optimizer: whose learning rate it is.
-            steps: infinite where nobody knows.
-            epochs: negative where nobody knows.
+            optimizer: the optimizer whose learning rate is scheduled.
+            steps: optimizer steps of the training; infinite if unknown.
+            epochs: epochs of the training; negative if unknown.
 
         Raises:
-            ConfigError: the length is needed and not known, or the factory refuses its
-                arguments.
+            ConfigError: the length is needed but unknown, or the factory rejects its arguments.
         """
         arguments = {} if self.horizon is None else {self.horizon: self._length(steps, epochs)}
         try:
@@ -71,7 +70,7 @@ class LRSchedule:
         if math.isinf(length) or length < 0:
             raise ConfigError(
                 f"the learning-rate schedule needs the training's length in {self.interval}s, "
-                "which has no end",
+                "but the training has no end",
                 remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
             )
         return int(length)
@@ -80,33 +79,31 @@ class LRSchedule:
 class Classifier(pl.LightningModule):
     """Cross-entropy classification of shapes.
 
-    A batch is a mapping with ``input`` (what ``layers`` takes: a ``SparseTensor`` or dense
-    occupancy [B, C, X, Y, Z]), ``label`` (int64 [B]) and ``index`` (int64 [B], the shape's
-    number in its split).
+    A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
+    ``layers`` requires), ``label`` (int64 [B]) and ``index`` (int64 [B], the shape's number in
+    its split). The input is cast to the dtype of the network's parameters, because Lightning's
+    ``precision="bf16-true"`` and the like cast plain tensors only.
 
-    The input is cast to the dtype of the network's parameters, since Lightning casts plain
-    tensors only (``precision="bf16-true"`` and the like).
-
-    Logged: ``train/loss`` and ``train/accuracy`` (per step and per epoch; loggers see them with
-    Lightning's suffixes ``_step`` and ``_epoch``), ``val/…`` and ``test/…`` per epoch, and
+    Logged: ``train/loss`` and ``train/accuracy`` per step and per epoch (with Lightning's
+    suffixes ``_step`` and ``_epoch``), ``val/…`` and ``test/…`` per epoch, and
     ``test/class_accuracy``, the mean of the per-class accuracies. Losses are cross-entropies in
-    nats without smoothing, so that splits compare; with label smoothing ``train/objective`` is
-    what training minimises. Accuracies are top-1 shares in [0, 1].
+    nats without label smoothing, so that splits are comparable; with label smoothing,
+    ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1].
 
     Args:
-        layers: the network, one entry a layer; maps the input to logits [B, K].
+        layers: the network, which maps the input to logits [B, K].
         num_classes: K.
         optimizer: called with the parameters.
         schedule: the learning-rate schedule, if any.
-        label_smoothing: share of the target spread evenly over the classes (training only).
+        label_smoothing: share of the target spread evenly over the classes in training.
         class_names: K names, for reports.
 
     Attributes:
         test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
 
     Raises:
-        ConfigError: fewer than two classes; and later, an input, an optimizer or a schedule
-            that the network cannot be trained with.
+        ConfigError: fewer than two classes; when training starts, an unsuitable input,
+            optimizer or schedule.
     """
 
     def __init__(
@@ -123,10 +120,10 @@ class Classifier(pl.LightningModule):
         if num_classes < 2:
             raise ConfigError(
                 f"too few classes to tell apart: {num_classes}",
-                remedy="take data of two classes or more",
+                remedy="use data with at least two classes",
             )
         self.layers = layers
-        self._takes = _input_type(layers)
+        self._input_type = _required_input_type(layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.label_smoothing = label_smoothing
@@ -141,18 +138,18 @@ class Classifier(pl.LightningModule):
         """Logits [B, K] of a batch's input.
 
         Raises:
-            ConfigError: it is dense and the network sparse, or the reverse.
+            ConfigError: a dense input for a sparse network, or the reverse.
         """
-        if self._takes is not None:
-            _check_input(x, self._takes)
+        if self._input_type is not None:
+            _check_input(x, self._input_type)
         logits_BK: Tensor = self.layers(self._cast(x))
         return logits_BK
 
     def on_fit_start(self) -> None:
-        """Refuse what a sparse network cannot be trained with.
+        """Reject synchronised batch norm, which takes plain tensors only, in sparse networks.
 
         Raises:
-            ConfigError: synchronised batch norm, which takes plain tensors only.
+            ConfigError: ``trainer.sync_batchnorm`` is set for a sparse network.
         """
         layers = list(self.modules())
         sparse_layers = any(isinstance(layer, sparse.Conv3d) for layer in layers)
@@ -171,7 +168,7 @@ class Classifier(pl.LightningModule):
             objective = F.cross_entropy(logits_BK, label_B, label_smoothing=self.label_smoothing)
             self._log_epoch("train/objective", objective.detach(), size, shown=False)
         self.train_accuracy(logits_BK, label_B)
-        # A step's is this rank's own, an epoch's the mean over all ranks' shapes.
+        # The value of a step is this rank's, the value of an epoch the mean over all ranks.
         self.log("train/loss_step", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
         self._log_epoch("train/loss", loss.detach(), size)
         self.log(
@@ -209,15 +206,15 @@ class Classifier(pl.LightningModule):
         hits_K, shapes_K = counts_KK.diagonal(), counts_KK.sum(dim=1)
         present = shapes_K > 0
         class_accuracy_K = hits_K[present] / shapes_K[present]
-        # The counts are those of all ranks already, so nothing is left to synchronise.
+        # The counts already include all ranks, so that no synchronisation is needed.
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer of some parameters.
+        """The optimizer of the given parameters.
 
         Raises:
-            ConfigError: it refuses its settings.
+            ConfigError: the optimizer refuses its settings.
         """
         try:
             return self._optimizer(parameters)
@@ -256,8 +253,8 @@ class Classifier(pl.LightningModule):
         )
 
 
-def _input_type(layers: nn.Sequential) -> type | None:
-    """What a network takes that begins with a convolution; others may take anything."""
+def _required_input_type(layers: nn.Sequential) -> type | None:
+    """The input type of a network whose first layer is a convolution; None for other networks."""
     first: nn.Module | None = layers
     while isinstance(first, nn.Sequential):
         first = next(iter(first), None)
@@ -266,12 +263,12 @@ def _input_type(layers: nn.Sequential) -> type | None:
     return Tensor if isinstance(first, nn.Conv3d) else None
 
 
-def _check_input(x: Any, takes: type) -> None:
-    if isinstance(x, takes) or not isinstance(x, Tensor | sparse.SparseTensor):
+def _check_input(x: Any, expected: type) -> None:
+    if isinstance(x, expected) or not isinstance(x, Tensor | sparse.SparseTensor):
         return
-    kinds = ("sparse", "dense") if takes is sparse.SparseTensor else ("dense", "sparse")
+    kinds = ("sparse", "dense") if expected is sparse.SparseTensor else ("dense", "sparse")
     raise ConfigError(
-        f"the network is {kinds[0]}, its input {kinds[1]}",
+        f"the network is {kinds[0]}, but its input is {kinds[1]}",
         remedy=f"set data.representation={kinds[0]}, or choose a {kinds[1]} model",
     )
 

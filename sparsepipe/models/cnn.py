@@ -1,14 +1,14 @@
-"""A plain network of 5x5 convolutions on images, for studies of a pipeline's depth.
+"""A network of 5x5 convolutions on images, for studies of the pipeline's depth.
 
 It maps images [B, in_channels, 28, 28] to logits [B, num_classes].
 
 Source: Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", train a CNN
-with 5x5 kernels on images of 28x28, in pipelines of up to eight. Where that is silent, as on the
-number of layers, their channels and the head, this is our choice: 24 convolutions, of which all
-but the first one are alike, behind a pooling that leaves 14x14. With ReLU and pooling the first one
-takes less than another (measured: assets/profiles/pipeline_depth/core.json); so twelve, six and
-three in a stage are nearly equal shares of two, four and eight stages. There is no normalization,
-which would see microbatches.
+with 5x5 kernels on images of 28x28, in pipelines of up to eight stages. The number of layers,
+their channels and the head, which the paper does not state, are our choice: 24 convolutions, all
+but the first identical, after a pooling to 14x14. The first convolution with its ReLU and pooling
+takes less time than the others (measured: assets/profiles/pipeline_depth/core.json), so that 12, 6
+or 3 convolutions per stage balance 2, 4 or 8 stages. There is no normalisation, because it would
+act on microbatches.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SIDE = 28
 """Pixels along each side of an image."""
 _KERNEL = 5
 _CHANNELS = 32
-_VARIED = 0.1
-"""How large the random part of weights is at first, beside that which hands on what comes in."""
+_RANDOM_SCALE = 0.1
+"""Scale of the random part of the initial weights, which is added to the identity."""
 
 
 def cnn_5x5(
@@ -35,19 +35,19 @@ def cnn_5x5(
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Convolution, ReLU and pooling; convolution and ReLU again and again; pooling, linear layer.
+    """Convolution, ReLU and pooling; further convolutions with ReLU; pooling and a linear layer.
 
-    Each convolution keeps height and width. The first one begins as He et al. ("Delving Deep into
-    Rectifiers") have it, those that are alike near the identity (``nn.init.dirac_``): so many in a
-    row, all random, would hand on the same whatever they get, and not learn. There are
-    ``2 * convolutions + 5`` layers.
+    There are ``2 * convolutions + 5`` layers. Each convolution keeps height and width. The first
+    one is initialised as in He et al. ("Delving Deep into Rectifiers"), the others near the
+    identity (``nn.init.dirac_``): the output of so many random layers in a row would hardly
+    depend on the input, and the network would not learn.
 
     Args:
         num_classes: outputs of the last layer.
         in_channels: channels of an image.
-        convolutions: how many, one at least.
+        convolutions: number of convolutions, at least 1.
         width: multiplies the 32 channels of every convolution.
-        dropout: before the last layer.
+        dropout: probability of the dropout before the last layer.
 
     Raises:
         ConfigError: no convolutions, a width that is not positive, a dropout outside [0, 1).
@@ -77,7 +77,7 @@ def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
     assert layer.bias is not None
     if in_channels == out_channels:
         with torch.no_grad():
-            layer.weight.mul_(_VARIED)
+            layer.weight.mul_(_RANDOM_SCALE)
             layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
     nn.init.zeros_(layer.bias)
     return layer

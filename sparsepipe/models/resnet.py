@@ -1,4 +1,4 @@
-"""Sparse ResNet18, 34 and 50; a residual block is one entry of the list."""
+"""Sparse ResNet18, 34 and 50; each residual block is one layer of the list."""
 
 from __future__ import annotations
 
@@ -18,14 +18,8 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
     34: (3, 4, 6, 3),
     50: (3, 4, 6, 3),
 }
-
-
 _STAGE_CHANNELS = (64, 128, 256, 512)
-
-
 _BOTTLENECK_FROM = 50
-
-
 _EXPANSION = 4
 
 
@@ -33,8 +27,8 @@ class ResidualBlock(nn.Module):
     """``relu(main(x) + shortcut(x))``.
 
     Args:
-        main: ends with a norm.
-        shortcut: the identity, or what leads to the same sites and channels.
+        main: layers that end with a norm.
+        shortcut: the identity, or layers that produce the same sites and channels.
     """
 
     def __init__(self, main: nn.Module, shortcut: nn.Module) -> None:
@@ -44,19 +38,20 @@ class ResidualBlock(nn.Module):
         self.relu = sparse.ReLU()
 
     def forward(self, x: sparse.SparseTensor) -> sparse.SparseTensor:
-        """Both paths, their sum and the rectifier."""
+        """Add both paths and apply the ReLU."""
         out: sparse.SparseTensor = self.relu(sparse.add(self.main(x), self.shortcut(x)))
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Makes residual blocks; all layers share one backend."""
+    """Builds residual blocks, whose layers share one backend."""
 
     backend: sparse.Backend | None
 
     def conv(self, in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Module:
-        size = stride if stride > 1 else size  # see above
+        # A strided window tiles the grid, so that both paths of a block have the same sites.
+        size = stride if stride > 1 else size
         return sparse.Conv3d(in_channels, out_channels, size, stride=stride, backend=self.backend)
 
     def basic(self, in_channels: int, channels: int, stride: int) -> ResidualBlock:
@@ -100,19 +95,19 @@ def sparse_resnet(
     dropout: float = 0.0,
     backend: sparse.Backend | None = None,
 ) -> nn.Sequential:
-    """Sparse ResNet of ``depth`` 18, 34 or 50: 15, 23 or 23 entries.
+    """Sparse ResNet of ``depth`` 18, 34 or 50: 15, 23 or 23 layers.
 
     Args:
-        depth: 50 has bottleneck blocks.
+        depth: number of layers with weights; 50 has bottleneck blocks.
         num_classes: outputs of the last layer.
         in_channels: channels of the input feature (the constant 1 has one).
         width: multiplies the channels of every hidden layer.
         dropout: probability of the dropout before the last layer.
-        backend: serves all layers; the native one by default.
+        backend: backend of all layers; None is the native one.
 
     Raises:
-        ConfigError: a depth outside the family, a width that is not positive, a dropout outside
-            [0, 1), or no channels or classes.
+        ConfigError: an unknown depth, a width that is not positive, a dropout outside [0, 1),
+            or no channels or classes.
     """
     if depth not in _BLOCKS:
         raise ConfigError(
@@ -141,16 +136,12 @@ def sparse_resnet(
 
 
 def _steps(depth: int, width: float) -> Iterator[tuple[int, int]]:
-    """Channels and stride of each block: all stages but the first begin with a stride of 2."""
+    """Channels and stride of each block; all stages but the first begin with stride 2."""
     for stage, (count, channels) in enumerate(zip(_BLOCKS[depth], _STAGE_CHANNELS, strict=True)):
         for number in range(count):
             yield scaled(channels, width), 2 if stage and not number else 1
 
 
 sparse_resnet18 = partial(sparse_resnet, 18)
-
-
 sparse_resnet34 = partial(sparse_resnet, 34)
-
-
 sparse_resnet50 = partial(sparse_resnet, 50)

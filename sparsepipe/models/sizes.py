@@ -1,4 +1,4 @@
-"""Sizes that every network has: what is possible, and how the width scales channels."""
+"""Checks of the sizes that all networks share, and channels scaled by the width."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sparsepipe.errors import ConfigError
 
 
 def check_sizes(num_classes: int, *, in_channels: int, width: float, dropout: float) -> None:
-    """Refuses networks that cannot be.
+    """Check the sizes of a network.
 
     Raises:
         ConfigError: a width that is not positive, a dropout outside [0, 1), or no channels or
@@ -18,8 +18,8 @@ def check_sizes(num_classes: int, *, in_channels: int, width: float, dropout: fl
         raise ConfigError(f"model.dropout is {dropout}", remedy="choose a dropout in [0, 1)")
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(
-            f"a network from {in_channels} channels to {num_classes} classes",
-            remedy="give at least one of each",
+            f"a network with {in_channels} input channels and {num_classes} classes",
+            remedy="set both to at least 1",
         )
 
 

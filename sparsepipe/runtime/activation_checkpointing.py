@@ -37,7 +37,7 @@ from sparsepipe.runtime.random_generators import (
     states_of,
 )
 from sparsepipe.sparse import CoordinateCache, SparseTensor
-from sparsepipe.sparse.saved_tensors import letting_derived_go
+from sparsepipe.sparse.saved_tensors import derived_saved_with_tensors
 
 RunLayers = Callable[[Any, Callable[[int], None]], Any]
 """Runs the layers of a span on a value; calls its second argument with the number of each layer
@@ -100,7 +100,7 @@ class RecomputedSpan:
         del value
 
         def run(*tensors: Tensor) -> Any:
-            with letting_derived_go():
+            with derived_saved_with_tensors():
                 if first:
                     with self._checking(tensors) as check, self._draws.recording(drawn):
                         return run_layers(first.pop(), check)

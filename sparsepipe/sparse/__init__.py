@@ -1,6 +1,7 @@
 """Sparse tensors and the layers that act on them."""
 
-from sparsepipe.sparse.backends import Backend, NativeBackend
+from sparsepipe.sparse.backends import Backend
+from sparsepipe.sparse.backends.native import NativeBackend
 from sparsepipe.sparse.kernel_map import CoordinateCache, derived_tensors, watching_kernel_maps
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.layers import (

@@ -2,8 +2,8 @@
 
 A site (b, x, y, z) of a grid of extent (X, Y, Z) has the key
 ``((b * X + x) * Y + y) * Z + z``: mixed radix rather than fixed bit fields, so that
-one int64 serves every grid of up to 21 bits an axis whose B * X * Y * Z stays within
-63 bits (a full 21-bit cube leaves room for one sample, a 50,000^3 grid for 73,000).
+an int64 suffices for every grid of up to 21 bits per axis with B * X * Y * Z below 2^63
+(one sample of a full 21-bit cube, 73,000 samples of a 50,000^3 grid).
 
 Shape suffixes: N sites, M queried sites, K offsets of a kernel.
 """
@@ -23,8 +23,8 @@ COORDINATE_BITS = 21
 MAX_COORDINATE = 2**COORDINATE_BITS - 1
 _MAX_KEYS = 2**63
 
-# A table costs memory and a fill for every cell, a search a sort and log N steps for
-# every site: tables pay where cells are few in all and few per site.
+# A table costs memory and initialisation per cell, a binary search a sort and log N steps per
+# site: tables are faster where cells are few in total and few per site.
 _TABLE_MAX_CELLS = 2**26
 _TABLE_MIN_CELLS = 2**16
 _TABLE_CELLS_PER_SITE = 512
@@ -34,15 +34,15 @@ class SiteIndex(Protocol):
     """Finds the rows of sites by coordinate."""
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """Rows (int32 [K, M], -1 where there is none) of ``base + offset``."""
+        """Rows (int32 [K, M], -1 where there is no site) of ``base + offset``."""
         ...
 
 
 def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | None) -> Triple:
     """Check the range of coordinates and return the extent of their grid.
 
-    Costs one reduction and one read-back. The extent is ``spatial_shape`` where it
-    is given, otherwise the largest coordinate plus one on each axis.
+    Costs one reduction and one read-back. The extent is ``spatial_shape`` if given,
+    otherwise the largest coordinate plus one on each axis.
 
     Raises:
         CoordinateError: negative, beyond 21 bits, beyond ``spatial_shape``, batch
@@ -59,14 +59,14 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
         for axis, high, size in zip("xyz", highest[1:], extent, strict=True):
             if high >= size:
                 raise CoordinateError(
-                    f"{axis} coordinate {high} lies outside the spatial shape {extent}",
+                    f"{axis} coordinate {high} is outside the spatial shape {extent}",
                     remedy="give the grid's true spatial_shape, and coordinates as"
                     " (batch, x, y, z): a batch-last tensor becomes coords[:, [3, 0, 1, 2]]",
                 )
     if max(extent) > MAX_COORDINATE + 1 or batch_size * math.prod(extent) > _MAX_KEYS:
         raise CoordinateError(
-            f"a grid of {extent} with {batch_size} samples does not fit a 63-bit key",
-            remedy="use larger voxels, a tighter spatial_shape or fewer samples a batch",
+            f"a grid of {extent} with {batch_size} samples needs keys of more than 63 bits",
+            remedy="use larger voxels, a tighter spatial_shape or fewer samples per batch",
         )
     return extent
 
@@ -94,7 +94,7 @@ def _check_axis(axis: str, low: int, high: int) -> None:
 
 
 def linear_keys(coords_N4: Tensor, extent: Triple) -> Tensor:
-    """The int64 keys [N] of sites in a grid of ``extent``; order is lexicographic."""
+    """The int64 keys [N] of sites in a grid of ``extent``, in lexicographic order."""
     b, x, y, z = coords_N4.long().unbind(1)
     return ((b * extent[0] + x) * extent[1] + y) * extent[2] + z
 
@@ -118,7 +118,7 @@ def build_index(
         coords_N4: int32 sites, within ``extent``.
         batch_size: samples in the batch.
         extent: the grid's size per axis.
-        reach: largest offset per axis that will be asked for.
+        reach: largest offset per axis that ``find`` will be called with.
         method: "table" (dense lookup table), "sort" (sorted keys and binary search)
             or "auto" (a table where the grid is small enough).
 
@@ -137,8 +137,8 @@ def build_index(
 class TableIndex:
     """A dense table from cell to row.
 
-    Each axis is padded by its reach on one side only: a step below zero lands in the
-    padding of the neighbouring line, which is empty, so no step needs a bounds check.
+    Each axis is padded by its reach on one side only: an offset below zero lands in the
+    empty padding of the neighbouring line, so that no lookup needs a bounds check.
     """
 
     __slots__ = ("_base", "_strides_4", "_table")
@@ -163,7 +163,7 @@ class TableIndex:
         return b * stride_b + x * stride_x + y * stride_y + (z + self._base)
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """See :class:`SiteIndex`."""
+        """See :meth:`SiteIndex.find`."""
         strides_3 = torch.tensor(self._strides_4[1:], device=base_M4.device)
         steps_K = (offsets_K3.long() * strides_3).sum(1)
         keys_KM = steps_K[:, None] + self._keys(base_M4)[None, :]
@@ -184,7 +184,7 @@ class SortedIndex:
             raise_duplicate(coords_N4, keys_N)
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """See :class:`SiteIndex`."""
+        """See :meth:`SiteIndex.find`."""
         if self._keys_N.shape[0] == 0 or offsets_K3.shape[0] == 0:
             shape = (offsets_K3.shape[0], base_M4.shape[0])
             return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
@@ -202,7 +202,7 @@ class SortedIndex:
 
 
 def raise_duplicate(coords_N4: Tensor, keys_N: Tensor) -> None:
-    """Raise for the first row whose coordinates an earlier row already has."""
+    """Raise ``CoordinateError`` for the first row that repeats an earlier row's coordinates."""
     sorted_N, order_N = torch.sort(keys_N, stable=True)
     repeats = (sorted_N[1:] == sorted_N[:-1]).nonzero().flatten()
     later = order_N[repeats + 1]

@@ -1,11 +1,10 @@
-"""How a sparse convolution walks its pairs: gather, multiply, sum, block by block.
+"""The order in which a sparse convolution gathers, multiplies and sums its pairs.
 
-Pairs (row, source) are grouped by block of rows and, within a block, by kernel
-offset. A block's sources are gathered once, one matrix product per offset turns them
-into parts, and every row sums its parts as one bag of indices. Each row is written once and
-its parts are added in a fixed order, without atomic additions: that makes results
-repeatable where the matrix products are. A block's buffers can be kept small enough to
-stay in the processor's cache.
+Pairs (row, source) are grouped by block of rows and, within a block, by kernel offset. A
+block's sources are gathered once, one matrix product per offset turns them into parts, and
+every row sums its parts as one bag of indices. Each row is written once and its parts are
+added in a fixed order, without atomic additions, so that results are repeatable if the matrix
+products are. Blocks can be small enough for their buffers to stay in the processor's cache.
 
 Shape suffixes: K offsets, R rows of the level, B blocks, P pairs.
 """
@@ -20,16 +19,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The pairs of one block of rows; P here counts this block's pairs.
+    """The pairs of one block of rows; P is the number of pairs in this block.
 
     Attributes:
         first: first row of the block.
         last: one past its last row.
-        counts: pairs per offset, K values that sum to P.
-        sources_P: int32, row of the source tensor of each pair, grouped by offset.
-        rows_P: int32, row (of the whole level) that each pair contributes to.
-        bag_P: int32, positions in 0..P-1 of each row's pairs, row after row.
-        bag_starts: int32 [last - first], where each row's positions start in ``bag_P``.
+        counts: number of pairs per offset, K values that sum to P.
+        sources_P: int32, each pair's row in the source tensor, grouped by offset.
+        rows_P: int32, the row (of the whole level) that each pair contributes to.
+        bag_P: int32, positions (0 to P - 1) of each row's pairs, one row after another.
+        bag_starts: int32 [last - first], start of each row's positions in ``bag_P``.
     """
 
     first: int
@@ -50,14 +49,13 @@ class Block:
 class GatherPlan:
     """All blocks of a level; at least one, which may be empty."""
 
-    num_rows: int
     blocks: list[Block]
 
 
 def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
-    """Group the pairs of a neighbour table (int32, -1 where there is none).
+    """Group the pairs of a neighbour table (int32, -1 where there is no neighbour).
 
-    Costs one read-back to the host: the number of pairs per block and offset.
+    Costs one read-back to the host, of the number of pairs per block and offset.
     """
     volume, num_rows = sources_KR.shape
     num_blocks = max(1, -(-num_rows // rows_per_block))
@@ -72,7 +70,7 @@ def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
     block_P = flat_P // (volume * rows_per_block)
     rows_P = (flat_P % rows_per_block + block_P * rows_per_block).int()
 
-    # The same pairs in row order: where does each stand in its block's offset order?
+    # The same pairs in row order, each as its position in its block's offset order.
     pairs_B = [sum(counts) for counts in counts_BK]
     place = exists.view(num_blocks, -1).cumsum(1, dtype=torch.int32) - 1
     by_row = exists.transpose(1, 2)
@@ -98,4 +96,4 @@ def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
             )
         )
         begin += pairs
-    return GatherPlan(num_rows, blocks)
+    return GatherPlan(blocks)

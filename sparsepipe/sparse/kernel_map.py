@@ -1,4 +1,4 @@
-"""Which input row each output row reads at each kernel offset, kept with the coordinates.
+"""Kernel maps: the input row that each output row reads at each offset; cached per level.
 
 Shape suffixes: N input sites, M output sites, K offsets of a kernel.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -25,17 +26,12 @@ from sparsepipe.sparse.kernel_spec import KernelSpec, Triple
 
 T = TypeVar("T")
 
-
 _watchers: list[Callable[[], None]] = []
 
 
 @contextmanager
 def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
-    """Calls ``watch`` right before and right after each building of a kernel map.
-
-    Args:
-        watch: takes the time, for instance.
-    """
+    """Call ``watch`` immediately before and after each kernel map is built, to time it."""
     _watchers.append(watch)
     try:
         yield
@@ -43,51 +39,32 @@ def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
         _watchers.remove(watch)
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class CoordinateCache:
-    """Coordinates of one level with its index, its kernel maps and coarser levels.
+    """Coordinates of one level with their index, kernel maps and coarser levels.
 
-    Every tensor on the same sites shares one cache. A kernel map is kept per (kernel
-    size, stride, dilation) and holds the cache of its output level, so levels form a
-    tree: a second downsampling by the same window finds the coordinates, and what was
-    derived from them, ready. Nothing is checked before something is first derived.
+    All tensors on the same sites share one cache. A kernel map is kept for each (kernel size,
+    stride, dilation) and holds the cache of its output level, so that levels form a tree: a
+    second downsampling by the same window reuses the coordinates and everything derived from
+    them. Coordinates are checked when something is first derived.
 
     Attributes:
         coords_N4: int32 sites (batch, x, y, z).
         batch_size: samples in the batch.
-        spatial_shape: extent of the grid, None where it was not given.
+        spatial_shape: extent of the grid, None if not given.
         index_method: "auto", "table" or "sort", see :func:`build_index`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_extent",
-        "_indices",
-        "_maps",
-        "_segments",
-        "_verified",
-        "batch_size",
-        "coords_N4",
-        "index_method",
-        "spatial_shape",
-    )
-
-    def __init__(
-        self,
-        coords_N4: Tensor,
-        *,
-        batch_size: int,
-        spatial_shape: Triple | None = None,
-        index_method: str = "auto",
-    ) -> None:
-        self.coords_N4 = coords_N4
-        self.batch_size = batch_size
-        self.spatial_shape = spatial_shape
-        self.index_method = index_method
-        self._extent: Triple | None = None
-        self._verified = False
-        self._indices: dict[Triple, SiteIndex] = {}
-        self._maps: dict[KernelSpec, KernelMap] = {}
-        self._segments: tuple[Tensor, Tensor] | None = None
+    coords_N4: Tensor
+    _: KW_ONLY
+    batch_size: int
+    spatial_shape: Triple | None = None
+    index_method: str = "auto"
+    _extent: Triple | None = field(default=None, init=False)
+    _verified: bool = field(default=False, init=False)
+    _indices: dict[Triple, SiteIndex] = field(default_factory=dict, init=False)
+    _maps: dict[KernelSpec, KernelMap] = field(default_factory=dict, init=False)
+    _segments: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     @property
     def extent(self) -> Triple:
@@ -103,7 +80,7 @@ class CoordinateCache:
         return self._extent
 
     def bare(self) -> CoordinateCache:
-        """The same coordinates, and what is known of them, without what is derived."""
+        """A cache of the same, equally checked coordinates, without anything derived from them."""
         cache = CoordinateCache(
             self.coords_N4,
             batch_size=self.batch_size,
@@ -124,7 +101,7 @@ class CoordinateCache:
             self._verified = True
 
     def site_index(self, reach: Triple) -> SiteIndex:
-        """The index for windows of this reach (see :attr:`KernelSpec.reach`)."""
+        """The index for windows of this reach, see :attr:`KernelSpec.reach`."""
         reach = tuple(max(1, r) for r in reach)  # type: ignore[assignment]
         if reach not in self._indices:
             self._indices[reach] = build_index(
@@ -137,7 +114,7 @@ class CoordinateCache:
         return self._indices[reach]
 
     def kernel_map(self, spec: KernelSpec) -> KernelMap:
-        """The map of a window over these sites, built at first use.
+        """The kernel map of a window over these sites, built on first use.
 
         Raises:
             CoordinateError: the coordinates are not valid.
@@ -152,9 +129,9 @@ class CoordinateCache:
         return self._maps[spec]
 
     def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
-        """Cache of a level whose sites are known to be unique and within ``extent``.
+        """Cache of a coarser level, whose sites must be unique and within ``extent``.
 
-        Its ``spatial_shape`` is as well known as this level's.
+        It has a ``spatial_shape`` if this level has one.
         """
         level = CoordinateCache(
             coords_M4,
@@ -169,7 +146,7 @@ class CoordinateCache:
     def samples(self) -> tuple[Tensor, Tensor]:
         """Rows by sample: int64 [B, most] padded with N, and counts int64 [B].
 
-        Rows of a sample keep their order; rows of one sample need not be adjacent.
+        Rows of a sample keep their order and need not be adjacent.
         """
         if self._segments is None:
             _ = self.extent  # the batch column must be in bounds
@@ -189,54 +166,32 @@ class CoordinateCache:
         return self._segments
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class KernelMap:
     """The neighbours of every output site, and the output level they define.
 
     Attributes:
         spec: the window.
-        neighbours_KM: int32, the input row at each offset, -1 where there is none.
+        neighbours_KM: int32, the input row at each offset, -1 where there is no input.
         num_inputs: N, rows of the input level.
-        output: cache of the output level; None for the input's own (a submanifold window), which
-            has this map and is not held here, so that no cycle keeps both beyond their use.
+        output: cache of the output level; None if that is the input level (a submanifold
+            window), whose cache holds this map: a reference back would form a cycle.
         parent_N: for a tiling window the output row of each input, else None.
-        offset_N: for a tiling window the offset at which it is read, else None.
+        offset_N: for a tiling window the offset at which each input is read, else None.
     """
 
-    __slots__ = (
-        "_by_site",
-        "_derived",
-        "_num_pairs",
-        "_plans",
-        "_reversed",
-        "neighbours_KM",
-        "num_inputs",
-        "offset_N",
-        "output",
-        "parent_N",
-        "spec",
-    )
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        neighbours_KM: Tensor,
-        *,
-        num_inputs: int,
-        output: CoordinateCache | None,
-        parent_N: Tensor | None = None,
-        offset_N: Tensor | None = None,
-    ) -> None:
-        self.spec = spec
-        self.neighbours_KM = neighbours_KM
-        self.num_inputs = num_inputs
-        self.output = output
-        self.parent_N = parent_N
-        self.offset_N = offset_N
-        self._plans: dict[tuple[str, int], GatherPlan] = {}
-        self._derived: dict[str, Any] = {}
-        self._num_pairs: int | None = None
-        self._by_site: Tensor | None = None
-        self._reversed: Tensor | None = None
+    spec: KernelSpec
+    neighbours_KM: Tensor
+    _: KW_ONLY
+    num_inputs: int
+    output: CoordinateCache | None
+    parent_N: Tensor | None = None
+    offset_N: Tensor | None = None
+    _plans: dict[tuple[str, int], GatherPlan] = field(default_factory=dict, init=False)
+    _derived: dict[str, Any] = field(default_factory=dict, init=False)
+    _num_pairs: int | None = field(default=None, init=False)
+    _by_site: Tensor | None = field(default=None, init=False)
+    _reversed: Tensor | None = field(default=None, init=False)
 
     @property
     def num_outputs(self) -> int:
@@ -245,22 +200,20 @@ class KernelMap:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of an input and an output over all offsets (read back once)."""
+        """Number of (input, output) pairs over all offsets; read back from the device once."""
         if self._num_pairs is None:
             self._num_pairs = int((self.neighbours_KM >= 0).sum())
         return self._num_pairs
 
     def gather_plan(self, rows_per_block: int) -> GatherPlan:
-        """The plan that makes outputs from inputs, in blocks of output rows."""
+        """The plan that computes outputs from inputs, in blocks of output rows."""
         return self._plan("forward", self.neighbours_KM, rows_per_block)
 
     def scatter_plan(self, rows_per_block: int) -> GatherPlan:
-        """The plan that makes inputs from outputs, in blocks of input rows.
+        """The adjoint of :meth:`gather_plan`: from outputs to inputs, in blocks of input rows.
 
-        It sums at each input what gathers at the outputs: the adjoint of
-        :meth:`gather_plan`. For a symmetric window it is the same plan with the
-        offsets in reverse order (:attr:`KernelSpec.is_symmetric`), and that one is
-        returned, unreversed.
+        For a symmetric window (:attr:`KernelSpec.is_symmetric`) it equals the gather plan with
+        the offsets in reverse order; then the gather plan itself is returned, unreversed.
         """
         if self.spec.is_symmetric:
             return self.gather_plan(rows_per_block)
@@ -268,7 +221,7 @@ class KernelMap:
 
     @property
     def neighbours_MK(self) -> Tensor:
-        """The neighbours by output site, N where there is none (to index padded rows)."""
+        """The neighbours by output site, N where there is none, as indices into padded rows."""
         if self._by_site is None:
             rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
             self._by_site = rows_KM.t().contiguous()
@@ -276,13 +229,13 @@ class KernelMap:
 
     @property
     def readers_KN(self) -> Tensor:
-        """int32, the output row that reads each input at each offset, -1 where none."""
+        """int32, the output row that reads each input at each offset, -1 where there is none."""
         if self._reversed is None:
             self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
         return self._reversed
 
     def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
-        """What ``build`` makes of this map, made at first use and kept under ``name``."""
+        """The result of ``build(self)``, computed on first use and cached under ``name``."""
         if name not in self._derived:
             self._derived[name] = build(self)
         value: T = self._derived[name]
@@ -296,9 +249,9 @@ class KernelMap:
 
 
 def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
-    """For each k swap the roles of rows: ``out[k, rows[k, m]] = m``, -1 elsewhere."""
+    """The inverse of each row: ``out[k, rows[k, m]] = m``, and -1 elsewhere."""
     volume, count = rows_KM.shape
-    # One column more takes what points nowhere, so no mask has to be read back.
+    # An extra column takes the entries of -1, so that no mask has to be read back.
     inverted = torch.full((volume, num_targets + 1), -1, dtype=torch.int32, device=rows_KM.device)
     places_KM = torch.where(rows_KM < 0, num_targets, rows_KM).long()
     own_M = torch.arange(count, dtype=torch.int32, device=rows_KM.device)
@@ -307,12 +260,11 @@ def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
 
 
 def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
-    """Build the map of one window over the sites of ``level`` (checked before).
+    """Build the map of one window over the sites of ``level``, which must be checked already.
 
-    Output sites are the input sites for stride 1; ``floor(coords / stride)`` for
-    windows that tile the grid; otherwise every site of the grid of
-    ``ceil(extent / stride)`` whose window holds an input, as for a dense convolution
-    with padding ``dilation * (K // 2)``.
+    Output sites are the input sites for stride 1; ``floor(coords / stride)`` for windows that
+    tile the grid; otherwise every site of the grid of ``ceil(extent / stride)`` whose window
+    contains an input, as in a dense convolution with padding ``dilation * (K // 2)``.
 
     Raises:
         CoordinateError: see :func:`check_grid_is_known`.
@@ -326,14 +278,14 @@ def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 
 
 def check_grid_is_known(level: CoordinateCache, spec: KernelSpec) -> None:
-    """Check that the output sites of a window do not hang on the other samples of a batch.
+    """Check that a window's output sites do not depend on the other samples of the batch.
 
-    A strided window that reads before its site can touch a site beyond the last input.
-    Whether the grid has that site only ``spatial_shape`` can tell: the largest
-    coordinate, which stands in elsewhere, may be another sample's.
+    A strided window that reads before its site can have an output site beyond the last input.
+    Only ``spatial_shape`` determines whether the grid has that site: the largest coordinate,
+    which replaces it otherwise, may belong to another sample.
 
     Raises:
-        CoordinateError: such a window over sites whose ``spatial_shape`` was not given.
+        CoordinateError: such a window over sites without a ``spatial_shape``.
     """
     if level.spatial_shape is None and not spec.is_submanifold and any(spec.before):
         raise CoordinateError(
@@ -354,7 +306,7 @@ def _submanifold_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     if not spec.is_symmetric:
         rows_KN = index.find(coords_N4, offsets_K3)
         return KernelMap(spec, rows_KN, num_inputs=count, output=None)
-    # Who is my neighbour at an offset has me as neighbour at the opposite one.
+    # A neighbour at one offset has this site as its neighbour at the opposite offset.
     half = spec.volume // 2
     below_HN = index.find(coords_N4, offsets_K3[:half])
     own_N = torch.arange(count, dtype=torch.int32, device=coords_N4.device)
@@ -396,7 +348,7 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     offsets_K3 = _offsets(spec, level)
     stride_3 = torch.tensor(spec.stride, dtype=torch.int32, device=device)
     coarse_3 = torch.tensor(coarse, dtype=torch.int32, device=device)
-    # y * stride + offset = input, hence y = (input - offset) / stride where whole.
+    # y * stride + offset = input, hence y = (input - offset) / stride where that is an integer.
     shifted_KN3 = coords_N4[None, :, 1:] - offsets_K3[:, None, :]
     sites_KN3 = torch.div(shifted_KN3, stride_3, rounding_mode="floor")
     touched_KN = (
@@ -413,12 +365,10 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 
 
 def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
-    """Every tensor in caches and their coarser levels, each once, but no coordinates.
-
-    That is indices of sites, kernel maps, gather plans, and what else was derived so far.
+    """All tensors derived from coordinates (site indices, kernel maps, gather plans), each once.
 
     Args:
-        caches: they may share levels.
+        caches: caches, whose coarser levels are included; they may share levels.
     """
     waiting: list[Any] = list(caches)
     seen: set[int] = set()
@@ -433,7 +383,7 @@ def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
             waiting += value.values()
         elif isinstance(value, (list, tuple)):
             waiting += value
-        else:  # of this package: all keep their attributes in slots
+        else:  # classes of this package keep their attributes in slots
             names = getattr(value, "__slots__", ())
             waiting += [
                 getattr(value, name) for name in names if name not in ("coords_N4", "__weakref__")

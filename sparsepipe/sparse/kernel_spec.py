@@ -13,9 +13,7 @@ Triple = tuple[int, int, int]
 
 
 def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
-    """Return ``value`` as three ints; one int stands for all three axes.
-
-    Integers of other libraries (numpy's, for example) are taken as ints.
+    """Three ints; a single int applies to all three axes. Accepts numpy integers and the like.
 
     Raises:
         ConfigError: not one or three integers, or one of them below 1.
@@ -33,7 +31,7 @@ def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
 
 def _as_int(value: object) -> int:
     if isinstance(value, bool):
-        raise TypeError("a truth value is no number of voxels")
+        raise TypeError("a bool is not a number of voxels")
     return operator.index(value)  # type: ignore[arg-type]
 
 
@@ -41,9 +39,9 @@ def _as_int(value: object) -> int:
 class KernelSpec:
     """Size, stride and dilation of a window, each per axis (x, y, z).
 
-    An odd size is centred (offsets ``-(K//2) .. K//2``), an even one starts at the
-    site (offsets ``0 .. K-1``), as does every size where ``centred`` is False; offsets
-    are multiplied by the dilation. Output site ``y`` reads the inputs
+    An odd size is centred (offsets ``-(K//2) .. K//2``); an even size, or any size with
+    ``centred=False``, starts at the site (offsets ``0 .. K-1``). Offsets are multiplied by the
+    dilation. Output site ``y`` reads the inputs
     ``y * stride + offset * dilation``.
     """
 
@@ -75,9 +73,9 @@ class KernelSpec:
     def for_pooling(
         cls, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
     ) -> KernelSpec:
-        """A pooling window; where size and stride are equal the windows tile the grid.
+        """A pooling window; with equal size and stride (the default) the windows tile the grid.
 
-        So pooling by 3 takes voxels 0 to 2, 3 to 5 and so on, as a dense pool does.
+        Pooling by 3 combines voxels 0 to 2, 3 to 5 and so on, as dense pooling does.
 
         Raises:
             ConfigError: a value is not one or three positive ints.
@@ -104,14 +102,14 @@ class KernelSpec:
 
     @property
     def is_symmetric(self) -> bool:
-        """True when offset ``k`` is minus offset ``volume - 1 - k`` and sites stay."""
+        """True when offset ``k`` is minus offset ``volume - 1 - k`` and the stride is 1."""
         return self.is_submanifold and self.centred and all(k % 2 == 1 for k in self.size)
 
     @property
     def is_tiling(self) -> bool:
-        """True when every input is in exactly one window: size and stride are equal.
+        """True when every input is in exactly one window, because size and stride are equal.
 
-        Centred windows do not count: those at the grid's border lack a part.
+        False for centred windows, which are cut off at the grid's border.
         """
         return (
             self.size == self.stride
@@ -121,7 +119,7 @@ class KernelSpec:
 
     @property
     def reach(self) -> Triple:
-        """How far, per axis, a window reads beyond its site (in input voxels)."""
+        """The largest distance per axis, in input voxels, from a site to what its window reads."""
         x, y, z = (
             d * max(before, k - 1 - before)
             for k, d, before in zip(self.size, self.dilation, self.before, strict=True)
@@ -130,12 +128,12 @@ class KernelSpec:
 
     @property
     def before(self) -> Triple:
-        """How many offsets, per axis, are below zero."""
+        """The number of offsets below zero, per axis."""
         x, y, z = (k // 2 if k % 2 and self.centred else 0 for k in self.size)
         return x, y, z
 
     def offsets(self) -> list[Triple]:
-        """The ``volume`` offsets (dx, dy, dz) with dilation applied, x fastest."""
+        """All offsets (dx, dy, dz), multiplied by the dilation, x fastest."""
         xs, ys, zs = (
             [d * (i - before) for i in range(k)]
             for k, d, before in zip(self.size, self.dilation, self.before, strict=True)

@@ -1,4 +1,4 @@
-"""Layers on sparse tensors as ordinary modules: convolution, pooling, and those on each row."""
+"""Sparse layers as ordinary modules: convolution, pooling, and layers that act on each row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparsepipe.sparse.backends import Backend
 from sparsepipe.sparse.backends.native import NativeBackend
-from sparsepipe.sparse.backends.protocol import Backend
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.saved_tensors import save, saved
 from sparsepipe.sparse.tensor import SparseTensor
@@ -22,19 +22,18 @@ Features = TypeVar("Features", SparseTensor, Tensor)
 class BatchNorm(nn.BatchNorm1d):
     """Batch normalisation over all voxels of the batch.
 
-    In training a batch of fewer than two rows has no variance: it is normalised with
-    the running statistics, which it leaves as they are.
+    A training batch of fewer than two rows has no variance; it is normalised by the running
+    statistics and does not update them.
     """
 
     def forward(self, input: Features) -> Features:
-        """Normalise each channel."""
         if isinstance(input, SparseTensor):
             return input.replace_feats(self._normalise(input.feats))
         return self._normalise(input)
 
     def _normalise(self, feats: Tensor) -> Tensor:
         if self.training and feats.dim() == 2 and feats.shape[0] < 2 and self.track_running_stats:
-            # Copies: other batches move the statistics on before this one's backward.
+            # Copies, because other batches update the statistics before this one's backward.
             mean, var = self.running_mean, self.running_var
             assert mean is not None
             assert var is not None
@@ -48,7 +47,6 @@ class ReLU(nn.ReLU):
     """Rectifier."""
 
     def forward(self, input: Features) -> Features:
-        """Replace negative features by zero."""
         if isinstance(input, SparseTensor):
             return input.replace_feats(super().forward(input.feats))
         return super().forward(input)
@@ -58,17 +56,15 @@ class Linear(nn.Linear):
     """The same linear map at every voxel."""
 
     def forward(self, input: Features) -> Features:
-        """Map the channels."""
         if isinstance(input, SparseTensor):
             return input.replace_feats(super().forward(input.feats))
         return super().forward(input)
 
 
 class Dropout(nn.Dropout):
-    """Zero single features at random in training."""
+    """Set single features to zero at random in training."""
 
     def forward(self, input: Features) -> Features:
-        """Drop features."""
         if isinstance(input, SparseTensor):
             return input.replace_feats(super().forward(input.feats))
         return super().forward(input)
@@ -78,21 +74,20 @@ class Conv3d(nn.Module):
     """Sparse 3D convolution: submanifold for stride 1, downsampling otherwise.
 
     ``kernel`` is [K^3, in_channels, out_channels], x fastest, applied as
-    cross-correlation: the layout of torchsparse and MinkowskiEngine, whose state
-    dictionaries load (a K=1 kernel without its first axis and a bias of shape
-    [1, out_channels] included; torchsparse counts even sizes z fastest, so its kernels of
-    size 2 go through ``backends.torchsparse_convert.from_torchsparse`` first). Weights start
-    as in He et al. 2015, equation 10: normal with variance 2 / (K^3 * in_channels); the bias
-    starts at zero.
+    cross-correlation. This is the layout of torchsparse and MinkowskiEngine, whose state
+    dictionaries can be loaded (including K=1 kernels without a first axis and biases of shape
+    [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must go through
+    ``backends.torchsparse_convert.from_torchsparse`` first. Weights are initialised as in He et
+    al. 2015, equation 10: normal with variance 2 / (K^3 * in_channels); the bias is zero.
 
     Args:
-        in_channels: C of the input.
-        out_channels: C of the output.
+        in_channels: channels of the input.
+        out_channels: channels of the output.
         kernel_size: one int or (x, y, z).
         stride: one int or (x, y, z).
         dilation: one int or (x, y, z).
         bias: whether to add a bias.
-        backend: who computes it; None is the native backend.
+        backend: backend that computes the layer; None is the native one.
 
     Raises:
         ConfigError: a size, stride or dilation that is not positive.
@@ -122,13 +117,12 @@ class Conv3d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
+        """Initialise the weights again."""
         nn.init.normal_(self.kernel, std=math.sqrt(2 / (self.spec.volume * self.in_channels)))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Convolve ``x``."""
         return self.backend.conv3d(x, self.kernel, self.bias, self.spec)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -141,7 +135,6 @@ class Conv3d(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.spec.size},"
             f" stride={self.spec.stride}, dilation={self.spec.dilation},"
@@ -155,7 +148,7 @@ class MaxPool3d(nn.Module):
     Args:
         kernel_size: one int or (x, y, z).
         stride: one int or (x, y, z); None takes the kernel size.
-        backend: who computes it; None is the native backend.
+        backend: backend that computes the layer; None is the native one.
 
     Raises:
         ConfigError: a size or stride that is not positive.
@@ -173,11 +166,9 @@ class MaxPool3d(nn.Module):
         self.backend: Backend = NativeBackend() if backend is None else backend
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Pool ``x``."""
         return self.backend.max_pool3d(x, self.spec)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows."""
         return (
             f"kernel_size={self.spec.size}, stride={self.spec.stride}, backend={self.backend.name}"
         )
@@ -190,7 +181,6 @@ class GlobalMaxPool(nn.Module):
     """
 
     def forward(self, x: SparseTensor) -> Tensor:
-        """Pool each sample."""
         out: Tensor = _GlobalMax.apply(x.feats, *x.cache.samples())  # type: ignore[no-untyped-call]
         return out
 
@@ -199,7 +189,6 @@ class GlobalAvgPool(nn.Module):
     """Mean feature of each sample, [B, C]; zeros for a sample without sites."""
 
     def forward(self, x: SparseTensor) -> Tensor:
-        """Pool each sample."""
         rows_BL, counts_B = x.cache.samples()
         out: Tensor = _GlobalMean.apply(x.feats, x.coords[:, 0], rows_BL, counts_B)  # type: ignore[no-untyped-call]
         return out
@@ -219,7 +208,7 @@ class _GlobalMax(torch.autograd.Function):
             ctx.save_for_backward(rows_BL.new_empty(batch, feats_NC.shape[1]))
             return feats_NC.new_zeros(batch, feats_NC.shape[1])
         best, place_BC = _by_sample(feats_NC, rows_BL, -torch.inf).max(1)
-        # Row N, one past the features, takes what belongs to samples without sites.
+        # Row N, one past the features, takes the gradients of samples without sites.
         ctx.save_for_backward(rows_BL.gather(1, place_BC))
         return best.masked_fill_(counts_B[:, None] == 0, 0)
 

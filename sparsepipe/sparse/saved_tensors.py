@@ -1,10 +1,9 @@
-"""What autograd functions keep for their backward beside tensors: kernel maps and indices.
+"""Kernel maps and indices saved for the backward pass, freed under activation checkpointing.
 
-Torch lets the tensors that a function saves go where activations are recomputed
-(``torch.utils.checkpoint``), and gives it those of the second run; what else hangs on a function's
-context stays. Inside of :func:`letting_derived_go` kernel maps go the way of the tensors: they hang
-on an empty tensor that is saved with them, on its storage, which is one and the same however often
-the tensor itself is wrapped anew.
+``torch.utils.checkpoint`` frees the tensors that a function saves and replaces them by those of
+the recomputed forward, but keeps all other attributes of the function's context. Within
+:func:`derived_saved_with_tensors` kernel maps are therefore attached to an empty tensor that is
+saved with the others: to its storage, which stays the same however often torch wraps the tensor.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_letting_go: ContextVar[bool] = ContextVar("letting_go", default=False)
+_with_tensors: ContextVar[bool] = ContextVar("with_tensors", default=False)
 
 
 @contextmanager
-def letting_derived_go() -> Iterator[None]:
-    """Functions that run inside keep what is derived from coordinates as they keep tensors.
+def derived_saved_with_tensors() -> Iterator[None]:
+    """Functions called within free kernel maps and indices together with their saved tensors.
 
-    To be entered for the first run and for the second one.
+    Enter it for the first forward and for the recomputed one.
     """
-    token = _letting_go.set(True)
+    token = _with_tensors.set(True)
     try:
         yield
     finally:
-        _letting_go.reset(token)
+        _with_tensors.reset(token)
 
 
 def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
-    """Keeps tensors, and what is derived from coordinates, for :func:`saved`.
+    """Save tensors, and a kernel map or indices, for :func:`saved`.
 
     Args:
-        ctx: of a ``torch.autograd.Function``, in its forward.
-        tensors: its inputs, outputs or others.
-        derived: a kernel map, or indices.
+        ctx: context of a ``torch.autograd.Function``, in its forward.
+        tensors: tensors to save, as with ``ctx.save_for_backward``.
+        derived: object derived from coordinates, such as a kernel map.
     """
-    if not _letting_go.get():
+    if not _with_tensors.get():
         ctx.derived = derived
         ctx.save_for_backward(*tensors)
         return
@@ -52,7 +51,7 @@ def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
 
 
 def saved(ctx: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """What :func:`save` has kept: the tensors, and what is derived from coordinates."""
+    """The tensors and the derived object passed to :func:`save`."""
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
     if ctx.derived is not None:
         return tensors, ctx.derived

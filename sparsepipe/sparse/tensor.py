@@ -20,28 +20,21 @@ class SparseTensor:
 
     Args:
         feats: floating [N, C].
-        coords: int32 [N, 4], columns (batch, x, y, z), divided by ``stride``; each
-            site at most once, rows in any order.
-        stride: how many voxels of the finest grid one voxel spans, per axis.
+        coords: int32 [N, 4], columns (batch, x, y, z), divided by ``stride``; unique rows in
+            any order.
+        stride: voxels of the finest grid per voxel, for each axis.
         spatial_shape: extent of the grid at this level; None means the largest
             coordinate plus one.
-        batch_size: samples in the batch; None takes the largest batch index plus one
-            (which reads one number back from the device, and cannot notice a batch-last
-            order of columns: give it where it is known).
-        cache: kernel maps of these very coordinates, shared between tensors.
+        batch_size: samples in the batch; None takes the largest batch index plus one, which
+            waits for the device and cannot detect a batch-last order of columns.
+        cache: kernel maps of exactly these coordinates, shared between tensors.
 
     Raises:
         CoordinateError: wrong shape, dtype or device. Coordinates out of range and
-            duplicates are found when a kernel map is first built, or by :meth:`check`.
+            duplicates are detected when a kernel map is first built, or by :meth:`check`.
     """
 
     __slots__ = ("_cache", "batch_size", "coords", "feats", "spatial_shape", "stride")
-
-    feats: Tensor
-    coords: Tensor
-    stride: Triple
-    spatial_shape: Triple | None
-    batch_size: int
 
     def __init__(
         self,
@@ -67,7 +60,7 @@ class SparseTensor:
 
     @property
     def cache(self) -> CoordinateCache:
-        """What is derived from the coordinates; made at first use, never sent."""
+        """Data derived from the coordinates; created on first use, neither pickled nor sent."""
         if self._cache is None:
             self._cache = CoordinateCache(
                 self.coords, batch_size=self.batch_size, spatial_shape=self.spatial_shape
@@ -76,24 +69,24 @@ class SparseTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where features and coordinates are."""
+        """Device of features and coordinates."""
         return self.feats.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the features."""
+        """Dtype of the features."""
         return self.feats.dtype
 
     @property
     def num_channels(self) -> int:
-        """C, columns of the features."""
+        """C, the number of columns of the features."""
         return self.feats.shape[1]
 
     def __len__(self) -> int:
         return self.coords.shape[0]
 
     def check(self) -> SparseTensor:
-        """Check bounds and uniqueness of the coordinates now; returns itself.
+        """Check bounds and uniqueness of the coordinates now; returns this tensor.
 
         Raises:
             CoordinateError: naming the first offending value or pair of rows.
@@ -102,15 +95,15 @@ class SparseTensor:
         return self
 
     def replace_feats(self, feats_NC: Tensor) -> SparseTensor:
-        """The same sites, and the same cache, with other features.
+        """A tensor with the same sites and cache, and other features.
 
         Raises:
-            CoordinateError: as many rows as sites are needed.
+            CoordinateError: the number of rows differs from the number of sites.
         """
         cache = self.cache
         if feats_NC.shape[:1] != self.coords.shape[:1]:
             raise CoordinateError(
-                f"{tuple(feats_NC.shape)} features for {len(self)} sites",
+                f"features of shape {tuple(feats_NC.shape)} for {len(self)} sites",
                 remedy="give one row of features for each row of coords",
             )
         return _rebuild(feats_NC, self.coords, self._context(), cache)
@@ -118,23 +111,23 @@ class SparseTensor:
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """As ``torch.Tensor.to``; a dtype applies to the features only."""
         feats = self.feats.to(*args, **kwargs)
-        # Where non_blocking is given by position, the coordinates are copied blocking.
+        # With non_blocking as a positional argument, the copy of the coordinates blocks.
         non_blocking = bool(kwargs.get("non_blocking", False))
         coords = self.coords.to(feats.device, non_blocking=non_blocking)
-        # A cache belongs to its coordinates: kept when they did not move.
+        # The cache belongs to the coordinates, so it stays only if they were not copied.
         cache = self._cache if coords is self.coords else None
         return _rebuild(feats, coords, self._context(), cache)
 
     def pin_memory(self) -> SparseTensor:
-        """A copy in page-locked memory, for the loader's pinning thread."""
+        """A copy in page-locked memory, as the data loader's pinning thread calls for."""
         return _rebuild(self.feats.pin_memory(), self.coords.pin_memory(), self._context(), None)
 
     def detach(self) -> SparseTensor:
-        """The same sites with features cut from the graph."""
+        """The same sites with features detached from the graph."""
         return self.replace_feats(self.feats.detach())
 
     def dense(self) -> Tensor:
-        """Features on the full grid, [B, C, X, Y, Z], zero where no site is.
+        """Features on the full grid [B, C, X, Y, Z], zero where there is no site.
 
         Raises:
             CoordinateError: the coordinates are not valid.
@@ -149,11 +142,11 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
-        """The sites where any channel is not zero, in lexicographic order."""
+        """A tensor of the sites where any channel is nonzero, in lexicographic order."""
         if dense_BCXYZ.dim() != 5:
             raise CoordinateError(
-                f"a dense grid of shape {tuple(dense_BCXYZ.shape)}",
-                remedy="give [B, C, X, Y, Z]",
+                f"a dense grid has shape {tuple(dense_BCXYZ.shape)}",
+                remedy="give a tensor of shape [B, C, X, Y, Z]",
             )
         sites_N4 = (dense_BCXYZ.detach() != 0).any(1).nonzero()
         b, x, y, z = sites_N4.unbind(1)
@@ -185,7 +178,7 @@ _Context = tuple[Triple, Triple | None, int]
 def _rebuild(
     feats: Any, coords: Any, context: _Context, cache: CoordinateCache | None
 ) -> SparseTensor:
-    # Without checks: tree maps put things other than tensors in a node's place.
+    # Without checks, because tree maps replace the tensors by other objects.
     tensor = SparseTensor.__new__(SparseTensor)
     tensor.feats, tensor.coords = feats, coords
     tensor.stride, tensor.spatial_shape, tensor.batch_size = context
@@ -214,12 +207,12 @@ def _check_layout(feats: Tensor, coords: Tensor) -> None:
 def sparse_collate(
     samples: Sequence[tuple[Tensor, Tensor]], *, spatial_shape: Sequence[int] | None
 ) -> SparseTensor:
-    """Join samples into one batch; sample ``i`` gets batch index ``i``.
+    """Join samples into one batch, in which sample ``i`` has batch index ``i``.
 
     Args:
-        samples: (coords, feats) of each: integer [n, 3] and floating [n, C]; n may
-            be 0 and differs from sample to sample.
-        spatial_shape: extent of the grid they share, None where it is not known.
+        samples: (coords, feats) of each sample: integer [n, 3] and floating [n, C]; n may
+            be 0 and differ between samples.
+        spatial_shape: extent of their common grid, None if unknown.
 
     Raises:
         CoordinateError: no samples, wrong shapes or dtypes, coordinates beyond 21 bits.
@@ -232,7 +225,7 @@ def sparse_collate(
     coords = torch.cat([coords for coords, _ in samples])
     if coords.numel() and not 0 <= int(coords.min()) <= int(coords.max()) <= MAX_COORDINATE:
         raise CoordinateError(
-            f"coordinates from {int(coords.min())} to {int(coords.max())}",
+            f"coordinates range from {int(coords.min())} to {int(coords.max())}",
             remedy=f"keep them from 0 to {MAX_COORDINATE}: shift each sample, or use larger voxels",
         )
     batch = torch.cat([coords.new_full((n, 1), i, dtype=torch.int32) for i, n in enumerate(sizes)])
@@ -295,34 +288,34 @@ pytree.register_pytree_node(
 
 
 def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
-    """``x + y``, of tensors on the same sites in the same order; keeps the cache of ``x``.
+    """``x + y`` for tensors with the same sites in the same order; keeps the cache of ``x``.
 
-    Tensors that layers with equal windows make of one tensor share their coordinates, so that
-    nothing is compared; other coordinates are, which waits for the device.
+    The outputs of layers with equal windows on one tensor share their coordinates object;
+    other coordinates are compared, which waits for the device.
 
     Raises:
-        CoordinateError: they differ in stride, grid, sites or channels.
+        CoordinateError: the tensors differ in stride, grid, sites or channels.
     """
     if x.stride != y.stride or len(x) != len(y) or x.batch_size != y.batch_size:
         raise CoordinateError(
-            f"a sum of {len(x)} sites of stride {x.stride} in {x.batch_size} samples and "
-            f"{len(y)} of stride {y.stride} in {y.batch_size}",
-            remedy="give both paths windows that lead to the same sites, such as kernel size 2 "
-            "with stride 2, or no stride",
+            f"cannot add {len(x)} sites of stride {x.stride} in {x.batch_size} samples and "
+            f"{len(y)} sites of stride {y.stride} in {y.batch_size} samples",
+            remedy="give both paths windows that produce the same sites, such as kernel size 2 "
+            "with stride 2, or stride 1",
         )
     if x.spatial_shape != y.spatial_shape:
         raise CoordinateError(
-            f"a sum of tensors on grids of {x.spatial_shape} and {y.spatial_shape}",
+            f"cannot add tensors on grids of {x.spatial_shape} and {y.spatial_shape}",
             remedy="give both paths the same windows, and both tensors the same spatial_shape",
         )
     if x.coords is not y.coords and not torch.equal(x.coords, y.coords):
         raise CoordinateError(
-            "a sum of tensors whose sites differ, or come in another order",
+            "cannot add tensors whose sites or their order differ",
             remedy="give both paths the same windows",
         )
     if x.num_channels != y.num_channels:
         raise CoordinateError(
-            f"a sum of {x.num_channels} and {y.num_channels} channels",
-            remedy="bring both to as many, by a convolution of kernel size 1",
+            f"cannot add {x.num_channels} and {y.num_channels} channels",
+            remedy="make both equal, by a convolution of kernel size 1",
         )
     return x.replace_feats(x.feats + y.feats)

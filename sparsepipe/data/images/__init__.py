@@ -1,7 +1,6 @@
-"""Images of digits: drawn here, or MNIST where a user has it."""
+"""Images of digits: drawn here, or the user's copy of MNIST."""
 
 from sparsepipe.data.images.datamodule import ImageDataModule
-from sparsepipe.data.images.drawn import DrawnDigits
-from sparsepipe.data.images.mnist import Mnist
+from sparsepipe.data.images.sources import DrawnDigits, Mnist
 
 __all__ = ["DrawnDigits", "ImageDataModule", "Mnist"]

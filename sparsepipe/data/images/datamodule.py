@@ -11,40 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch.utils.data import Dataset
 
-from sparsepipe.data.checks import check_numbers, check_share
-from sparsepipe.data.dataloaders import (
-    Access,
-    EvalSampler,
-    ShapeLoader,
-    TrainSampler,
-    default_workers,
-    make_loader,
-    split_validation,
-)
-from sparsepipe.data.images.base import DIGITS, ImageSet, ImageSource
+from sparsepipe.data.dataloaders import Access, ShapeLoader
+from sparsepipe.data.datamodule import Purpose, SplitDataModule
+from sparsepipe.data.images.sources import DIGITS, ImageSet, ImageSource
 from sparsepipe.data.points import SPLITS, IntArray, Split
 from sparsepipe.errors import ConfigError
 
 
-class ImageDataModule(pl.LightningDataModule):
+class ImageDataModule(SplitDataModule):
     """Images of digits, for training, validation and test.
 
-    A batch is ``dict(input=Tensor [B, 1, 28, 28] in [0, 1], label=[B], index=[B])``, of which
-    ``index`` is the image's place in its split. The order of an epoch follows from (seed, epoch)
-    alone; training ranks get equal numbers of images, as of shapes.
+    A batch is ``dict(input=Tensor [B, 1, 28, 28] in [0, 1], label=[B], index=[B])``; ``index`` is
+    the image's position in its split. The order of an epoch depends on (seed, epoch) only; all
+    training ranks get the same number of images.
 
     Args:
-        root: directory of the data, where they are files.
+        root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``.
-        cache_dir: where what is drawn is kept.
+        cache_dir: directory of drawn images.
         batch_size: images in a batch, for each device.
         num_workers: loader processes for each rank; None chooses by the number of cores.
         val_share: share of every class's training images kept for validation, in [0, 1).
-        seed: of the order and of the validation split.
+        seed: seed of the order and of the validation split.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -65,21 +56,15 @@ class ImageDataModule(pl.LightningDataModule):
         val_share: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_share(val_share)
-        check_numbers(
-            least_1={"batch_size": batch_size}, least_0={"num_workers": num_workers, "seed": seed}
+        super().__init__(
+            batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
         )
         self._source = source(root)
         self._cache = Path(os.path.expandvars(cache_dir)).expanduser().absolute()
-        self.batch_size, self._val_share, self._seed = batch_size, val_share, seed
-        self._num_workers = default_workers() if num_workers is None else num_workers
         self._splits: dict[Split, ImageSet] = {}
-        self._train_S: IntArray = np.empty(0, np.int64)
-        self._val_S: IntArray = np.empty(0, np.int64)
 
     def fingerprint(self) -> str:
-        """Digest of the images, the same wherever they lie on the disk."""
+        """Digest of the images, independent of their location on the disk."""
         return self._source.fingerprint()
 
     def image_set(self, split: Split) -> ImageSet:
@@ -89,73 +74,40 @@ class ImageDataModule(pl.LightningDataModule):
         return self._splits[split]
 
     def prepare_data(self) -> None:
-        """Draw what is to be drawn; call it in one process only."""
+        """Draw images that are not in the cache yet; call it in one process only."""
         for split in SPLITS:
             self.image_set(split)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Open the images and carve out the validation split."""
-        del stage  # opening is cheap
-        self.prepare_data()
-        self._train_S, self._val_S = split_validation(
-            self.image_set("train").labels_S, share=self._val_share, seed=self._seed
-        )
-
-    def train_dataloader(self) -> ShapeLoader:
-        """Shuffled training images; every rank gets the same number."""
-        dataset = ImageDataset(self.image_set("train"), self._train_S)
-        return self._loader(dataset, TrainSampler(dataset, seed=self._seed, **self._ranks()))
-
-    def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
-        """The validation split, or no loader when ``val_share`` is 0."""
-        if not len(self._val_S):
-            return []
-        dataset = ImageDataset(self.image_set("train"), self._val_S)
-        return self._loader(dataset, EvalSampler(dataset, **self._ranks()))
 
     def test_dataloader(self) -> ShapeLoader:
         """The test split; no rank repeats an image.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there are no test images.
         """
-        images = self.image_set("test")
-        if not len(images):
+        if not len(self.image_set("test")):
             raise ConfigError(
                 "these data have no images to test on",
-                remedy="set data.source.held_out=2000 to test on the last rows of train.csv, or "
-                "task.test=false",
+                remedy="set data.source.held_out=2000 to test on the last 2,000 rows of train.csv, "
+                "or task.test=false",
             )
-        dataset = ImageDataset(images, np.arange(len(images)))
-        return self._loader(dataset, EvalSampler(dataset, **self._ranks()))
+        return super().test_dataloader()
 
-    def predict_dataloader(self) -> ShapeLoader:
-        """The test split, read exactly as for testing."""
-        return self.test_dataloader()
+    def _labels_S(self, split: Split) -> IntArray:
+        return self.image_set(split).labels_S
 
-    def _loader(self, dataset: ImageDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
-        return make_loader(
-            dataset,
-            sampler=sampler,
-            batch_size=self.batch_size,
-            num_workers=self._num_workers,
-            collate=collate,
-        )
+    def _dataset(self, purpose: Purpose, indices_S: IntArray) -> ImageDataset:
+        return ImageDataset(self.image_set("test" if purpose == "test" else "train"), indices_S)
 
-    def _ranks(self) -> dict[str, int]:
-        """This process's share, from the trainer where there is one."""
-        told: dict[str, Any] = (
-            (self.trainer.distributed_sampler_kwargs or {}) if self.trainer is not None else {}
-        )
-        return {"num_replicas": told.get("num_replicas", 1), "rank": told.get("rank", 0)}
+    def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+        return collate
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Some images of a split, indexed by (epoch, index); the epoch changes nothing.
+    """Some images of a split, indexed by (epoch, index); the epoch has no effect.
 
     Args:
-        images: of the split.
-        indices_S: those that belong to this data set.
+        images: all images of the split.
+        indices_S: indices of the images in this data set.
     """
 
     def __init__(self, images: ImageSet, indices_S: IntArray) -> None:

@@ -1,15 +1,10 @@
-"""Procedurally modelled CAD objects: the data set that needs no download.
+"""Procedurally modelled CAD objects: a data set that needs no download.
 
-Classes come in families that share a gross form (vessels, seats, tables, cases, wheels) and
-differ in parts: a handle or two, arms, drawers, teeth. So silhouettes alone do not tell them
-apart; ``benchmarks/shapes_baseline.py`` measures how far they go.
+Classes come in families with a common overall form (vessels, seats, tables, cases, wheels) that
+differ in parts such as handles, arms, drawers or teeth, so that silhouettes alone do not
+distinguish them; ``benchmarks/shapes_baseline.py`` measures how well they do.
 """
 
-from sparsepipe.data.shapes.generate import (
-    SHAPE_CLASSES,
-    ShapesSettings,
-    generate_shapes,
-    make_shape,
-)
+from sparsepipe.data.shapes.generate import SHAPE_CLASSES, generate_shapes, make_shape
 
-__all__ = ["SHAPE_CLASSES", "ShapesSettings", "generate_shapes", "make_shape"]
+__all__ = ["SHAPE_CLASSES", "generate_shapes", "make_shape"]

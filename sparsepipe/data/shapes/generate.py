@@ -1,8 +1,8 @@
-"""Writes the embedded data set as OFF files in ModelNet's layout.
+"""Generation of the embedded data set as OFF files in ModelNet's layout.
 
-A shape depends on (seed, class, split, number) and on nothing else: not on the other
-classes, the counts or the processes. So a set can be made in part, interrupted, mended by
-deleting files, or made anew elsewhere, with the same bytes.
+A shape depends only on (seed, class, split, number), not on other classes, the counts or the
+processes. A set can therefore be generated in part, interrupted, repaired by deleting files, or
+generated again elsewhere, with the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import trimesh
 
 from sparsepipe.data.files import explaining_storage, progress
-from sparsepipe.data.off import save_off
+from sparsepipe.data.off import write_off
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.data.shapes import furniture, objects
@@ -31,7 +31,6 @@ from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.files import write_plain_json
 
 Builder: TypeAlias = Callable[[np.random.Generator], list[Part]]
-
 
 BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
@@ -57,13 +56,11 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "wheel": objects.wheel,
     }
 )
-
-
 SHAPE_CLASSES: tuple[str, ...] = tuple(BUILDERS)
 
 
 def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
-    """A new object of a class, drawn from ``rng``: z up, turned at random, scaled at random.
+    """A random object of a class, with z up, random rotation and random scale.
 
     Raises:
         ConfigError: there is no such class.
@@ -71,11 +68,11 @@ def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
     if class_name not in BUILDERS:
         raise ConfigError(
             f"there is no shape class {class_name!r}",
-            remedy=f"Choose from {', '.join(SHAPE_CLASSES)}.",
+            remedy=f"choose from {', '.join(SHAPE_CLASSES)}",
         )
     mesh = join(BUILDERS[class_name](rng))
     angle, scale = between(rng, 0, 2 * np.pi), np.exp(between(rng, -1, 1))
-    # Proportions vary beyond what the builder draws, as they do between makers.
+    # Proportions vary in addition to the builder's own variation.
     stretch_3 = scale * np.exp(rng.uniform(-0.3, 0.3, 3))
     cosine, sine = np.cos(angle), np.sin(angle)
     turn_33 = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
@@ -84,23 +81,17 @@ def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
 
 
 MODELLER_VERSION = 2
-"""Raised with any change that gives a shape other triangles; names the set's folder."""
-
-
+"""Increased with any change to a shape's triangles; part of the folder's name."""
 SETTINGS_FILE = "shapes.json"
-"""Names the settings a folder was made with; written before the first shape."""
-
-
+"""Settings of a folder's shapes; written before the first shape."""
 _CHUNK_SHAPES = 16
-
-
 _SHAPES_PER_WORKER = 200
-"""For fewer shapes it is not worth starting a process."""
+"""Fewer shapes per worker do not repay the start of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapesSettings:
-    """What a folder of generated shapes holds."""
+    """Settings of a folder of generated shapes."""
 
     classes: tuple[str, ...]
     train_per_class: int
@@ -131,21 +122,20 @@ def generate_shapes(
 ) -> None:
     """Model shapes and write ``<root>/<class>/{train,test}/<class>_0001.off`` and on.
 
-    Files that exist are kept; only missing ones are made. Each is written whole or not at
-    all, so that an interrupted call goes on where it was. One folder holds one choice of
-    settings, recorded in ``shapes.json``.
+    Only missing files are generated, each of them atomically, so that an interrupted call
+    continues where it stopped. A folder has one set of settings, recorded in ``shapes.json``.
 
     Args:
-        root: folder to write to; made if it is missing.
-        classes: which of ``SHAPE_CLASSES``; None is all.
+        root: folder to write to; created if it is missing.
+        classes: names from ``SHAPE_CLASSES``; None is all.
         train_per_class: training shapes of each class.
         test_per_class: test shapes of each class.
         seed: seed of all shapes, 0 or more.
-        workers: processes to share the work.
+        workers: number of processes.
 
     Raises:
         ConfigError: unknown classes or negative counts.
-        DataError: the folder holds something else, or it cannot be written to.
+        DataError: the folder holds other data, or cannot be written to.
     """
     settings = shapes_settings(classes, train_per_class, test_per_class, seed)
     root = Path(root)
@@ -160,7 +150,7 @@ def generate_shapes(
 
 
 def is_complete(root: Path, settings: ShapesSettings) -> bool:
-    """Whether a folder holds all shapes of these settings; needs no permission to write."""
+    """Whether a folder holds all shapes of these settings; works in read-only folders."""
     try:
         recorded = json.loads((root / SETTINGS_FILE).read_text())
     except (OSError, ValueError):
@@ -169,7 +159,7 @@ def is_complete(root: Path, settings: ShapesSettings) -> bool:
 
 
 def shape_rng(seed: int, class_name: str, split: Split, number: int) -> np.random.Generator:
-    """The random numbers of one shape."""
+    """The random generator of one shape."""
     return np.random.default_rng(
         [seed, zlib.crc32(class_name.encode()), SPLITS.index(split), number]
     )
@@ -184,54 +174,52 @@ def shapes_settings(
     if unknown or not chosen:
         raise ConfigError(
             f"there are no shape classes {', '.join(unknown)}" if unknown else "no classes chosen",
-            remedy=f"Choose from {', '.join(SHAPE_CLASSES)}.",
+            remedy=f"choose from {', '.join(SHAPE_CLASSES)}",
         )
     if min(train_per_class, test_per_class, seed) < 0:
         raise ConfigError(
             f"train_per_class={train_per_class}, test_per_class={test_per_class} and "
             f"seed={seed} must not be negative",
-            remedy="Set them to 0 or more.",
+            remedy="set them to 0 or more",
         )
     return ShapesSettings(chosen, train_per_class, test_per_class, seed)
 
 
 def _claim(root: Path, settings: ShapesSettings) -> None:
-    """Record the settings in an empty folder, compare them in one that has them.
-
-    Raises:
-        DataError: the folder was made with other settings or by something else.
-    """
+    """Record the settings in an empty folder, or check that the recorded ones are equal."""
     path = root / SETTINGS_FILE
-    asked = _plain(settings)
+    expected = _plain(settings)
     try:
         with explaining_storage(root, setting="data.root"):
             root.mkdir(parents=True, exist_ok=True)
         foreign = [name for name in os.listdir(root) if not name.startswith(".")]
         if not foreign:
-            write_plain_json(path, asked)
+            write_plain_json(path, expected)
         found = json.loads(path.read_text()) if path.exists() else None
     except (OSError, ValueError) as error:
         raise DataError(
             f"cannot use {root} for generated shapes: {error}",
-            remedy="Choose a folder you can write to, or delete this one.",
+            remedy="choose a folder you can write to, or delete this one",
         ) from error
     if found is None:
         raise DataError(
             f"{root} holds other data ({', '.join(sorted(foreign)[:3])}, ...)",
-            remedy="Choose an empty or new folder for the generated shapes.",
+            remedy="choose an empty or new folder for the generated shapes",
         )
-    if found != asked:
+    if found != expected:
         differing = [
-            key for key in asked if not isinstance(found, dict) or found.get(key) != asked[key]
+            key
+            for key in expected
+            if not isinstance(found, dict) or found.get(key) != expected[key]
         ]
         raise DataError(
             f"{root} holds shapes generated with other settings ({', '.join(differing)})",
-            remedy=f"Delete {root} to generate them anew, or choose another folder.",
+            remedy=f"delete {root} to generate them anew, or choose another folder",
         )
 
 
 def _plain(settings: ShapesSettings) -> dict[str, Any]:
-    """Settings as they come back from JSON."""
+    """Settings in the form in which JSON returns them."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
     return plain
 
@@ -249,7 +237,7 @@ def _missing(root: Path, settings: ShapesSettings) -> Iterator[_Task]:
 
 
 def _present(folder: Path) -> set[str]:
-    """Names of a folder's whole files; an empty one is what a power failure may leave."""
+    """Names of a folder's files without empty ones, which a power failure may leave behind."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if entry.stat().st_size > 0}
@@ -259,7 +247,7 @@ def _present(folder: Path) -> set[str]:
 
 def _write(task: _Task) -> int:
     rng = shape_rng(task.seed, task.class_name, task.split, task.number)
-    save_off(make_shape(task.class_name, rng), task.path)
+    write_off(make_shape(task.class_name, rng), task.path)
     return 1
 
 
@@ -268,7 +256,7 @@ def _write_some(tasks: Sequence[_Task]) -> int:
 
 
 def _write_all(tasks: Sequence[_Task], workers: int) -> Generator[int]:
-    """Numbers of shapes written, as they are."""
+    """Yield the number of shapes written since the last one."""
     if workers <= 1:
         yield from map(_write, tasks)
         return

@@ -1,7 +1,7 @@
-"""The building blocks of procedural shapes: solids placed in space, z up.
+"""Solids from which procedural shapes are built, with z up.
 
-Parts overlap instead of being united: sampling by area needs no closed surface, and so no
-boolean engine. Lengths are in units of the object's own size.
+Parts overlap and are not united: sampling by area needs no closed surface, and so no boolean
+operations. Lengths are in units of the object's own size.
 
 Shapes: P points of an outline or path, S sections of a loft, V vertices, F faces.
 """
@@ -17,16 +17,12 @@ import numpy.typing as npt
 import trimesh
 
 Array: TypeAlias = npt.NDArray[np.floating]
-
-
 Faces: TypeAlias = npt.NDArray[np.int64]
-
-
 Point: TypeAlias = Sequence[float] | Array
 
 
 class Part(NamedTuple):
-    """Triangles. A full mesh object for each would take most of the building time."""
+    """Triangles; full mesh objects would take most of the generation time."""
 
     vertices_V3: Array
     faces_F3: Faces
@@ -73,7 +69,7 @@ def rod(start: Point, end: Point, radius: float, *, sections: int = 10) -> Part:
     unit = _unit("rod", sections)
     start_3, end_3 = np.asarray(start, dtype=float), np.asarray(end, dtype=float)
     along_3 = end_3 - start_3
-    # Any direction that is not the bar's own serves to span the plane across it.
+    # Any direction not parallel to the bar spans the plane across it.
     helper_3 = np.array([0.0, 1.0, 0.0] if abs(along_3[2]) > abs(along_3[1]) else [0.0, 0.0, 1.0])
     across_3 = _cross(along_3, helper_3)
     across_3 *= radius / np.sqrt(across_3 @ across_3)
@@ -220,7 +216,7 @@ def one_of(rng: np.random.Generator, *options: str) -> str:
 def things(
     rng: np.random.Generator, half_x: float, half_y: float, low: float, *, most: int = 3
 ) -> list[Part]:
-    """Up to ``most`` boxes, cans and balls that stand on a surface at height ``low``."""
+    """Up to ``most`` boxes, cans and balls on a surface at height ``low``."""
     parts = []
     for _ in range(count(rng, 0, most)):
         radius, height = between(rng, 0.08, 0.35) * half_y, between(rng, 0.05, 0.6)

@@ -1,6 +1,7 @@
-"""Where point clouds come from: one class for each layout."""
+"""Sources of point clouds, one class for each layout of files."""
 
-from sparsepipe.data.sources.base import CacheSettings, Source, Split
+from sparsepipe.data.points import Split
+from sparsepipe.data.sources.base import CacheSettings, Source
 from sparsepipe.data.sources.npz import NpzBundle
 from sparsepipe.data.sources.off_tree import GeneratedShapes, OffTree
 from sparsepipe.data.sources.resampled import NormalResampled

@@ -1,4 +1,4 @@
-"""Sources of point clouds: their protocol, shared checks, and the way through the row cache."""
+"""The interface of a source of point clouds; shared checks and reading through the row cache."""
 
 from __future__ import annotations
 
@@ -14,39 +14,28 @@ import numpy as np
 from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import scan_files
 from sparsepipe.data.mesh_rows import QUANTA
-from sparsepipe.data.points import SPLITS, Frames, IntArray, PointSet, Split
+from sparsepipe.data.points import Frames, IntArray, PointSet, Split
 from sparsepipe.data.row_cache import DONE, RowCache, RowReader
 from sparsepipe.errors import DataError
 from sparsepipe.utils.host import usable_cores
 
-__all__ = [
-    "LOCK_WAIT_S",
-    "SPLITS",
-    "CacheSettings",
-    "Source",
-    "Split",
-    "require_root",
-    "wrong_layout",
-]
+_LOG = logging.getLogger(__name__)
 
-
+_NAMED_FILES = 10
 LOCK_WAIT_S = 7_200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """How a source prepares and keeps what is read at each access.
+    """Settings of the cache in which a source keeps prepared data; see ``ShapeDataModule``.
 
     Attributes:
-        directory: where caches live; safe to delete, they are built again.
+        directory: directory of all caches; it can be deleted, since caches are built again.
         points: points sampled from each mesh.
         seed: seed of the sampling.
-        strict: refuse corrupt files instead of leaving them out.
-        workers: processes that build a cache; 0 is one for each core.
-        lock_wait_s: how long to wait for another process that builds the same cache.
 
     Raises:
-        ConfigError: a number is too small; told by its key of the configuration.
+        ConfigError: a number is too small; the message names its configuration key.
     """
 
     directory: Path
@@ -64,15 +53,15 @@ class CacheSettings:
 
 
 class Source(Protocol):
-    """A place that point clouds come from, for both splits.
+    """A source of point clouds, for both splits.
 
-    Two things more a source may have: ``takes_cached_points = True`` where every shape gets
-    ``CacheSettings.points`` points, so that wrong settings are told before a cache is built,
-    and ``load_surface`` where there are meshes, see ``OffTree``.
+    A source may also have ``takes_cached_points = True`` if every shape has
+    ``CacheSettings.points`` points, so that ``num_points`` is checked before a cache is built,
+    and ``load_surface`` if it has meshes, see ``OffTree``.
     """
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
-        """The point clouds of a split, built into the cache first where needed.
+        """The point clouds of a split, after building the cache if necessary.
 
         Raises:
             DataError: the root is missing, has another layout or holds no usable shape.
@@ -80,7 +69,7 @@ class Source(Protocol):
         ...
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Hex digest of what the root holds, the same wherever it lies on the disk."""
+        """Hex digest of the data in the root, independent of their location on the disk."""
         ...
 
 
@@ -88,8 +77,8 @@ def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path
     """The root as an absolute path.
 
     Args:
-        root: what the user set as ``data.root``.
-        what: the layout expected, for the message.
+        root: the user's setting ``data.root``.
+        what: description of the expected layout, for the message.
         where_from: where to get such data, for the remedy.
 
     Raises:
@@ -110,7 +99,7 @@ def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path
 
 
 def wrong_layout(root: Path, *, expected: str) -> DataError:
-    """The error for a root of another layout, naming what lies there and the group that fits."""
+    """The error for a root with another layout; names its content and the fitting data group."""
     found = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir())
     listing = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
     return DataError(
@@ -120,7 +109,7 @@ def wrong_layout(root: Path, *, expected: str) -> DataError:
 
 
 def _hint(root: Path, expected: str) -> str:
-    """What a root of another layout was probably meant to be."""
+    """A remedy for a root with another layout."""
     fitting = _fitting_group(root)
     if fitting:
         return f"use data={fitting}, which reads this layout"
@@ -142,20 +131,14 @@ def _fitting_group(root: Path) -> str | None:
     return None
 
 
-_LOG = logging.getLogger(__name__)
-
-
-_NAMED_FILES = 10
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The files of one split.
 
     Attributes:
         root: the directory that ``names`` are relative to.
-        split: which split it is, for messages.
-        names: files, with forward slashes.
+        split: the split, for messages.
+        names: relative paths of the files, with forward slashes.
         labels_S: class number of each file.
         classes: class names.
     """
@@ -168,10 +151,10 @@ class Listing:
 
 
 def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowCache:
-    """The cache of a listing's rows, built as far as it was not.
+    """The cache of a listing's rows, after building missing ones.
 
     Raises:
-        DataError: see ``RowCache.build``; or files are corrupt and ``cache.strict``.
+        DataError: see ``RowCache.build``; or files are corrupt and ``cache.strict`` is set.
     """
     files = scan_files(listing.root, listing.names, cache_directory=cache.directory)
     rows = RowCache(files, reader, cache_directory=cache.directory)
@@ -192,7 +175,7 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
             )
         if built:
             _LOG.warning("%s and left out (listed in %s):\n%s", summary, where, shown)
-        else:  # every rank comes here, those beyond the first with a higher level
+        else:  # each further rank opens the same cache
             _LOG.info("%s and left out, as before (listed in %s)", summary, where)
     return rows
 
@@ -201,7 +184,7 @@ def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> Po
     """The clouds of a listing whose rows are quantised points.
 
     Raises:
-        DataError: see ``open_rows``; or no usable shape remains, in training of any class.
+        DataError: see ``open_rows``; or no usable shape remains (in training, of any class).
     """
     rows = open_rows(listing, reader, cache)
     rows_S = np.flatnonzero(rows.state_S() == DONE)
@@ -222,14 +205,14 @@ def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> Po
 
 
 def _check_usable(listing: Listing, labels_S: IntArray, rows: RowCache) -> None:
-    """Training needs a usable shape of every class, a test one at all."""
+    """Require a usable shape of every class for training, and any usable shape for a test."""
     counts_K = np.bincount(labels_S, minlength=len(listing.classes))
     empty: Sequence[str] = [listing.classes[label] for label in np.flatnonzero(counts_K == 0)]
     if len(empty) == len(listing.classes):
         raise DataError(
             f"no usable {listing.split} shape under {listing.root}: all {len(listing.names)} "
             "files are corrupt",
-            remedy=f"replace the files; what is wrong with each is listed in "
+            remedy="replace the files; their faults are listed in "
             f"{rows.directory / 'corrupt.json'}",
         )
     if empty and listing.split == "train":

@@ -1,7 +1,7 @@
 """Point clouds in two npz files, ``train.npz`` and ``test.npz``.
 
-Each holds ``points`` [S, P, 3] (integers, with a number ``scale`` that makes coordinates
-of them, or floats), ``labels`` [S], ``classes`` (names) and optionally ``names`` [S].
+Each has ``points`` [S, P, 3] (floats, or integers with a factor ``scale`` to coordinates),
+``labels`` [S], ``classes`` (names) and optionally ``names`` [S].
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_values, explaining_storage, scan_files
-from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
-from sparsepipe.data.sources.base import SPLITS, CacheSettings, Split, require_root, wrong_layout
+from sparsepipe.data.points import SPLITS, Frames, MappedArray, PointSet, Split, measure_frames
+from sparsepipe.data.sources.base import CacheSettings, require_root, wrong_layout
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
 
 _LOG = logging.getLogger(__name__)
 
 _VERSION = 1
-"""Raised with any change to what is kept in the cache."""
+"""Increased with any change to the content of the cache."""
 
-_BROKEN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a broken archive raises."""
+_READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+"""Errors raised by reading a corrupt archive."""
 
 WHERE_FROM = (
     "the bundle holds train.npz and test.npz with the arrays points, labels, classes, "
@@ -88,25 +88,25 @@ class NpzBundle:
 
 def _unreadable(path: Path, reason: object) -> DataError:
     return DataError(
-        f"{path} is no npz bundle of point clouds: {reason}",
+        f"{path} is not an npz bundle of point clouds: {reason}",
         remedy=f"copy the file again or set data.root to another bundle; {WHERE_FROM}",
     )
 
 
 def _read_small(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a bundle but the points."""
+    """All arrays of a bundle except the points."""
     try:
         with np.load(path) as bundle:
             missing = {"points", "labels", "classes"} - set(bundle.files)
             if missing:
                 raise _unreadable(path, f"it lacks {', '.join(sorted(missing))}")
             return {name: bundle[name] for name in bundle.files if name != "points"}
-    except _BROKEN as error:
+    except _READ_ERRORS as error:
         raise _unreadable(path, error) from error
 
 
 def _unpack_points(path: Path, target: Path) -> None:
-    """Stream the member ``points.npy`` out of the archive, without holding it in memory."""
+    """Copy the member ``points.npy`` out of the archive in chunks."""
     try:
         with (
             replacing(target) as temporary,
@@ -124,14 +124,14 @@ def _unpack_points(path: Path, target: Path) -> None:
 
 
 def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray[Any]]) -> None:
-    """Refuse arrays that do not fit each other."""
+    """Raise ``DataError`` for arrays that do not fit together."""
     labels_S, classes = small["labels"], small["classes"]
     if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
         raise _unreadable(path, f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
     if labels_S.shape != points_SP3.shape[:1]:
-        raise _unreadable(path, f"{len(points_SP3)} shapes but labels of {labels_S.shape}")
+        raise _unreadable(path, f"{len(points_SP3)} shapes, but labels of shape {labels_S.shape}")
     if labels_S.dtype.kind not in "iu" or classes.ndim != 1:
-        raise _unreadable(path, "labels are no whole numbers, or classes no list of names")
+        raise _unreadable(path, "labels are not integers, or classes is not a list of names")
     if labels_S.min() < 0 or labels_S.max() >= len(classes):
         raise _unreadable(path, f"labels up to {labels_S.max()} for {len(classes)} classes")
     scale = small.get("scale", np.ones(()))
@@ -139,18 +139,18 @@ def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray
         raise _unreadable(path, f"scale is {scale}, not a positive number")
     names = small.get("names")
     if names is not None and names.shape != labels_S.shape:
-        raise _unreadable(path, f"{len(labels_S)} shapes but names of {names.shape}")
+        raise _unreadable(path, f"{len(labels_S)} shapes, but names of shape {names.shape}")
 
 
 def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSettings) -> Frames:
-    """Frames of all clouds, measured once and kept beside the points."""
+    """Frames of all clouds, computed once and saved next to the points."""
     if not path.is_file():
         frames = measure_frames(points_SP3, scale)
         bad_S = ~np.isfinite(frames.radius_S)
         if bad_S.any():
             raise DataError(
-                f"{int(bad_S.sum())} shapes of the bundle have points that are not numbers, "
-                f"first in row {int(np.flatnonzero(bad_S)[0])}",
+                f"{int(bad_S.sum())} shapes of the bundle have points that are not finite, "
+                f"the first in row {int(np.flatnonzero(bad_S)[0])}",
                 remedy="remove these rows from the bundle",
             )
         with (
@@ -165,5 +165,5 @@ def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSett
                 center=frames.center_S3,
                 radius=frames.radius_S,
             )
-    with np.load(path) as kept:
-        return Frames(kept["low"], kept["high"], kept["center"], kept["radius"])
+    with np.load(path) as saved:
+        return Frames(saved["low"], saved["high"], saved["center"], saved["radius"])

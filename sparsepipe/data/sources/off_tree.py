@@ -1,4 +1,4 @@
-"""Meshes as OFF files in ModelNet's layout (``<class>/<split>/<name>.off``), found or generated."""
+"""OFF files in ModelNet's layout (``<class>/<split>/<name>.off``), existing or generated."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from sparsepipe.data.files import (
     scan_files,
 )
 from sparsepipe.data.mesh_rows import SurfaceSampler, SurfaceVoxels
-from sparsepipe.data.points import MappedArray, PointSet
+from sparsepipe.data.points import SPLITS, MappedArray, PointSet, Split
 from sparsepipe.data.row_cache import DONE
 from sparsepipe.data.shapes import generate_shapes
 from sparsepipe.data.shapes.generate import MODELLER_VERSION, is_complete, shapes_settings
 from sparsepipe.data.sources.base import (
     LOCK_WAIT_S,
-    SPLITS,
     CacheSettings,
     Listing,
-    Split,
     open_points,
     open_rows,
     require_root,
@@ -46,9 +44,9 @@ WHERE_FROM = (
 
 
 class OffTree:
-    """Source: OFF meshes, sampled once into a cache of points.
+    """Source: OFF meshes, from which points are sampled once into a cache.
 
-    Folders whose names begin with ``.`` or ``_`` (such as ``__MACOSX``) are no classes.
+    Folders whose names begin with ``.`` or ``_`` (such as ``__MACOSX``) are ignored.
 
     Args:
         root: directory with one folder for each class.
@@ -70,7 +68,7 @@ class OffTree:
     ) -> MappedArray:
         """Packed bits [S, ceil(R^3 / 8)] of the voxels that each mesh's surface crosses.
 
-        Rows are those of the split's ``PointSet``.
+        The rows are numbered as in the split's ``PointSet``.
 
         Raises:
             DataError: see ``load``.
@@ -82,7 +80,7 @@ class OffTree:
         return rows.rows
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of names, sizes and contents; see ``Source.fingerprint``."""
+        """Digest of names, sizes and content; see ``Source.fingerprint``."""
         names = [name for split in SPLITS for name in self._names(split)]
         return digest_values(
             digest_listing(scan_files(self.root, names, cache_directory=cache.directory))
@@ -92,7 +90,7 @@ class OffTree:
         """The files of a split.
 
         Raises:
-            DataError: the root has another layout, or a class has no mesh to train on.
+            DataError: the root has another layout, or a class has no training mesh.
         """
         classes = self._classes()
         files = {name: self._class_files(name, split) for name in classes}
@@ -145,17 +143,17 @@ def _sampler(cache: CacheSettings) -> SurfaceSampler:
 
 
 class GeneratedShapes(OffTree):
-    """Source: the embedded classes of modelled objects, in ModelNet's layout.
+    """Source: procedurally generated objects of the embedded classes, in ModelNet's layout.
 
-    Each choice of counts and seed, and each version of the modeller, has a directory of its
-    own under ``root``, so that a small set made for a demonstration is never taken for the
-    full one, nor an old one for a new one.
+    Each combination of counts and seed, and each version of the generator, has its own directory
+    under ``root``, so that a small set for a demonstration is never mistaken for the full one,
+    nor an old set for a new one.
 
     Args:
-        root: directory to write into; made if it is missing.
+        root: directory to write to; created if it is missing.
         train_per_class: training shapes of each class.
         test_per_class: test shapes of each class.
-        classes: names of classes to take; None is all.
+        classes: names of the classes; None is all.
         seed: seed of the shapes.
 
     Raises:
@@ -202,12 +200,12 @@ class GeneratedShapes(OffTree):
         return super().fingerprint(cache)
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split, generated where they are missing."""
+        """The files of a split; missing ones are generated."""
         self._generate(LOCK_WAIT_S)
         return super().listing(split)
 
     def _generate(self, lock_wait_s: float) -> None:
-        # A set that is whole may lie where nothing can be written, not even a lock.
+        # A complete set may be in a read-only directory, where no lock can be created.
         self._complete = self._complete or is_complete(self.root, self._settings)
         if self._complete:
             return

@@ -1,27 +1,25 @@
 """ModelNet as text files of points with normals, ``modelnet40_normal_resampled``.
 
-``<class>/<class>_0001.txt`` holds lines ``x,y,z,nx,ny,nz``; ``modelnet40_shape_names.txt``
-names the classes, ``modelnet40_train.txt`` and ``modelnet40_test.txt`` the shapes of each
-split (or ``modelnet10_...`` of the ten-class subset).
+``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``; ``modelnet40_shape_names.txt`` lists
+the classes, ``modelnet40_train.txt`` and ``modelnet40_test.txt`` the shapes of each split
+(``modelnet10_...`` those of the ten-class subset).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_listing, digest_values, scan_files, unreadable
 from sparsepipe.data.mesh_rows import FramedPoints, quantise
-from sparsepipe.data.points import FloatArray, PointSet
+from sparsepipe.data.points import SPLITS, FloatArray, PointSet, Split
 from sparsepipe.data.sources.base import (
-    SPLITS,
     CacheSettings,
     Listing,
-    Split,
     open_points,
     require_root,
     wrong_layout,
@@ -77,17 +75,17 @@ class NormalResampled:
         """The files of a split.
 
         Raises:
-            DataError: a list is empty, or names a shape of no class.
+            DataError: a list is empty, or contains a shape of an unknown class.
         """
         classes = self._lines("shape_names")
         shapes = self._lines(split)
         numbers = {name: number for number, name in enumerate(classes)}
         owners = [shape.rpartition("_")[0] for shape in shapes]
-        strangers = sorted(set(owners) - set(numbers))
-        if strangers:
+        unknown = sorted(set(owners) - set(numbers))
+        if unknown:
             raise DataError(
                 f"{self.root}/{self._prefix}_{split}.txt names shapes of unknown classes: "
-                f"{', '.join(strangers[:5])}",
+                f"{', '.join(unknown[:5])}",
                 remedy=f"add them to {self._prefix}_shape_names.txt or take the lists from the "
                 "same archive",
             )
@@ -117,29 +115,25 @@ class TextPoints(FramedPoints):
         points: P, lines taken from each file; a file with fewer is corrupt.
     """
 
+    kind: ClassVar[str] = "text_points"
     points: int
 
-    @property
-    def kind(self) -> str:
-        """Name of these rows."""
-        return "text_points"
-
     def settings(self) -> dict[str, Any]:
-        """All that the rows depend on beside the files."""
+        """Everything besides the files that determines the rows."""
         return {"algorithm": "text 2", "points": self.points}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
         """Quantised points [P, 3] and the frame of one file.
 
         Raises:
-            DataError: the file cannot be read, is no table of six columns, or is too short.
+            DataError: the file cannot be read, is not a table of six columns, or is too short.
         """
         del digest  # nothing is random here
         points_P3 = _read_points(path)[: self.points]
         if len(points_P3) < self.points:
-            raise _broken(path, f"it has {len(points_P3)} points, {self.points} are needed")
+            raise _corrupt(path, f"it has {len(points_P3)} points, but {self.points} are needed")
         if not np.isfinite(points_P3).all():
-            raise _broken(path, "it has coordinates that are not finite")
+            raise _corrupt(path, "it has coordinates that are not finite")
         return quantise(points_P3, points_P3.min(axis=0), points_P3.max(axis=0))
 
 
@@ -150,13 +144,13 @@ def _read_points(path: Path) -> NDArray[np.float64]:
     except OSError as error:
         raise unreadable(path, error) from error
     except ValueError as error:
-        raise _broken(path, str(error)) from error
+        raise _corrupt(path, str(error)) from error
     if not lines or len(values) != _COLUMNS * len(lines):
-        raise _broken(path, f"its lines do not have {_COLUMNS} numbers x,y,z,nx,ny,nz each")
+        raise _corrupt(path, f"its lines do not have {_COLUMNS} numbers x,y,z,nx,ny,nz each")
     return values.reshape(-1, _COLUMNS)[:, :3]
 
 
-def _broken(path: Path, reason: str) -> DataError:
+def _corrupt(path: Path, reason: str) -> DataError:
     return DataError(
         f"{path}: {reason}",
         remedy="unpack the archive again, or lower data.cached_points; the file is left out "

@@ -1,6 +1,36 @@
-"""Implementations of sparse convolution and pooling behind one protocol."""
+"""The interface of a sparse backend. Layers call nothing else."""
 
-from sparsepipe.sparse.backends.native import NativeBackend
-from sparsepipe.sparse.backends.protocol import Backend
+from __future__ import annotations
 
-__all__ = ["Backend", "NativeBackend"]
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from sparsepipe.sparse.kernel_spec import KernelSpec
+from sparsepipe.sparse.tensor import SparseTensor
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Differentiable convolution and max pooling of sparse tensors.
+
+    Backends hold no state of a model: they can be copied, pickled and shared.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name for configurations, logs and profiles."""
+        ...
+
+    def conv3d(
+        self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
+    ) -> SparseTensor:
+        """Cross-correlate with ``kernel`` [K^3, Cin, Cout] (x fastest), add ``bias`` [Cout].
+
+        Output sites are those of :func:`sparsepipe.sparse.kernel_map.build_kernel_map`.
+        """
+        ...
+
+    def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
+        """Largest feature among the existing inputs of each window."""
+        ...

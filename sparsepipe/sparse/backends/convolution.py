@@ -1,4 +1,4 @@
-"""Sparse convolution over a gather plan, with its gradients.
+"""Sparse convolution by gathered rows and matrix products, with its gradients.
 
 Shape suffixes: N input sites, M output sites, K offsets, C input channels, D output
 channels, P pairs of a block.
@@ -22,15 +22,15 @@ class _Workspace(threading.local):
     """One growing byte buffer per thread and name.
 
     Fresh memory costs a page fault for every 4 KiB touched, which for buffers of some
-    megabytes is dearer than the copy into them. CUDA tensors are not kept: its caching
-    allocator does that, and knows about streams.
+    megabytes takes longer than the copy into them. CUDA tensors are not kept here: CUDA's
+    caching allocator does that, and respects streams.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """An uninitialised tensor of ``shape``; valid until ``name`` is next taken."""
+        """An uninitialised tensor of ``shape``, valid until the next call with ``name``."""
         if like.device.type != "cpu":
             return like.new_empty(shape)
         size = shape[0] * shape[1] * like.element_size()
@@ -43,27 +43,20 @@ class _Workspace(threading.local):
 
 workspace = _Workspace()
 
-
 # Up to this many input channels all offsets go into one product over [M, K * C]: it
 # multiplies zeros, but products this thin are bound by memory, not by arithmetic.
 _NARROW_CHANNELS = 4
-
-
-# Parts of a block are written by the products and read once by the sums. On a CPU they
-# should be in its last-level cache by then; elsewhere this only bounds memory.
+# The products write a block's parts, and the sums read them once. On a CPU they should still
+# be in its last-level cache by then; on other devices the limit only bounds memory.
 _BLOCK_BYTES = 16_000_000
-
-
 _DEVICE_BLOCK_BYTES = 2_000_000_000
-
-
 _MIN_BLOCK_ROWS = 256
 
 
 def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve; returns features [M, D] of the map's output level."""
     if kernel_map.num_outputs == 0 or kernel_map.num_inputs == 0:
-        # No rows, no products, yet both operands stay in the graph.
+        # Without rows there are no products, but both operands must stay in the graph.
         out = feats_NC.sum(0) @ kernel_KCD.sum(0)
         return out.expand(kernel_map.num_outputs, -1)
     function = _NarrowConvolution if _is_narrow(kernel_KCD) else _Convolution
@@ -72,7 +65,7 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
 
 
 def prepare(kernel_map: KernelMap, kernel_KCD: Tensor) -> None:
-    """Derive from the map now what a training step with such a kernel will use."""
+    """Build the plans that a training step with this kernel needs, ahead of time."""
     if _is_narrow(kernel_KCD):
         _ = kernel_map.neighbours_MK
     else:
@@ -86,15 +79,15 @@ def _is_narrow(kernel_KCD: Tensor) -> bool:
 
 
 def _centre(kernel_map: KernelMap) -> int | None:
-    """The offset at which every site reads itself, if there is one."""
+    """Index of the offset at which every site reads itself; None if there is none."""
     return kernel_map.spec.volume // 2 if kernel_map.spec.is_symmetric else None
 
 
 def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
-    """Rows to a block: as many as fit the budget, but enough to pay for the kernel.
+    """Rows of a block: as many as fit the budget, but enough to amortise reading the kernel.
 
-    Every block reads the whole kernel, so a block that holds fewer pairs to an offset
-    than there are channels moves more weights than features.
+    Every block reads the whole kernel, so a block with fewer pairs per offset than channels
+    moves more weights than features.
     """
     volume, *channels = kernel_KCD.shape
     rows = max(1, kernel_map.num_outputs, kernel_map.num_inputs)
@@ -106,7 +99,7 @@ def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
 
 
 class _Convolution(torch.autograd.Function):
-    """One product per offset on gathered rows, summed per output row."""
+    """One matrix product per offset on gathered rows, summed per output row."""
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -131,7 +124,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _NarrowConvolution(torch.autograd.Function):
-    """One product over all offsets, for inputs of few channels."""
+    """One matrix product over all offsets, for inputs with few channels."""
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -167,12 +160,12 @@ def _sum_of_products(
 ) -> Tensor:
     """``out[r] = sum over pairs (r, s) at offset k of source[s] @ kernel[k]``.
 
-    At the offset ``centre``, where there is one, every row is its own source.
+    At the offset ``centre`` (if any) every row is its own source.
     """
     kernels = kernel_KCD.unbind(0)
     sums = []
     for block in plan.blocks:
-        parts = _take_parts(block, kernel_KCD.shape[2], source_SC)
+        parts = _allocate_parts(block, kernel_KCD.shape[2], source_SC)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
             if k == centre:
                 torch.mm(_own_rows("gathered", source_SC, block), kernels[k], out=part)
@@ -191,23 +184,23 @@ def _gradients(
     need_feats: bool,
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both gradients from one gathering of the output's gradient at the inputs."""
+    """Gradients of features and kernel; both use the output's gradient gathered at the inputs."""
     plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
     centre = _centre(kernel_map)
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
     grad_kernel = None
     if need_kernel:
-        # In 16 bits a running sum over blocks would lose more with every block.
+        # A running sum over blocks in 16 bits would lose precision with every block.
         wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
         dtype = kernel_KCD.dtype if len(plan.blocks) == 1 else wide
         grad_kernel = torch.empty_like(kernel_KCD, dtype=dtype)
     slots = None if grad_kernel is None else grad_kernel.unbind(0)
     if kernel_map.spec.is_symmetric:
-        # Its own plan lists the readers of offset k under K - 1 - k.
+        # A symmetric window's forward plan lists the readers of offset k under K - 1 - k.
         kernels, slots = kernels[::-1], None if slots is None else slots[::-1]
     sums = []
     for b, block in enumerate(plan.blocks):
-        parts = _take_parts(block, feats_NC.shape[1], feats_NC)
+        parts = _allocate_parts(block, feats_NC.shape[1], feats_NC)
         own_rows = block.rows_P.split_with_sizes(block.counts)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
             if k == centre:
@@ -232,7 +225,7 @@ def _join(blocks: list[Tensor]) -> Tensor:
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """``total += left @ right``, or ``=`` at first; ``total`` may be of a wider dtype."""
+    """``total += left @ right``, or ``=`` if ``first``; ``total`` may have a wider dtype."""
     if right.shape[0] == 0:
         if first:
             total.zero_()
@@ -246,11 +239,11 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> N
 
 
 def _product_rows(count: int, like: Tensor) -> int:
-    """Rows of a product on ``count`` rows: as many, or a few more that count for nothing.
+    """Rows to allocate for a product of ``count`` rows; the surplus rows are ignored.
 
-    In 16 bits on a CPU every new shape of a product is first compiled, which takes longer
-    than most products do, and pair counts differ from batch to batch. Rounded up to a multiple
-    of 16, or by at most an eighth, they repeat.
+    In 16 bits on a CPU each new shape of a product is compiled first, which takes longer than
+    most products, and pair counts differ from batch to batch. Rounding them up to a multiple
+    of 16, or by at most an eighth, makes shapes repeat.
     """
     if like.device.type != "cpu" or like.element_size() != 2:
         return count
@@ -258,16 +251,16 @@ def _product_rows(count: int, like: Tensor) -> int:
     return -(-count // step) * step
 
 
-def _take_parts(block: Block, width: int, like: Tensor) -> Tensor:
-    """Room for all products of a block, and for the rows that the last is rounded up by."""
+def _allocate_parts(block: Block, width: int, like: Tensor) -> Tensor:
+    """A buffer for all products of a block, with spare rows for the last one's rounding."""
     spare = max(_product_rows(count, like) - count for count in block.counts)
     return workspace.take("parts", (block.num_pairs + spare, width), like)
 
 
 def _by_offset(block: Block, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows of each offset, and where its product goes.
+    """For each offset its rows, and the part of the buffer for its product.
 
-    A product that is rounded up runs into the next one's place, which is written after it.
+    The surplus rows of a rounded product overlap the next product, which is written later.
     """
     first = 0
     for rows in rows_P.split_with_sizes(block.counts):
@@ -284,7 +277,7 @@ def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
 
 
 def _own_rows(name: str, source: Tensor, block: Block) -> Tensor:
-    """The block's rows of ``source`` itself."""
+    """The rows of ``source`` that belong to the block, padded as ``_gather`` pads them."""
     rows = source[block.first : block.last]
     if _product_rows(len(rows), source) == len(rows):
         return rows
@@ -295,7 +288,7 @@ def _own_rows(name: str, source: Tensor, block: Block) -> Tensor:
 
 
 def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
-    """Sum each row's parts in a fixed order; rows without parts are zero."""
+    """The sum of each row's parts in a fixed order; zero for rows without parts."""
     if block.num_pairs == 0:
         return parts_PD.new_zeros(block.last - block.first, parts_PD.shape[1])
     out: Tensor = torch.embedding_bag(parts_PD, block.bag_P, block.bag_starts)[0]

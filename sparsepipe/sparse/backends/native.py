@@ -1,18 +1,21 @@
-"""The default backend: plain PyTorch, wherever PyTorch runs."""
+"""The default backend, in plain PyTorch on any device; its max pooling with the gradient.
+
+Shape suffixes: N input sites, M output sites, K offsets, C channels, P pairs.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends.convolution import convolve
-from sparsepipe.sparse.backends.pooling import max_pool
-from sparsepipe.sparse.kernel_map import CoordinateCache
+from sparsepipe.sparse.kernel_map import CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
+from sparsepipe.sparse.saved_tensors import save, saved
 from sparsepipe.sparse.tensor import SparseTensor
 
 
@@ -21,7 +24,7 @@ class NativeBackend:
     """Sparse convolution as gather, matrix products and sums over bags of rows.
 
     Computes in float32, float64, bfloat16 and float16; under autocast in the autocast
-    dtype. Two runs give the same bits, on a CPU and on CUDA: nothing adds atomically.
+    dtype. Results are repeatable bit for bit on a CPU and on CUDA: no atomic additions.
     """
 
     name: ClassVar[str] = "native"
@@ -29,14 +32,19 @@ class NativeBackend:
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
-        """See :class:`~sparsepipe.sparse.backends.protocol.Backend`.
+        """See :class:`~sparsepipe.sparse.Backend`.
 
         Raises:
-            BackendError: kernel, features and window do not fit each other.
+            BackendError: the kernel does not fit the features or the window.
             CoordinateError: the coordinates are not valid.
         """
-        feats, kernel, bias = _under_autocast(x.feats, kernel, bias)
-        _check_operands(feats, kernel, spec)
+        feats, kernel, bias = _cast_for_autocast(x.feats, kernel, bias)
+        check_kernel_shape(feats, kernel, spec)
+        if kernel.dtype != feats.dtype:
+            raise BackendError(
+                f"features are {feats.dtype}, the kernel is {kernel.dtype}",
+                remedy="convert the tensor first, x.to(kernel.dtype), or run under torch.autocast",
+            )
         if spec.is_pointwise:
             out = feats @ kernel[0]
             output = x.cache
@@ -46,24 +54,25 @@ class NativeBackend:
             output = kernel_map.output or x.cache
         if bias is not None:
             out = out + bias
-        return _at_level(x, out, output, spec)
+        return at_level(x, out, output, spec)
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """See :class:`~sparsepipe.sparse.backends.protocol.Backend`.
+        """See :class:`~sparsepipe.sparse.Backend`.
 
-        Where several inputs are largest the gradient goes to the first in (x, y, z)
-        order, as in a dense max-pool.
+        Where several inputs share the maximum, the gradient goes to the first one in
+        (x, y, z) order, as in dense max pooling.
 
         Raises:
             CoordinateError: the coordinates are not valid.
         """
         kernel_map = x.cache.kernel_map(spec)
-        return _at_level(x, max_pool(x.feats, kernel_map), kernel_map.output or x.cache, spec)
+        return at_level(x, max_pool(x.feats, kernel_map), kernel_map.output or x.cache, spec)
 
 
-def _at_level(
+def at_level(
     x: SparseTensor, feats: Tensor, level: CoordinateCache, spec: KernelSpec
 ) -> SparseTensor:
+    """The result of applying a window to ``x``: ``feats`` on the sites of ``level``."""
     if level is x.cache:
         return x.replace_feats(feats)
     sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
@@ -77,7 +86,7 @@ def _at_level(
     )
 
 
-def _under_autocast(
+def _cast_for_autocast(
     feats: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     device_type = feats.device.type
@@ -87,15 +96,110 @@ def _under_autocast(
     return feats.to(dtype), kernel.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _check_operands(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
-    if kernel.dim() != 3 or kernel.shape[0] != spec.volume or kernel.shape[1] != feats.shape[1]:
+def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
+    """Raise ``BackendError`` unless the kernel fits the window and the input's channels."""
+    if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
         raise BackendError(
-            f"a kernel of shape {tuple(kernel.shape)} for {feats.shape[1]} channels and a window"
-            f" of {spec.size}",
+            f"the kernel has shape {tuple(kernel.shape)}, but the window has size {spec.size} and"
+            f" the input {feats.shape[1]} channels",
             remedy=f"give a kernel of shape [{spec.volume}, {feats.shape[1]}, out_channels]",
         )
-    if kernel.dtype != feats.dtype:
-        raise BackendError(
-            f"features are {feats.dtype}, the kernel is {kernel.dtype}",
-            remedy="convert the tensor first, x.to(kernel.dtype), or run under torch.autocast",
-        )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The ``n``-th pair of every window that has at least ``n`` inputs.
+
+    Attributes:
+        outputs_P: int64, the output row; each at most once.
+        inputs_P: int32, the input row.
+        offsets_P1: int16 [P, 1], the kernel offset of the pair.
+    """
+
+    outputs_P: Tensor
+    inputs_P: Tensor
+    offsets_P1: Tensor
+
+
+def max_pool(feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Largest input of each window [M, C]; the gradient goes to the first one that is largest."""
+    if kernel_map.num_outputs == 0:
+        return feats_NC.sum(0).expand(0, -1)
+    out: Tensor = _MaxPool.apply(feats_NC, kernel_map)  # type: ignore[no-untyped-call]
+    return out
+
+
+def build_rounds(kernel_map: KernelMap) -> list[Round]:
+    """Sort the pairs by their position in their window, in the scan order of dense pooling.
+
+    On a surface most windows hold one or two inputs, so that only the first rounds are long.
+    """
+    order = torch.tensor(_scan_order(kernel_map.spec), device=kernel_map.neighbours_KM.device)
+    rows_MK = kernel_map.neighbours_KM.index_select(0, order).t().contiguous()
+    exists_MK = rows_MK >= 0
+    outputs_P, places_P = exists_MK.nonzero().unbind(1)
+    inputs_P = rows_MK[exists_MK]
+    counts_M = exists_MK.sum(1)
+    starts_M = counts_M.cumsum(0) - counts_M
+    round_P = torch.arange(len(outputs_P), device=order.device) - starts_M[outputs_P]
+    by_round_P = torch.argsort(round_P.short(), stable=True)
+    sizes: list[int] = torch.bincount(round_P).tolist()
+    columns = (outputs_P, inputs_P, order[places_P].short()[:, None])
+    sections = (column[by_round_P].split_with_sizes(sizes) for column in columns)
+    return [Round(*section) for section in zip(*sections, strict=True)]
+
+
+def _scan_order(spec: KernelSpec) -> list[int]:
+    """Indices of the offsets (x fastest) in the scan order of dense pooling (z fastest)."""
+    sx, sy, sz = spec.size
+    return [(z * sy + y) * sx + x for x in range(sx) for y in range(sy) for z in range(sz)]
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:
+        # Every output has an input, so the first round covers them all, in order.
+        first, *others = kernel_map.derived("rounds", build_rounds)
+        best_MC = feats_NC.index_select(0, first.inputs_P)
+        winner_MC = first.offsets_P1.expand(best_MC.shape).contiguous()
+        for later in others:
+            best_PC = best_MC.index_select(0, later.outputs_P)
+            other_PC = feats_NC.index_select(0, later.inputs_P)
+            winner_PC = winner_MC.index_select(0, later.outputs_P)
+            winner_PC = torch.where(other_PC > best_PC, later.offsets_P1, winner_PC)
+            winner_MC.index_copy_(0, later.outputs_P, winner_PC)
+            best_MC.index_copy_(0, later.outputs_P, torch.maximum(other_PC, best_PC))
+        save(ctx, winner_MC, derived=kernel_map)
+        return best_MC
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_MC: Tensor) -> tuple[Tensor, None]:
+        kernel_map: KernelMap
+        (winner_MC,), kernel_map = saved(ctx)
+        if kernel_map.parent_N is not None and kernel_map.offset_N is not None:
+            own_NC = winner_MC.index_select(0, kernel_map.parent_N)
+            own_NC = own_NC == kernel_map.offset_N.short()[:, None]
+            return grad_MC.index_select(0, kernel_map.parent_N).mul_(own_NC), None
+        return _overlapping_gradient(grad_MC, winner_MC, kernel_map), None
+
+
+def _overlapping_gradient(grad_MC: Tensor, winner_MC: Tensor, kernel_map: KernelMap) -> Tensor:
+    """For each input, the sum of the gradients of all windows in which it is the maximum."""
+    grad_NC = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
+    for k, (outputs_P, inputs_P) in enumerate(kernel_map.derived("pairs", pairs_by_offset)):
+        is_winner_PC = winner_MC.index_select(0, outputs_P) == k
+        share_PC = grad_MC.index_select(0, outputs_P).mul_(is_winner_PC)
+        # At one offset each input is read by at most one window, so that rows never collide.
+        grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
+    return grad_NC
+
+
+def pairs_by_offset(kernel_map: KernelMap) -> list[tuple[Tensor, Tensor]]:
+    """Output and input rows (int64) of the pairs at each offset."""
+    rows_KM = kernel_map.neighbours_KM
+    exists_KM = rows_KM >= 0
+    sizes: list[int] = exists_KM.sum(1).tolist()
+    outputs = exists_KM.nonzero()[:, 1].split_with_sizes(sizes)
+    inputs = rows_KM[exists_KM].long().split_with_sizes(sizes)
+    return list(zip(outputs, inputs, strict=True))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends import torchsparse_convert as convert
-from sparsepipe.sparse.backends.native import NativeBackend
+from sparsepipe.sparse.backends.native import NativeBackend, at_level, check_kernel_shape
 from sparsepipe.sparse.kernel_map import CoordinateCache, check_grid_is_known
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 class TorchSparseBackend:
     """Convolutions by torchsparse, max-pooling (which it lacks) by the native backend.
 
-    Output sites, weights and results are those of the native backend, whatever the
-    version of torchsparse. Windows that this version would compute differently
-    (dilated ones, for example) go to the native backend, with one warning each. In
-    float32, TF32 is used only where ``torch.set_float32_matmul_precision`` allows it.
+    Output sites, weights and results equal those of the native backend with every supported
+    version of torchsparse. Windows that the installed version computes differently (dilated
+    ones, for example) go to the native backend, with one warning for each kind. In float32,
+    TF32 is used only where ``torch.set_float32_matmul_precision`` allows it.
 
     Raises:
         BackendError: torchsparse is not installed.
@@ -44,29 +44,29 @@ class TorchSparseBackend:
     name: ClassVar[str] = "torchsparse"
 
     def __post_init__(self) -> None:
-        # Importing it starts CUDA, which must not happen before processes are forked.
+        # Importing torchsparse initialises CUDA, which must not happen before a fork.
         if importlib.util.find_spec("torchsparse") is None:
             raise _missing()
 
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
-        """See :class:`~sparsepipe.sparse.backends.protocol.Backend`.
+        """See :class:`~sparsepipe.sparse.Backend`.
 
         Raises:
             BackendError: torchsparse is missing or broken, the tensor is not on CUDA, or
-                its dtype or shape does not suit.
+                its dtype or shape is not supported.
             CoordinateError: the coordinates are not valid.
         """
         if x.device.type != "cuda":
             raise BackendError(
-                f"torchsparse convolves on CUDA only, the tensor is on {x.device}",
+                f"torchsparse runs on CUDA only, but the tensor is on {x.device}",
                 remedy="use backend=native, or run on a GPU",
             )
         return convolve(load_library(), x, kernel, bias, spec)
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """See :meth:`NativeBackend.max_pool3d`, which does it."""
+        """Delegates to :meth:`NativeBackend.max_pool3d`."""
         return NativeBackend().max_pool3d(x, spec)
 
 
@@ -80,7 +80,7 @@ class Library:
 
     @classmethod
     def of(cls, module: ModuleType | Any) -> Library:
-        """Tell the version of an imported torchsparse.
+        """Detect the conventions of an imported torchsparse.
 
         Raises:
             BackendError: it is older than 2.0.
@@ -91,7 +91,7 @@ class Library:
                 f"torchsparse {version} is too old",
                 remedy="install torchsparse 2.0 or 2.1, or use backend=native",
             )
-        # Development versions of 2.1 also call themselves 2.0: ask for what it can do.
+        # Development versions of 2.1 also report 2.0, so a feature of 2.1 decides.
         is_2_1 = hasattr(module.backend, "GPUHashTable")
         return cls(module, module.nn.functional, convert.V2_1 if is_2_1 else convert.V2_0)
 
@@ -101,7 +101,7 @@ def load_library() -> Library:
     """Import torchsparse.
 
     Raises:
-        BackendError: it is not there, does not work here, or is too old.
+        BackendError: it is not installed, fails to import, or is too old.
     """
     try:
         import torchsparse
@@ -111,7 +111,7 @@ def load_library() -> Library:
         if error.name == "torchsparse":
             raise _missing() from error
         raise _broken(error) from error
-    except Exception as error:  # its import asks CUDA for the device and loads a binary
+    except Exception as error:  # the import queries the CUDA device and loads a binary
         raise _broken(error) from error
     return Library.of(torchsparse)
 
@@ -119,12 +119,12 @@ def load_library() -> Library:
 def convolve(
     library: Library, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
 ) -> SparseTensor:
-    """Convolve with ``library``, or natively what it would compute differently."""
-    if spec.is_pointwise or not len(x):  # a matrix product; nothing to launch a kernel on
+    """Convolve with ``library``, or natively where its result would differ."""
+    if spec.is_pointwise or not len(x):  # a matrix product, or no sites at all
         return NativeBackend().conv3d(x, kernel, bias, spec)
     reason = convert.difference(spec, library.convention)
     if reason is not None:
-        _warn_once(f"{reason}: windows {spec} are convolved by the native backend")
+        _warn_once(f"{reason}: the native backend computes windows {spec}")
         return NativeBackend().conv3d(x, kernel, bias, spec)
     feats, kernel, bias = _operands(x, kernel, bias, spec)
     level = _Level.of(x.cache)
@@ -132,18 +132,11 @@ def convolve(
     check_grid_is_known(level, spec)
     weight = convert.to_torchsparse(kernel, spec.size)
     out = _call(library, level, x, (feats, weight, bias), spec)
-    sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
     if not spec.is_submanifold:
+        sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
         coords_M4 = convert.coords_from_torchsparse(out.coords, (sx, sy, sz), library.convention)
         level = level.downsampled(spec, coords_M4)
-    return SparseTensor(
-        out.feats,
-        level.coords_N4,
-        stride=(sx, sy, sz),
-        spatial_shape=level.spatial_shape,
-        batch_size=x.batch_size,
-        cache=level,
-    )
+    return at_level(x, out.feats, level, spec)
 
 
 def _call(
@@ -153,10 +146,10 @@ def _call(
     operands: tuple[Tensor, Tensor, Tensor | None],
     spec: KernelSpec,
 ) -> Any:
-    """Torchsparse's convolution of operands (features, weight, bias): its own tensor."""
+    """Convolve operands (features, weight, bias); returns torchsparse's own tensor."""
     feats, weight, bias = operands
     coords_N4 = convert.coords_to_torchsparse(level.coords_N4, x.stride, library.convention)
-    # Maps made for inference lack what the backward pass needs.
+    # Kernel maps built for inference lack the tables of the backward pass.
     training = torch.is_grad_enabled()
     arguments: dict[str, Any] = {
         "kernel_size": spec.size,
@@ -170,8 +163,8 @@ def _call(
         return library.functional.conv3d(tensor, weight, **arguments)
     reach = convert.spatial_range(level.extent, batch_size=x.batch_size, spec=spec)
     tensor = library.module.SparseTensor(feats, coords_N4, stride=x.stride, spatial_range=reach)
-    # Kernel maps are kept, hash tables are not: a strided convolution stores the table of
-    # its output sites as that of its input level, where a later window would find it.
+    # Kernel maps are kept, hash tables are not: a strided convolution stores the table of its
+    # output sites under its input level, where a later window would read the wrong sites.
     tensor._caches = type(tensor._caches)()
     tensor._caches.kmaps = level.kmaps[training]
     arguments |= {
@@ -184,31 +177,31 @@ def _call(
 
 
 def _config(library: Library) -> Any:
-    """The options of torchsparse 2.1 whose output sites and offsets were read and hold."""
+    """Options of torchsparse 2.1 whose output sites and offsets match ours (by its source)."""
     config = library.functional.conv_config.get_default_conv_config().copy()
     config["dataflow"] = library.functional.Dataflow.ImplicitGEMM
     config["kmap_mode"] = "hashmap_on_the_fly"
     config["downsample_mode"] = "spconv"
-    config["ifsort"] = False  # its masks hold 32 offsets; 5^3 has 125
+    config["ifsort"] = False  # its bit masks hold 32 offsets, a 5^3 window has 125
     return config
 
 
 @contextmanager
 def _settings(library: Library, spec: KernelSpec, feats: Tensor) -> Iterator[None]:
-    """Torchsparse's global settings for one convolution."""
+    """Set torchsparse's global options for one convolution."""
     backends = library.module.backends
-    room = backends.hash_rsv_ratio
-    # The backward pass reads this one as well, so it stays.
+    ratio = backends.hash_rsv_ratio
+    # Not restored afterwards, because the backward pass reads it as well.
     backends.allow_tf32 = torch.get_float32_matmul_precision() != "highest" and _has_tf32(
         feats.device
     )
     if not spec.is_submanifold:
-        # The table holds the output sites then; by default there is room for 2 N.
-        backends.hash_rsv_ratio = max(room, 2 * convert.most_outputs_per_input(spec))
+        # The hash table then holds the output sites; by default it has room for 2 N.
+        backends.hash_rsv_ratio = max(ratio, 2 * convert.most_outputs_per_input(spec))
     try:
         yield
     finally:
-        backends.hash_rsv_ratio = room
+        backends.hash_rsv_ratio = ratio
 
 
 def _has_tf32(device: torch.device) -> bool:
@@ -229,7 +222,7 @@ class _Level(CoordinateCache):
 
     @classmethod
     def of(cls, cache: CoordinateCache) -> _Level:
-        """The cache itself, or one that shares what it has derived so far."""
+        """The cache itself, or a ``_Level`` that shares everything the cache has built so far."""
         if isinstance(cache, cls):
             return cache
         level = cls.__new__(cls)
@@ -244,7 +237,7 @@ class _Level(CoordinateCache):
         return _Level.of(super().coarser(coords_M4, extent))
 
     def downsampled(self, spec: KernelSpec, coords_M4: Tensor) -> _Level:
-        """The level below by a window, made once (its kernel map is kept as well)."""
+        """The coarser level of a strided window, created once to reuse its kernel maps."""
         if spec not in self._downsampled:
             x, y, z = (-(-d // s) for d, s in zip(self.extent, spec.stride, strict=True))
             self._downsampled[spec] = self.coarser(coords_M4, (x, y, z))
@@ -265,12 +258,7 @@ def _operands(
             remedy="use float32 or float16 for both (trainer.precision=16-true or 32-true),"
             " or backend=native",
         )
-    if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
-        raise BackendError(
-            f"a kernel of shape {tuple(kernel.shape)} for {feats.shape[1]} channels and a window"
-            f" of {spec.size}",
-            remedy=f"give a kernel of shape [{spec.volume}, {feats.shape[1]}, out_channels]",
-        )
+    check_kernel_shape(feats, kernel, spec)
     return feats, kernel, bias
 
 
@@ -289,7 +277,7 @@ def _missing() -> BackendError:
 
 def _broken(error: Exception) -> BackendError:
     return BackendError(
-        f"torchsparse does not import here: {error}",
+        f"torchsparse cannot be imported: {error}",
         remedy="use backend=native; torchsparse needs a CUDA device and must be built for the"
         f" installed torch {torch.__version__}",
     )

@@ -1,6 +1,7 @@
-"""Between our conventions and those of torchsparse and MinkowskiEngine. No imports of either.
+"""Conversion between our conventions and those of torchsparse and MinkowskiEngine.
 
-Read from the sources of torchsparse 2.0.0 and 2.1.0 and MinkowskiEngine 0.4.3 and 0.5.4:
+Imports neither of them. The table follows the sources of torchsparse 2.0.0 and 2.1.0 and of
+MinkowskiEngine 0.4.3 and 0.5.4:
 
 ==================  =====================  =====================  ======================
 ..                  torchsparse 2.0        torchsparse 2.1        MinkowskiEngine
@@ -17,13 +18,13 @@ kernel of 1x1x1     [Cin, Cout]            [Cin, Cout] if the     [Cin, Cout] if
 bias                [Cout]                 [Cout]                 [1, Cout]
 ==================  =====================  =====================  ======================
 
-All of them cross-correlate. So kernels of odd size load into ``Conv3d.kernel`` as they
-are (a 2-D one gains its first axis on loading, a 2-D bias loses it), MinkowskiEngine's
-of every size; torchsparse's of size 2 need :func:`from_torchsparse` first. A strided
-torchsparse 2.1 layer computes what ours does when it was made with
-``padding=kernel_size // 2`` for odd sizes and 0 for even ones; MinkowskiEngine's strided
-layers keep the output sites ``floor(coords / stride)`` for every kernel size, so for odd
-ones the sites differ; where both have a site the values are the same.
+All of them compute cross-correlations. Kernels of odd size, and all of MinkowskiEngine's, load
+into ``Conv3d.kernel`` as they are (loading adds the first axis of a 2-D kernel and removes
+that of a 2-D bias); torchsparse's kernels of size 2 need :func:`from_torchsparse` first. A
+strided torchsparse 2.1 layer matches ours if it was created with
+``padding=kernel_size // 2`` for odd sizes and 0 for even ones. MinkowskiEngine's strided
+layers have the output sites ``floor(coords / stride)`` for every kernel size, so for odd
+sizes the sites differ; where both have a site, the values are equal.
 
 Shape suffixes: N sites, K offsets of a kernel.
 """
@@ -46,9 +47,9 @@ class Convention:
     """How a version of torchsparse writes coordinates.
 
     Attributes:
-        batch_first: (batch, x, y, z), otherwise (x, y, z, batch).
-        multiplied: in voxels of the finest grid, so at stride s multiples of s;
-            otherwise in voxels of the tensor's own level.
+        batch_first: columns are (batch, x, y, z), otherwise (x, y, z, batch).
+        multiplied: coordinates count voxels of the finest grid (multiples of the stride),
+            otherwise voxels of the tensor's own level.
     """
 
     batch_first: bool
@@ -60,7 +61,7 @@ V2_1 = Convention(batch_first=True, multiplied=False)
 
 
 def coords_to_torchsparse(coords_N4: Tensor, stride: Triple, convention: Convention) -> Tensor:
-    """Our coordinates, (batch, x, y, z) divided by ``stride``, in torchsparse's way."""
+    """Our coordinates, (batch, x, y, z) divided by ``stride``, in torchsparse's convention."""
     batch_N1, sites_N3 = coords_N4[:, :1], coords_N4[:, 1:]
     if convention.multiplied:
         sites_N3 = sites_N3 * _row(stride, coords_N4)
@@ -69,7 +70,7 @@ def coords_to_torchsparse(coords_N4: Tensor, stride: Triple, convention: Convent
 
 
 def coords_from_torchsparse(coords_N4: Tensor, stride: Triple, convention: Convention) -> Tensor:
-    """Torchsparse's coordinates in our way; undoes :func:`coords_to_torchsparse`."""
+    """Torchsparse's coordinates in our convention; inverts :func:`coords_to_torchsparse`."""
     if convention.batch_first:
         batch_N1, sites_N3 = coords_N4[:, :1], coords_N4[:, 1:]
     else:
@@ -90,9 +91,9 @@ def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor
         [K, Cin, Cout], x fastest.
 
     Raises:
-        CheckpointError: the kernel is not of that size.
-        BackendError: the size is one whose offsets differ between torchsparse's own
-            versions and modes (even sizes from 4, even mixed with odd).
+        CheckpointError: the kernel's shape does not match the size.
+        BackendError: the offsets of this size differ between torchsparse's versions and
+            modes (even sizes from 4, even mixed with odd).
     """
     size = as_triple(kernel_size, name="kernel size")
     kernel = _with_offset_axis(kernel, size, "torchsparse")
@@ -103,7 +104,7 @@ def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor
 
 
 def to_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
-    """Our kernel [K, Cin, Cout] with its offsets in torchsparse's order; differentiable.
+    """Our kernel [K, Cin, Cout] in torchsparse's order of offsets; differentiable.
 
     Raises:
         CheckpointError, BackendError: as :func:`from_torchsparse`.
@@ -117,37 +118,17 @@ def to_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
     return kernel.index_select(0, torch.tensor(inverse, device=kernel.device))
 
 
-def from_minkowski(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
-    """A kernel saved by MinkowskiEngine, in the layout of ``Conv3d.kernel``.
-
-    Both count offsets with x fastest, centred for odd sizes and from 0 for even ones,
-    so this only restores the offset axis of a 1x1x1 window.
-
-    Args:
-        kernel: [K, Cin, Cout], or [Cin, Cout] for a 1x1x1 window; of a cube, not of
-            the cross-shaped or custom regions MinkowskiEngine also knows.
-        kernel_size: one int or (x, y, z).
-
-    Raises:
-        CheckpointError: the kernel is not of that size.
-    """
-    size = as_triple(kernel_size, name="kernel size")
-    return _with_offset_axis(kernel, size, "MinkowskiEngine")
-
-
 def torchsparse_places(size: Triple) -> list[int] | None:
-    """Where torchsparse keeps each of our offsets, None where the order is the same.
-
-    torchsparse counts kernels of even volume with z fastest.
+    """Torchsparse's index of each of our offsets (z fastest), or None if the order is equal.
 
     Raises:
-        BackendError: the offsets are not one thing across torchsparse's versions.
+        BackendError: the offsets differ between torchsparse's versions.
     """
     if math.prod(size) % 2 == 1:
         return None
     if max(size) > 2:
         raise BackendError(
-            f"torchsparse gives kernels of size {size} different offsets from version to version",
+            f"torchsparse's versions give kernels of size {size} different offsets",
             remedy="use odd sizes, or sizes 1 and 2 only, or backend=native",
         )
     size_x, size_y, size_z = size
@@ -160,18 +141,18 @@ def torchsparse_places(size: Triple) -> list[int] | None:
 
 
 def difference(spec: KernelSpec, convention: Convention) -> str | None:
-    """Why this version of torchsparse would compute something else, None if it would not."""
+    """Why this version of torchsparse computes another result, or None if it does not."""
     if any(d > 1 and k > 1 for d, k in zip(spec.dilation, spec.size, strict=True)):
         return "torchsparse ignores the dilation"
     if spec.volume % 2 == 0 and max(spec.size) > 2:
         return "torchsparse's offsets of this kernel size depend on its version"
     if convention == V2_0 and not (spec.is_submanifold or spec.is_tiling):
-        return "torchsparse 2.0 keeps other output sites where windows overlap or leave gaps"
+        return "torchsparse 2.0 has other output sites where windows overlap or leave gaps"
     return None
 
 
 def padding(spec: KernelSpec) -> Triple:
-    """The padding that makes torchsparse 2.1's offsets of a strided layer ours."""
+    """The padding with which a strided layer of torchsparse 2.1 has our offsets."""
     x, y, z = (k // 2 if k % 2 else 0 for k in spec.size)
     return x, y, z
 
@@ -179,12 +160,12 @@ def padding(spec: KernelSpec) -> Triple:
 def spatial_range(
     extent: Triple, *, batch_size: int, spec: KernelSpec
 ) -> tuple[int, int, int, int]:
-    """The input range to declare to torchsparse 2.1, so that its output grid is ours.
+    """The input range to declare to torchsparse 2.1, so that its output grid equals ours.
 
-    From an input extent D it derives ``(D + 2 padding - K) // stride + 1`` output sites
-    per axis and drops what lies beyond, also for stride 1: for a kernel of 2 that
-    loses the last plane of the grid, for stride 2 the last one of an odd extent. So
-    the extent is declared for which this is ``ceil(D / stride)``.
+    From an input extent D it derives ``(D + 2 padding - K) // stride + 1`` output sites per
+    axis and drops sites beyond, also for stride 1: a kernel of 2 loses the last plane of the
+    grid, stride 2 the last plane of an odd extent. Therefore the declared extent is the one
+    for which this formula gives ``ceil(D / stride)``.
     """
     x, y, z = (
         (-(-d // s) - 1) * s + k - 2 * p
@@ -194,7 +175,7 @@ def spatial_range(
 
 
 def most_outputs_per_input(spec: KernelSpec) -> int:
-    """How many output sites one input can touch."""
+    """The largest number of output sites whose windows contain one input."""
     return math.prod(-(-k // s) for k, s in zip(spec.size, spec.stride, strict=True))
 
 
@@ -208,7 +189,7 @@ def _with_offset_axis(kernel: Tensor, size: Triple, source: str) -> Tensor:
         return kernel[None]
     if kernel.dim() != 3 or kernel.shape[0] != volume:
         raise CheckpointError(
-            f"a {source} kernel of shape {tuple(kernel.shape)} for a window of {size}",
-            remedy=f"give the kernel of such a layer, [{volume}, in_channels, out_channels]",
+            f"a {source} kernel has shape {tuple(kernel.shape)}, but the window size is {size}",
+            remedy=f"give a kernel of shape [{volume}, in_channels, out_channels]",
         )
     return kernel

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparsepipe.data import DrawnDigits, ImageDataModule, Mnist
-from sparsepipe.data.images.drawn import draw, lines_of
+from sparsepipe.data.images.sources import draw, lines_of
 from sparsepipe.errors import ConfigError, DataError
 
 HEAD = "label," + ",".join(f"pixel{number}" for number in range(784))
@@ -160,7 +160,7 @@ def test_rows_of_idx_files_are_not_held_out(tmp_path: Path, also_csv: bool) -> N
     write_idx(tmp_path)
     if also_csv:  # the idx files count
         write_csv(tmp_path, [[1, *([0] * 784)]] * 3)
-    with pytest.raises(ConfigError, match=r"held_out=2, and .* has the idx files") as error:
+    with pytest.raises(ConfigError, match=r"held_out=2 needs .* has the idx files") as error:
         Mnist(tmp_path, held_out=2)
     assert "data.source.train_images" in error.value.remedy
     assert len(Mnist(tmp_path, held_out=0).load("test", tmp_path)) == 4
@@ -187,9 +187,9 @@ def _fewer_labels(root: Path) -> None:
     ("break_it", "said"),
     [
         (lambda root: (root / "t10k-labels-idx1-ubyte").unlink(), "3 of the four idx files"),
-        (lambda root: _cut(root / "train-images-idx3-ubyte"), "bytes where 9,408 are announced"),
-        (lambda root: (root / "train-labels-idx1-ubyte").write_bytes(b"no"), "is no idx file"),
-        (_fewer_labels, "for the 5 labels beside it"),
+        (lambda root: _cut(root / "train-images-idx3-ubyte"), "header promises 9,408"),
+        (lambda root: (root / "train-labels-idx1-ubyte").write_bytes(b"no"), "is not an idx file"),
+        (_fewer_labels, "but 5 labels in train-labels"),
     ],
 )
 def test_what_is_missing_or_broken_is_named(tmp_path: Path, break_it: Any, said: str) -> None:

@@ -77,7 +77,7 @@ def test_a_worker_that_dies_is_explained(
 ) -> None:
     loader = make_data(make_tree(3), num_workers=1).train_dataloader()
     loader.dataset.__class__ = Fatal
-    with pytest.raises(DataError, match="a loader worker was ended") as caught:
+    with pytest.raises(DataError, match="a loader worker exited") as caught:
         list(loader)
     assert "data.num_workers" in caught.value.remedy
 

@@ -64,17 +64,17 @@ def test_real_bundle_fills_the_known_number_of_voxels(
     ("change", "said"),
     [
         ({"labels": None}, "lacks labels"),
-        ({"labels": np.zeros(3)}, "12 shapes but labels"),
+        ({"labels": np.zeros(3)}, "12 shapes, but labels"),
         ({"labels": np.full(12, 7)}, "labels up to 7 for 3 classes"),
         ({"points": np.zeros((12, 5))}, "not \\[shapes, points, 3\\]"),
         ({"points": np.full((12, 5, 3), np.nan)}, "12 shapes of the bundle"),
         ({"points": np.full((12, 5, 3), None)}, "object"),
         ({"points": np.full((12, 5, 3), "x")}, "not numbers"),
-        ({"labels": np.zeros(12)}, "labels are no whole numbers"),
+        ({"labels": np.zeros(12)}, "labels are not integers"),
         ({"labels": np.full(12, None)}, "Object arrays"),
         ({"scale": np.ones(3)}, "not a positive number"),
         ({"scale": np.float32(0)}, "not a positive number"),
-        ({"names": np.array(["one"])}, r"12 shapes but names of \(1,\)"),
+        ({"names": np.array(["one"])}, r"12 shapes, but names of shape \(1,\)"),
     ],
 )
 def test_bundles_whose_arrays_do_not_fit(
@@ -95,7 +95,7 @@ def test_a_bundle_with_broken_bytes_is_refused(bundle: Path, settings: CacheSett
     middle = len(content) // 2
     content[middle : middle + 64] = bytes(64)
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"train\.npz is no npz bundle"):
+    with pytest.raises(DataError, match=r"train\.npz is not an npz bundle"):
         NpzBundle(bundle).load("train", settings)
     assert not list(settings.directory.rglob("points.npy"))
 
@@ -117,5 +117,5 @@ def test_a_bundle_is_read_whole_once(
 def test_a_truncated_bundle_is_refused(bundle: Path, settings: CacheSettings) -> None:
     content = (bundle / "train.npz").read_bytes()
     (bundle / "train.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"train\.npz is no npz bundle"):
+    with pytest.raises(DataError, match=r"train\.npz is not an npz bundle"):
         NpzBundle(bundle).load("train", settings)

@@ -131,8 +131,8 @@ BROKEN = {
     "word for a corner": ("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 b 3"), "face 1"),
     "NaN": ("OFF\n" + SQUARE.replace("1 1 0\n", "1 nan 0\n"), "vertex 2 is not finite"),
     "infinity": ("OFF\n" + SQUARE.replace("1 0 0\n", "1e999 0 0\n"), "vertex 1 is not finite"),
-    "corner beyond": ("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 2 4"), "points at vertex 4 of 4"),
-    "negative corner": ("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 2 -1"), "points at vertex -1"),
+    "corner beyond": ("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 2 4"), "refers to vertex 4 of 4"),
+    "negative corner": ("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 2 -1"), "refers to vertex -1"),
     "zero area": ("OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n", "zero area"),
     "one point": ("OFF\n3 1 0\n1 1 1\n1 1 1\n1 1 1\n3 0 1 2\n", "zero area"),
     "only edges": ("OFF\n2 1 0\n0 0 0\n1 0 0\n2 0 1\n", "zero area"),
@@ -170,10 +170,10 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 def test_write_leaves_nothing_behind_when_it_fails(tmp_path: Path) -> None:
     mesh = trimesh.creation.box()
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot write"):
+    with pytest.raises((FileExistsError, NotADirectoryError)):
         write_off(mesh, tmp_path / "file" / "a.off")
     (tmp_path / "b.off").mkdir()
-    with pytest.raises(DataError, match="cannot write"):
+    with pytest.raises(IsADirectoryError):
         write_off(mesh, tmp_path / "b.off")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.off", "file"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsepipe.data.images.drawn import draw
+from sparsepipe.data.images.sources import draw
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import cnn_5x5
 from sparsepipe.schedule.plan import balanced

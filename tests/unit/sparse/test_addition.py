@@ -49,9 +49,9 @@ SITES = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.int32)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (SparseTensor(torch.ones(2, 1), SITES.flip(0)), "another order"),
+        (SparseTensor(torch.ones(2, 1), SITES.flip(0)), "sites or their order differ"),
         (SparseTensor(torch.ones(2, 1), SITES, stride=2), "stride"),
-        (SparseTensor(torch.ones(1, 1), SITES[:1]), "2 sites .* 1 of stride"),
+        (SparseTensor(torch.ones(1, 1), SITES[:1]), "2 sites .* 1 sites of stride"),
         (SparseTensor(torch.ones(2, 1), SITES, batch_size=2), "in 2"),
         (SparseTensor(torch.ones(2, 1), SITES, spatial_shape=(2, 2, 2)), r"None and \(2, 2, 2\)"),
         (SparseTensor(torch.ones(2, 3), SITES), "1 and 3 channels"),

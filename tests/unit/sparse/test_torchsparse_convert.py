@@ -11,7 +11,6 @@ from sparsepipe.sparse.backends.torchsparse_convert import (
     coords_from_torchsparse,
     coords_to_torchsparse,
     difference,
-    from_minkowski,
     from_torchsparse,
     spatial_range,
     to_torchsparse,
@@ -79,9 +78,9 @@ def test_kernels_of_torchsparse_arrive_at_their_offsets(size):
 
 
 @pytest.mark.parametrize("size", [*SIZES, (4, 4, 4), (2, 3, 4)])
-def test_kernels_of_minkowski_engine_arrive_at_their_offsets(size):
+def test_kernels_of_minkowski_engine_have_our_order_of_offsets(size):
     saved = labelled(minkowski_offsets(size))
-    assert torch.equal(from_minkowski(saved, size), labelled(KernelSpec.of(size).offsets()))
+    assert torch.equal(saved, labelled(KernelSpec.of(size).offsets()))
 
 
 def test_the_order_for_size_two_written_out():
@@ -96,8 +95,7 @@ def test_the_order_for_size_two_written_out():
 
 def test_one_by_one_kernels_without_offset_axis_load_into_the_layer():
     flat = torch.randn(3, 5)
-    for convert in (from_torchsparse, from_minkowski):
-        assert torch.equal(convert(flat, 1), flat[None])
+    assert torch.equal(from_torchsparse(flat, 1), flat[None])
     layer = Conv3d(3, 5, kernel_size=1, bias=True)
     layer.load_state_dict({"kernel": flat, "bias": torch.arange(5.0)[None]})
     assert torch.equal(layer.kernel[0], flat)
@@ -109,7 +107,7 @@ def test_gradients_return_through_the_order():
     assert torch.autograd.gradcheck(lambda k: to_torchsparse(k, 2), kernel)
 
 
-@pytest.mark.parametrize("convert", [from_torchsparse, to_torchsparse, from_minkowski])
+@pytest.mark.parametrize("convert", [from_torchsparse, to_torchsparse])
 @pytest.mark.parametrize("shape", [(26, 1, 1), (27, 1), (27,), (3, 3, 3, 1, 1)])
 def test_a_kernel_of_another_size_is_refused(convert, shape):
     with pytest.raises(CheckpointError, match=r"\(3, 3, 3\)"):

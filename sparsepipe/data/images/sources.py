@@ -1,0 +1,432 @@
+"""Sources of images: digits drawn here, and MNIST from files. Nothing is downloaded.
+
+Shapes: S images of a split, B images drawn at once, L lines of a digit, P pixels of an image.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.checks import check_numbers
+from sparsepipe.data.files import (
+    digest_file,
+    digest_values,
+    explaining_storage,
+    locked,
+    unreadable,
+)
+from sparsepipe.data.points import SPLITS, MappedArray, Split
+from sparsepipe.data.sources.base import LOCK_WAIT_S, require_root
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import replacing
+
+SIDE = 28
+"""Pixels along each side."""
+DIGITS = tuple("0123456789")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """The images of one split.
+
+    Attributes:
+        images: uint8 [S, 28, 28], 0 where there is no ink; in memory or memory-mapped.
+        labels_S: int64 [S], the digits.
+    """
+
+    images: NDArray[Any] | MappedArray
+    labels_S: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels_S)
+
+    def image(self, index: int) -> NDArray[np.float32]:
+        """One image, float32 [1, 28, 28] in [0, 1]."""
+        images = self.images.array if isinstance(self.images, MappedArray) else self.images
+        image: NDArray[np.float32] = images[index][None].astype(np.float32) / np.float32(255)
+        return image
+
+
+class ImageSource(Protocol):
+    """A source of images, for both splits."""
+
+    def load(self, split: Split, cache_directory: Path) -> ImageSet:
+        """The images of a split, written to the cache first if necessary.
+
+        Raises:
+            DataError: the images are missing or corrupt.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Hex digest of the images, independent of their location on the disk."""
+        ...
+
+
+Floats = NDArray[np.float32]
+Point = tuple[float, float]
+
+_MAX_LINES = 24
+"""Lines of every digit; digits with fewer repeat their last line."""
+_FADE = 1.0
+"""Width in pixels of the blurred edge of a stroke."""
+
+
+def _arc(
+    center: Point, radii: Point, from_deg: float, to_deg: float, lines: int = 10
+) -> list[Point]:
+    """Points of an arc, anticlockwise if ``to_deg`` is larger than ``from_deg``."""
+    turns = np.radians(np.linspace(from_deg, to_deg, lines + 1))
+    return [
+        (center[0] + radii[0] * math.cos(turn), center[1] + radii[1] * math.sin(turn))
+        for turn in turns
+    ]
+
+
+_STROKES: Sequence[Sequence[Sequence[Point]]] = (
+    [_arc((0, 0), (0.6, 0.9), 90, 450, 20)],
+    [[(-0.3, 0.55), (0.05, 0.9), (0.05, -0.9)]],
+    [[*_arc((0, 0.4), (0.55, 0.5), 160, -40, 10), (-0.6, -0.9), (0.65, -0.9)]],
+    [
+        [
+            *_arc((-0.05, 0.45), (0.5, 0.45), 150, -80, 10),
+            *_arc((-0.05, -0.42), (0.6, 0.48), 85, -150, 11),
+        ]
+    ],
+    [[(0.15, 0.9), (-0.6, -0.25), (0.65, -0.25)], [(0.3, 0.35), (0.3, -0.9)]],
+    [[(0.5, 0.9), (-0.4, 0.9), (-0.5, 0.1), *_arc((-0.05, -0.35), (0.6, 0.55), 120, -140, 12)]],
+    [[(0.35, 0.9), *_arc((0, -0.35), (0.5, 0.55), 150, 510, 18)]],
+    [[(-0.6, 0.9), (0.6, 0.9), (-0.15, -0.9)]],
+    [_arc((0, 0.45), (0.45, 0.45), -90, 270, 11), _arc((0, -0.45), (0.55, 0.45), 90, 450, 11)],
+    [[*_arc((0, 0.4), (0.5, 0.5), -30, 330, 16), (0.35, -0.9)]],
+)  # fmt: skip
+"""Strokes of the digits 0 to 9 in the square [-1, 1]^2."""
+
+
+def lines_of(digit: int) -> Floats:
+    """The ``_MAX_LINES`` lines [L, 2, 2] of a digit."""
+    lines = [(begin, end) for stroke in _STROKES[digit] for begin, end in pairwise(stroke)]
+    assert len(lines) <= _MAX_LINES, (digit, len(lines))
+    lines += [lines[-1]] * (_MAX_LINES - len(lines))
+    return np.array(lines, dtype=np.float32)
+
+
+def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) -> NDArray[np.uint8]:
+    """Images [B, side, side] of digits in randomly varied handwriting.
+
+    Size, proportions, slant, rotation, position, curvature, pen width and ink vary.
+
+    Args:
+        labels_B: the digits.
+        rng: random generator of all variations.
+        side: pixels along each side.
+    """
+    lines_BL22 = _vary(np.stack([lines_of(int(label)) for label in labels_B]), rng)
+    width_B = rng.uniform(0.9, 1.7, len(labels_B)).astype(np.float32)
+    ink_B = rng.uniform(0.75, 1.0, len(labels_B)).astype(np.float32)
+    # From the square [-1, 1]^2 to pixels, where y points down.
+    scale = np.array([side / 2, -side / 2], np.float32)
+    distance_BP = _distances(lines_BL22 * scale + side / 2, side)
+    covered_BP = np.clip((width_B[:, None] - distance_BP) / _FADE + 0.5, 0, 1)
+    drawn: NDArray[np.uint8] = np.rint(255 * ink_B[:, None] * covered_BP).astype(np.uint8)
+    return drawn.reshape(-1, side, side)
+
+
+def _vary(lines_BL22: Floats, rng: np.random.Generator) -> Floats:
+    count = len(lines_BL22)
+
+    def drawn(low: float, high: float) -> NDArray[np.float64]:
+        return rng.uniform(low, high, count)
+
+    turn, slant = np.radians(drawn(-14, 14)), drawn(-0.25, 0.25)
+    wide, tall = drawn(0.5, 0.85), drawn(0.6, 0.8)
+    turned_B22 = np.stack(
+        [
+            np.stack([np.cos(turn), -np.sin(turn)], axis=1),
+            np.stack([np.sin(turn), np.cos(turn)], axis=1),
+        ],
+        axis=1,
+    )
+    shaped_B22 = np.zeros((count, 2, 2))
+    shaped_B22[:, 0, 0], shaped_B22[:, 0, 1], shaped_B22[:, 1, 1] = wide, slant, tall
+    # Smooth waves bend strokes and keep consecutive lines connected.
+    phase_B2, height_B2 = rng.uniform(0, 2 * np.pi, (count, 2)), rng.uniform(0, 0.09, (count, 2))
+    along_BL22 = 3 * lines_BL22[..., ::-1] + phase_B2[:, None, None]
+    waves_BL22 = height_B2[:, None, None] * np.sin(along_BL22)
+    bent_BL22 = (lines_BL22 + waves_BL22) @ (turned_B22 @ shaped_B22).transpose(0, 2, 1)[:, None]
+    shift_B2 = rng.uniform(-0.14, 0.14, (count, 2))
+    return (bent_BL22 + shift_B2[:, None, None]).astype(np.float32)
+
+
+def _distances(lines_BL22: Floats, side: int) -> Floats:
+    """Distance [B, P] of each pixel's centre, row by row, to the nearest line."""
+    middles = np.arange(side, dtype=np.float32) + 0.5
+    x_P, y_P = (grid.ravel() for grid in np.meshgrid(middles, middles))
+    nearest_BP = np.full((len(lines_BL22), side * side), np.inf, np.float32)
+    for line in range(lines_BL22.shape[1]):
+        begin_B2 = lines_BL22[:, line, 0]
+        along_B2 = lines_BL22[:, line, 1] - begin_B2
+        # x and y separately: arrays of pairs would take several times as long.
+        along_x_B1, along_y_B1 = along_B2[:, :1], along_B2[:, 1:]
+        from_x_BP, from_y_BP = x_P - begin_B2[:, :1], y_P - begin_B2[:, 1:]
+        share_BP = from_x_BP * along_x_B1
+        share_BP += from_y_BP * along_y_B1
+        share_BP /= np.maximum(along_x_B1**2 + along_y_B1**2, np.float32(1e-12))
+        np.clip(share_BP, 0, 1, out=share_BP)
+        from_x_BP -= share_BP * along_x_B1
+        from_y_BP -= share_BP * along_y_B1
+        from_x_BP *= from_x_BP
+        from_y_BP *= from_y_BP
+        from_x_BP += from_y_BP
+        np.minimum(nearest_BP, from_x_BP, out=nearest_BP)
+    return np.sqrt(nearest_BP)
+
+
+_VERSION = 1
+"""Increased with any change to the drawn images."""
+_BLOCK_IMAGES = 100
+"""Images drawn at once, from one random generator."""
+
+
+class DrawnDigits:
+    """Source: digits 0 to 9 drawn as strokes of a pen, in varying handwriting.
+
+    An image depends only on the seed, its split and its index. The digits alternate, so that all
+    classes are equally frequent. Images are drawn once, into the cache.
+
+    Args:
+        root: ignored, because nothing is read.
+        train_images: number of training images; the default is that of Zhang and Sun.
+        test_images: number of test images.
+        seed: seed of all images.
+
+    Raises:
+        ConfigError: no images, or a negative seed.
+    """
+
+    def __init__(
+        self,
+        root: Path | str | None = None,
+        *,
+        train_images: int = 42_000,
+        test_images: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        del root
+        check_numbers(
+            least_1={"source.train_images": train_images, "source.test_images": test_images},
+            least_0={"source.seed": seed},
+        )
+        self._counts = {"train": train_images, "test": test_images}
+        self._seed = seed
+
+    def load(self, split: Split, cache_directory: Path) -> ImageSet:
+        """The images of a split; see ``ImageSource.load``."""
+        labels_S = np.arange(self._counts[split], dtype=np.int64) % 10
+        digest = digest_values([_VERSION, self._counts[split], self._seed])
+        path = cache_directory / "drawn_digits" / f"{split}_{digest}.npy"
+        if not path.is_file():
+            with (
+                explaining_storage(cache_directory, setting="data.cache_dir"),
+                locked(path.with_suffix(".lock"), wait_s=LOCK_WAIT_S),
+            ):
+                if not path.is_file():
+                    self._draw(split, labels_S, path)
+        return ImageSet(MappedArray(path), labels_S)
+
+    def fingerprint(self) -> str:
+        """Digest of the settings; see ``ImageSource.fingerprint``."""
+        return digest_values([_VERSION, self._counts, self._seed])
+
+    def _draw(self, split: Split, labels_S: NDArray[np.int64], path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = np.empty((len(labels_S), SIDE, SIDE), np.uint8)
+        for first in range(0, len(labels_S), _BLOCK_IMAGES):
+            rng = np.random.default_rng([self._seed, SPLITS.index(split), first // _BLOCK_IMAGES])
+            # A whole block, since the images of a part would depend on its length.
+            block_labels = np.arange(first, first + _BLOCK_IMAGES) % 10
+            block = images[first : first + _BLOCK_IMAGES]
+            block[:] = draw(block_labels, rng, side=SIDE)[: len(block)]
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, images)
+
+
+_MNIST_FILES = (
+    "the directory must hold either train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+    "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (with or without .gz), or train.csv of "
+    "Kaggle's Digit Recognizer"
+)
+_IDX_PREFIXES = {"train": "train", "test": "t10k"}
+_IMAGES, _LABELS = ("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)
+"""Suffix and number of dimensions of each idx file."""
+_CSV = "train.csv"
+
+
+class Mnist:
+    """Source: MNIST's four idx files, or Kaggle's train.csv (42,000 rows: label, 784 pixels).
+
+    Args:
+        root: directory of the files; if it has both, the idx files are used.
+        train_images: number of training images, the first ones of the file; None is all. Zhang
+            and Sun use 42,000, as in train.csv.
+        held_out: rows at the end of train.csv that are the test split, because Kaggle's test
+            images have no labels. Must be 0 for idx files, which have a test split.
+
+    Raises:
+        ConfigError: a number is too small, or ``held_out`` is set for idx files.
+        DataError: no root is set, or it holds neither.
+    """
+
+    def __init__(
+        self, root: Path | str | None, *, train_images: int | None = None, held_out: int = 0
+    ) -> None:
+        check_numbers(
+            least_1={"source.train_images": train_images}, least_0={"source.held_out": held_out}
+        )
+        self.root = require_root(root, what="the directory of MNIST", where_from=_MNIST_FILES)
+        self._train_images, self._held_out = train_images, held_out
+        self._files = self._find_files()
+        if held_out and not self._is_csv:
+            raise ConfigError(
+                f"data.source.held_out={held_out} needs {_CSV}, but {self.root} has the idx files "
+                "of MNIST, which include a test split",
+                remedy="set data.source.held_out=0; for fewer training images set "
+                f"data.source.train_images, or set data.root to a directory with only {_CSV}",
+            )
+        self._rows: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+
+    def load(self, split: Split, cache_directory: Path) -> ImageSet:
+        """The images of a split; see ``ImageSource.load``.
+
+        Raises:
+            ConfigError: the split has fewer images than ``train_images``.
+        """
+        del cache_directory  # each process reads the small files once
+        images, labels_S = self._csv(split) if self._is_csv else self._idx(split)
+        if split == "test" or self._train_images is None:
+            return ImageSet(images, labels_S)
+        if self._train_images > len(labels_S):
+            raise ConfigError(
+                f"data.source.train_images={self._train_images}, but there are {len(labels_S)}",
+                remedy=f"set it to {len(labels_S)} or less, or to null for all",
+            )
+        return ImageSet(images[: self._train_images], labels_S[: self._train_images])
+
+    def fingerprint(self) -> str:
+        """Digest of the files; see ``ImageSource.fingerprint``."""
+        return digest_values([digest_file(path) for path in self._files])
+
+    @property
+    def _is_csv(self) -> bool:
+        return len(self._files) == 1
+
+    def _find_files(self) -> tuple[Path, ...]:
+        idx = [self._idx_file(split, kind) for split in SPLITS for kind, _ in (_IMAGES, _LABELS)]
+        present = [path for path in idx if path is not None]
+        if len(present) == len(idx):
+            return tuple(present)
+        if (self.root / _CSV).is_file():
+            return (self.root / _CSV,)
+        raise DataError(
+            f"data.root={self.root} holds {len(present)} of the four idx files of MNIST, and no "
+            f"{_CSV}",
+            remedy=f"set data.root to the directory of MNIST: {_MNIST_FILES}; or draw digits with "
+            "data=digits",
+        )
+
+    def _idx_file(self, split: Split, kind: str) -> Path | None:
+        name = f"{_IDX_PREFIXES[split]}-{kind}"
+        # Some mirrors write a dot before idx.
+        names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
+        return next((path for path in map(self.root.joinpath, names) if path.is_file()), None)
+
+    def _idx(self, split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        first = 2 * SPLITS.index(split)
+        images_path, labels_path = self._files[first : first + 2]
+        images, labels_S = (
+            read_idx(path, dimensions=dimensions)
+            for path, (_, dimensions) in ((images_path, _IMAGES), (labels_path, _LABELS))
+        )
+        if images.shape[1:] != (SIDE, SIDE) or len(images) != len(labels_S):
+            raise _corrupt(
+                images_path,
+                f"images of shape {images.shape}, but {len(labels_S)} labels in {labels_path.name}",
+            )
+        return images, labels_S.astype(np.int64)
+
+    def _csv(self, split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        if self._rows is None:
+            self._rows = read_csv(self._files[0])
+        images, labels_S = self._rows
+        if self._held_out >= len(labels_S):
+            raise ConfigError(
+                f"data.source.held_out={self._held_out}, but {_CSV} has {len(labels_S)} rows",
+                remedy="set a smaller number, so that rows remain for training",
+            )
+        end = len(labels_S) - self._held_out
+        kept = slice(0, end) if split == "train" else slice(end, None)
+        return images[kept], labels_S[kept]
+
+
+def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
+    """The array in an idx file, gzipped or not.
+
+    The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
+    as a big-endian 32-bit integer, and the values.
+
+    Raises:
+        DataError: the file cannot be read, or has another format or number of dimensions.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if path.suffix == ".gz":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise _corrupt(path, str(error)) from error
+    head = 4 + 4 * dimensions
+    if len(raw) < head or raw[:4] != bytes([0, 0, 8, dimensions]):
+        raise _corrupt(path, f"it is not an idx file of {dimensions} dimensions")
+    shape = np.frombuffer(raw, ">u4", count=dimensions, offset=4).astype(int)
+    if len(raw) != head + shape.prod():
+        raise _corrupt(
+            path, f"it has {len(raw) - head:,} bytes, but its header promises {shape.prod():,}"
+        )
+    return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
+
+
+def read_csv(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images and labels of Kaggle's train.csv: a header, then rows of a label and 784 pixels.
+
+    Raises:
+        DataError: the file cannot be read, or has other columns or values.
+    """
+    try:
+        # 16 bits, because each rank holds all rows in memory.
+        values: NDArray[Any] = np.loadtxt(path, np.int16, delimiter=",", skiprows=1, ndmin=2)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise _corrupt(path, str(error).splitlines()[0]) from error
+    if values.shape[1] != 1 + SIDE**2:
+        raise _corrupt(path, f"it has {values.shape[1]} columns, not a label and {SIDE**2} pixels")
+    labels_S, pixels = values[:, 0], values[:, 1:]
+    if pixels.min() < 0 or pixels.max() > 255 or labels_S.min() < 0 or labels_S.max() > 9:
+        raise _corrupt(path, "labels must be from 0 to 9, pixels from 0 to 255")
+    return pixels.reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S.astype(np.int64)
+
+
+def _corrupt(path: Path, why: str) -> DataError:
+    return DataError(f"{path}: {why}", remedy=f"obtain MNIST again; {_MNIST_FILES}")
