@@ -87,7 +87,8 @@ class RunSpec:
     callbacks: Mapping[str, Target]
     tags: tuple[str, ...] = ()
     scale: str | None = None
-    _values: Mapping[str, Any] = field(repr=False)
+    # Not compared: jobs of a sweep that differ in their recorded overrides only are one run.
+    _values: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

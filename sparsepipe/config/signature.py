@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -127,8 +128,10 @@ def _unusable(target: str, reason: str) -> ConfigError:
 def _hints(found: Any) -> dict[str, Any]:
     while isinstance(found, functools.partial):
         found = found.func  # a partial has no hints of its own
-    source = found.__init__ if inspect.isclass(found) else found
+    # The constructor of a dataclass names inherited fields' types as their own modules do.
+    plain = inspect.isclass(found) and not dataclasses.is_dataclass(found)
+    source = inspect.unwrap(found.__init__ if plain else found)
     try:
-        return typing.get_type_hints(inspect.unwrap(source), include_extras=True)
+        return typing.get_type_hints(source, include_extras=True)
     except Exception:
         return {}  # names that only a type checker sees: then types are not checked

@@ -20,12 +20,12 @@ def train_in(rank: int, directories: list[Path]) -> None:
     from sparsepipe.runs.rundir import RunDir
     from sparsepipe.runs.signals import SignalWatch
     from sparsepipe.tasks.task import Run
-    from sparsepipe.tasks.train import train
+    from sparsepipe.tasks.train import Train
 
     config = composed("experiment=tiny", "trainer.max_epochs=2", *DP)
     with SignalWatch() as watch:
         inventory = build_inventory(config)
-        train(
+        Train().run(
             Run(
                 spec=config,
                 directory=RunDir(directories[rank]),

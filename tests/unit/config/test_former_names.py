@@ -22,7 +22,7 @@ def test_a_former_name_means_the_present_task(former: str, task: object) -> None
     assert identity_name(f"{task.__module__}.{task.__name__}") == former
 
 
-@pytest.mark.parametrize("task", ["train", "profile", "fit_batch", "simulate", "table1"])
+@pytest.mark.parametrize("task", ["train", "profile", "fit_batch", "simulate", "paper/table1"])
 def test_identities_have_the_former_name(task: str) -> None:
     config = composed("experiment=tiny", f"task={task}", "parallel=single")
     target = config.identity()["task._target_"]

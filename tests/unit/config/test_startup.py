@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from sparsepipe.config.compose import CONFIG_NAME, config_dir, resolve
 with initialize_config_dir(str(config_dir()), version_base="1.3"):
     config = compose(CONFIG_NAME, ["experiment=table2", "scale=smoke"])
-assert resolve(config)["name"] == "table2"
+assert resolve(config).name == "table2"
 """
 _COMMAND = """
 import sys

@@ -204,7 +204,7 @@ def test_what_is_computed_from_others_measurements_is_the_same_run_at_any_scale(
 ) -> None:
     asked = [f"experiment={experiment}", f"scale={scale}"]
     assert config_of(asked) == config_of(asked[:1])
-    assert "instead_of_scale" not in config_of(asked)
+    assert "instead_of_scale" not in config_of(asked).to_dict()
 
 
 def test_a_scale_narrows_what_fig_9_sweeps() -> None:
@@ -226,8 +226,8 @@ def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
     assert len(whole) == 14 * 2
     assert sorted(_swept(job) for job in smoke) == [
-        ["partition=straight", "paper/trial=pipeline_depth/serial_emulated"],
-        ["partition=straight", "paper/trial=pipeline_depth/sync_1f1b_4"],
+        ["paper/trial=pipeline_depth/serial_emulated", "partition=straight"],
+        ["paper/trial=pipeline_depth/sync_1f1b_4", "partition=straight"],
     ]
     wider = jobs("pipeline_depth", "scale=smoke", "partition=variance,straight")
     assert len(wider) == 2 * 2
@@ -236,7 +236,7 @@ def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
 def test_the_command_line_narrows_what_the_study_of_depth_sweeps() -> None:
     swept = jobs("pipeline_depth", "partition=variance", "paper/trial=pipeline_depth/gpipe_8")
     assert [_swept(job) for job in swept] == [
-        ["partition=variance", "paper/trial=pipeline_depth/gpipe_8"]
+        ["paper/trial=pipeline_depth/gpipe_8", "partition=variance"]
     ]
 
 

@@ -13,7 +13,7 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import best_cuts, exact, hete_mp, mp
 from sparsepipe.profiling import Profile
 
-PROFILES = Path(__file__).parents[3] / "conf" / "profiles" / "paper"
+PROFILES = Path(__file__).parents[3] / "sparsepipe" / "assets" / "profiles" / "paper"
 FILES = {"TITAN V": "titan_v", "TITAN Xp": "titan_xp", "RTX 2080 Ti": "rtx_2080_ti"}
 BANDWIDTH = 60e6
 

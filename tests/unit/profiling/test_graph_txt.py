@@ -10,7 +10,7 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile, chain_profile, parse_graph, read_graph
 
 FIGURES = "forward_compute_time={}, backward_compute_time={}, activation_size={}, parameter_size={}"
-PROFILES = Path(__file__).parents[3] / "conf" / "profiles" / "paper"
+PROFILES = Path(__file__).parents[3] / "sparsepipe" / "assets" / "profiles" / "paper"
 
 
 def line(name: str, layer: str, *figures: object) -> str:

@@ -11,7 +11,7 @@ import pytest
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import LayerProfile, Profile, check_agreement
 
-PROFILES = Path(__file__).parents[3] / "conf" / "profiles" / "paper"
+PROFILES = Path(__file__).parents[3] / "sparsepipe" / "assets" / "profiles" / "paper"
 
 
 def profile(num_layers: int = 3, **meta: object) -> Profile:

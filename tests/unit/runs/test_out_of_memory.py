@@ -88,7 +88,7 @@ def test_tasks_that_compute_on_batches_name_theirs(task: str, run: Callable[...,
 @pytest.mark.parametrize(
     "overrides",
     [
-        *((f"task={task}", *CPU) for task in ("table1", "partition", "report", "bandwidth")),
+        *((f"task={task}", *CPU) for task in ("paper/table1", "partition", "report", "bandwidth")),
         ("task=emulate", GPUS),
         ("task=train", GPUS, "hardware.emulate=true"),
     ],
