@@ -79,11 +79,7 @@ def check_choices(**settings: tuple[str, Any]) -> None:
 def check_dense(representation: str, *, batch_size: int, resolution: int, whole: bool) -> None:
     """Raise ``ConfigError`` for dense grids that exceed memory or ignore other settings.
 
-    Args:
-        representation: ``sparse``, ``dense`` or ``dense_surface``.
-        batch_size: shapes in a batch.
-        resolution: voxels along each side.
-        whole: all points are used, without augmentation.
+    ``whole`` means that all points are used, without augmentation.
     """
     if representation == "sparse":
         return

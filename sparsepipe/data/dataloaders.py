@@ -28,11 +28,7 @@ class TrainSampler(DistributedSampler[Any]):
     If the shapes do not divide evenly, the shuffled order continues from its start, so that at
     most ``num_replicas - 1`` shapes occur twice in an epoch and none is left out.
 
-    Args:
-        dataset: the data set, of which only the length is used.
-        num_replicas: ranks that share an epoch.
-        rank: this rank.
-        seed: determines the order, together with the epoch.
+    Arguments as for ``DistributedSampler``; only the length of the data set is used.
     """
 
     def __init__(
@@ -55,10 +51,7 @@ class EvalSampler(DistributedSampler[Any]):
 
     The epoch is always 0, so that every evaluation uses the same points.
 
-    Args:
-        dataset: the data set, of which only the length is used.
-        num_replicas: ranks that share the shapes.
-        rank: this rank.
+    Arguments as for ``DistributedSampler``; only the length of the data set is used.
 
     Raises:
         ConfigError: there are fewer shapes than ranks (but not none).
@@ -162,12 +155,7 @@ def make_loader(
     Workers start by ``forkserver`` (or ``spawn`` if there is none), because forking the training
     process is unsafe once autograd, OpenMP or gloo have started threads.
 
-    Args:
-        dataset: the shapes or images.
-        sampler: yields (epoch, index).
-        batch_size: samples in a batch.
-        num_workers: processes that read; 0 reads in this process.
-        collate: combines samples into a batch; pickled for the workers.
+    Arguments as for ``DataLoader``; ``collate`` is pickled for the workers.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"

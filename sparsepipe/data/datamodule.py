@@ -30,83 +30,6 @@ from sparsepipe.errors import ConfigError, DataError
 Purpose = Literal["train", "val", "test"]
 
 
-class Splits:
-    """Point clouds of the training and test split, and voxelised surfaces if needed.
-
-    Args:
-        source: source of the point clouds.
-        cache: settings of their preparation.
-        voxelisation: settings of the voxel grid.
-
-    Raises:
-        ConfigError: the source cannot provide the points or surfaces that ``voxelisation`` needs;
-            raised before a cache is built in vain.
-    """
-
-    def __init__(self, source: Source, cache: CacheSettings, *, voxelisation: Voxelisation) -> None:
-        self._source, self._cache, self._voxelisation = source, cache, voxelisation
-        if getattr(source, "takes_cached_points", False):
-            check_num_points(voxelisation.num_points, stored=cache.points)
-        if voxelisation.representation == "dense_surface":
-            self._surface_loader()
-        self._points: dict[Split, PointSet] = {}
-        self._surfaces: dict[Split, MappedArray] = {}
-
-    def fingerprint(self) -> str:
-        """Digest of the source's data, independent of their location on the disk."""
-        return self._source.fingerprint(self._cache)
-
-    def points(self, split: Split) -> PointSet:
-        """The clouds of a split.
-
-        Raises:
-            ConfigError: fewer points are stored than ``num_points``.
-            DataError: the data cannot be read, or the splits have different classes.
-        """
-        if split not in self._points:
-            points = self._source.load(split, self._cache)
-            check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
-            if "train" in self._points and points.classes != self._points["train"].classes:
-                raise DataError(
-                    "training and test data have different classes",
-                    remedy="check data.root: both splits must hold the same classes",
-                )
-            self._points[split] = points
-        return self._points[split]
-
-    def surface(self, split: Split) -> MappedArray | None:
-        """Packed occupancy from the meshes of a split; None unless ``dense_surface`` is set."""
-        if self._voxelisation.representation != "dense_surface":
-            return None
-        if split not in self._surfaces:
-            self._surfaces[split] = self._surface_loader()(
-                split,
-                self._cache,
-                resolution=self._voxelisation.resolution,
-                span=self._voxelisation.span,
-            )
-        return self._surfaces[split]
-
-    def open_all(self) -> None:
-        """Open all splits, after building the parts that the cache lacks."""
-        for split in SPLITS:
-            self.points(split)
-            self.surface(split)
-
-    def _surface_loader(self) -> Callable[..., MappedArray]:
-        load_surface: Callable[..., MappedArray] | None = getattr(
-            self._source, "load_surface", None
-        )
-        if load_surface is None:
-            raise ConfigError(
-                f"data.representation=dense_surface needs meshes, but "
-                f"{type(self._source).__name__} holds points only",
-                remedy="set data.representation=dense, or use a data group of OFF meshes "
-                "(data=shapes, modelnet10 or modelnet40)",
-            )
-        return load_surface
-
-
 class SplitDataModule(pl.LightningDataModule):
     """Base of data modules whose source has a training and a test split.
 
@@ -261,7 +184,7 @@ class ShapeDataModule(SplitDataModule):
             up_axis=up_axis,
             seed=seed,
         )
-        cache = CacheSettings(
+        self._cache = CacheSettings(
             directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
             points=cached_points,
             seed=sampling_seed,
@@ -271,8 +194,15 @@ class ShapeDataModule(SplitDataModule):
         )
         whole = point_ratio == 1 and not (augment is not None and augment.enabled)
         check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
-        self._splits = Splits(source(root), cache, voxelisation=self._voxelisation)
+        self._source = source(root)
+        # Checked here as well, before a cache is built in vain.
+        if getattr(self._source, "takes_cached_points", False):
+            check_num_points(num_points, stored=cached_points)
+        if representation == "dense_surface":
+            self._surface_loader()
         self._augment = augment
+        self._points: dict[Split, PointSet] = {}
+        self._surfaces: dict[Split, MappedArray] = {}
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -286,15 +216,31 @@ class ShapeDataModule(SplitDataModule):
 
     def fingerprint(self) -> str:
         """Digest of the data in the root, independent of their location on the disk."""
-        return self._splits.fingerprint()
+        return self._source.fingerprint(self._cache)
 
     def point_set(self, split: Split) -> PointSet:
-        """The clouds of ``train`` (including validation) or ``test``."""
-        return self._splits.points(split)
+        """The clouds of ``train`` (including validation) or ``test``.
+
+        Raises:
+            ConfigError: fewer points are stored than ``num_points``.
+            DataError: the data cannot be read, or the splits have different classes.
+        """
+        if split not in self._points:
+            points = self._source.load(split, self._cache)
+            check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
+            if "train" in self._points and points.classes != self._points["train"].classes:
+                raise DataError(
+                    "training and test data have different classes",
+                    remedy="check data.root: both splits must hold the same classes",
+                )
+            self._points[split] = points
+        return self._points[split]
 
     def prepare_data(self) -> None:
         """Build the cache of all splits; call it in one process only."""
-        self._splits.open_all()
+        for split in SPLITS:
+            self.point_set(split)
+            self._surface(split)
 
     def dataset(
         self, split: Split, indices_N: IntArray, *, augment: Augment | None, stream: int
@@ -306,7 +252,7 @@ class ShapeDataModule(SplitDataModule):
             voxelisation=self._voxelisation,
             augment=augment,
             stream=stream,
-            surface=self._splits.surface(split),
+            surface=self._surface(split),
         )
 
     def _labels_S(self, split: Split) -> IntArray:
@@ -322,3 +268,29 @@ class ShapeDataModule(SplitDataModule):
 
     def _collate(self) -> Collate:
         return Collate(self._voxelisation.resolution)
+
+    def _surface(self, split: Split) -> MappedArray | None:
+        """Packed occupancy from the meshes of a split; None unless ``dense_surface`` is set."""
+        if self._voxelisation.representation != "dense_surface":
+            return None
+        if split not in self._surfaces:
+            self._surfaces[split] = self._surface_loader()(
+                split,
+                self._cache,
+                resolution=self._voxelisation.resolution,
+                span=self._voxelisation.span,
+            )
+        return self._surfaces[split]
+
+    def _surface_loader(self) -> Callable[..., MappedArray]:
+        load_surface: Callable[..., MappedArray] | None = getattr(
+            self._source, "load_surface", None
+        )
+        if load_surface is None:
+            raise ConfigError(
+                f"data.representation=dense_surface needs meshes, but "
+                f"{type(self._source).__name__} holds points only",
+                remedy="set data.representation=dense, or use a data group of OFF meshes "
+                "(data=shapes, modelnet10 or modelnet40)",
+            )
+        return load_surface

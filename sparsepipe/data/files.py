@@ -81,9 +81,7 @@ def digest_values(values: Any) -> str:
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
     """Turn "no space left" or "permission denied" in the block into an error with a remedy.
 
-    Args:
-        directory: directory that the block reads and writes.
-        setting: configuration key of that directory.
+    ``setting`` is the configuration key of the directory.
 
     Raises:
         DataError: the disk is full, a quota or limit on a file's size is exceeded, or the

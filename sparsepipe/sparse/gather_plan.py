@@ -45,11 +45,8 @@ class Block:
         return self.sources_P.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
-class GatherPlan:
-    """All blocks of a level; at least one, which may be empty."""
-
-    blocks: list[Block]
+GatherPlan = list[Block]
+"""All blocks of a level; at least one, which may be empty."""
 
 
 def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
@@ -96,4 +93,4 @@ def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
             )
         )
         begin += pairs
-    return GatherPlan(blocks)
+    return blocks

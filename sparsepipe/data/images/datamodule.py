@@ -25,17 +25,13 @@ class ImageDataModule(SplitDataModule):
     """Images of digits, for training, validation and test.
 
     A batch is ``dict(input=Tensor [B, 1, 28, 28] in [0, 1], label=[B], index=[B])``; ``index`` is
-    the image's position in its split. The order of an epoch depends on (seed, epoch) only; all
-    training ranks get the same number of images.
+    the image's position in its split.
 
     Args:
         root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``.
         cache_dir: directory of drawn images.
-        batch_size: images in a batch, for each device.
-        num_workers: loader processes for each rank; None chooses by the number of cores.
-        val_share: share of every class's training images kept for validation, in [0, 1).
-        seed: seed of the order and of the validation split.
+        batch_size, num_workers, val_share, seed: as in ``ShapeDataModule``.
 
     Raises:
         ConfigError: a setting is out of its range.

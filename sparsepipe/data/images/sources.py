@@ -125,11 +125,6 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
     """Images [B, side, side] of digits in randomly varied handwriting.
 
     Size, proportions, slant, rotation, position, curvature, pen width and ink vary.
-
-    Args:
-        labels_B: the digits.
-        rng: random generator of all variations.
-        side: pixels along each side.
     """
     lines_BL22 = _vary(np.stack([lines_of(int(label)) for label in labels_B]), rng)
     width_B = rng.uniform(0.9, 1.7, len(labels_B)).astype(np.float32)

@@ -125,13 +125,7 @@ def generate_shapes(
     Only missing files are generated, each of them atomically, so that an interrupted call
     continues where it stopped. A folder has one set of settings, recorded in ``shapes.json``.
 
-    Args:
-        root: folder to write to; created if it is missing.
-        classes: names from ``SHAPE_CLASSES``; None is all.
-        train_per_class: training shapes of each class.
-        test_per_class: test shapes of each class.
-        seed: seed of all shapes, 0 or more.
-        workers: number of processes.
+    Arguments as for ``GeneratedShapes``, and ``workers``, the number of processes.
 
     Raises:
         ConfigError: unknown classes or negative counts.

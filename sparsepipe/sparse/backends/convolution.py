@@ -164,7 +164,7 @@ def _sum_of_products(
     """
     kernels = kernel_KCD.unbind(0)
     sums = []
-    for block in plan.blocks:
+    for block in plan:
         parts = _allocate_parts(block, kernel_KCD.shape[2], source_SC)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
             if k == centre:
@@ -192,14 +192,14 @@ def _gradients(
     if need_kernel:
         # A running sum over blocks in 16 bits would lose precision with every block.
         wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
-        dtype = kernel_KCD.dtype if len(plan.blocks) == 1 else wide
+        dtype = kernel_KCD.dtype if len(plan) == 1 else wide
         grad_kernel = torch.empty_like(kernel_KCD, dtype=dtype)
     slots = None if grad_kernel is None else grad_kernel.unbind(0)
     if kernel_map.spec.is_symmetric:
         # A symmetric window's forward plan lists the readers of offset k under K - 1 - k.
         kernels, slots = kernels[::-1], None if slots is None else slots[::-1]
     sums = []
-    for b, block in enumerate(plan.blocks):
+    for b, block in enumerate(plan):
         parts = _allocate_parts(block, feats_NC.shape[1], feats_NC)
         own_rows = block.rows_P.split_with_sizes(block.counts)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
