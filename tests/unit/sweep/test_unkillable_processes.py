@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from tests.support.sweep_cases import tiny_spec
 
 LONG_S = 30  # none of these takes so long
 GRACE_S = -9.9  # to which a job adds ten seconds
-MARK = "f" * 32
+MARK = uuid.uuid4().hex  # of this process alone, since other workers test the same
 GRANT = Grant(cores=(0,), gpus=("0",), threads=1)
 ONE_GPU = Slots(machine=Machine(cores=(0,), gpus=(Gpu(token="0", kind="RTX"),)))
 
