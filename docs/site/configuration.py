@@ -150,7 +150,7 @@ def _schema_types(schema: type, at: str = "") -> dict[str, Any]:
 
 def _of_dataclass(schema: type) -> dict[str, Key]:
     """Fields that have a default: configuration files may leave them out."""
-    source = inspect.getsource(schema)
+    source, hints = inspect.getsource(schema), typing.get_type_hints(schema)
     found = {}
     for entry in fields(schema):
         if entry.default is MISSING and entry.default_factory is MISSING:
@@ -158,6 +158,9 @@ def _of_dataclass(schema: type) -> dict[str, Key]:
         behind = re.search(rf"^    {entry.name}: .*?  # (.*)$", source, re.MULTILINE)
         value = yaml.safe_dump(entry.default if entry.default is not MISSING else []).split("\n")[0]
         found[entry.name] = Key(value=value, comment=behind[1] if behind else "")
+        inner = (kind for kind in typing.get_args(hints[entry.name]) if is_dataclass(kind))
+        for below in inner:
+            found |= {_join(entry.name, name): key for name, key in _of_dataclass(below).items()}
     return found
 
 

@@ -28,7 +28,7 @@ from sparsepipe.config.check import check, suggest
 from sparsepipe.config.listing import PARTS
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.scales import KEY, in_place_of_scale
+from sparsepipe.config.scales import KEY, STUDY, in_place_of_scale
 from sparsepipe.config.schema import Config
 from sparsepipe.config.signature import present_name
 from sparsepipe.config.sweep_environment import announced_command
@@ -75,10 +75,13 @@ OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
 OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
-_MOVED_GROUPS = {"network": "paper/network", "trial": "paper/trial"}
-"""Present names of groups, by those of earlier versions."""
-_OF_TRIALS = ("batch_shared_by", "depth", "partition")
-"""Keys that settings of a run are made of, and that are none themselves."""
+_MOVED = {
+    "depth": "paper.depth",
+    "network": "paper/network",
+    "partition": "paper.partition",
+    "trial": "paper/trial",
+}
+"""Present names of groups and keys, by those of earlier versions."""
 _NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "logger", "paths")
 """How the overrides and groups begin that a run does not record."""
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
@@ -156,9 +159,9 @@ def resolve(config: DictConfig) -> RunSpec:
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
     plain["task"]["_target_"] = present_name(plain["task"]["_target_"])
-    for name in _OF_TRIALS:
-        plain.pop(name, None)
-    if plain.pop(KEY, None) is not None and plain.get("scale") is not None:
+    # Settings of a run are made of these keys, which are none themselves.
+    study = plain.pop(STUDY, None) or {}
+    if study.get(KEY) is not None and plain.get("scale") is not None:
         raise ConfigError(
             f"{plain['name']} has no scales of its own: it computes with what was measured "
             "elsewhere",
@@ -217,7 +220,7 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
                         f"there are: {listed}"
                     )
         elif "." not in name and not name.startswith("hydra") and name not in keys:
-            moved = _MOVED_GROUPS.get(name)
+            moved = _MOVED.get(name)
             hint = f" (it is now '{moved}')" if moved else suggest(name, keys)
             yield f"unknown key or group '{name}'{hint}"
 

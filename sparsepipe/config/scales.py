@@ -14,8 +14,10 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+STUDY = "paper"
+"""The key of an experiment's file below which it is."""
 KEY = "instead_of_scale"
-"""Of an experiment's file: overrides by scale."""
+"""Below it: overrides by scale."""
 _SWEEPS = frozenset({"-m", "--multirun", "hydra.mode=MULTIRUN"})
 """Words of a command line that make it a sweep."""
 
@@ -67,4 +69,4 @@ def _instead(experiment: Path) -> Mapping[str, Sequence[str]]:
     if not experiment.is_file():
         return {}
     content = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
-    return content.get(KEY) or {}
+    return (content.get(STUDY) or {}).get(KEY) or {}

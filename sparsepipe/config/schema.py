@@ -265,6 +265,16 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaperStudy:
+    """What the paper's studies make settings of a run from; a run does not record it."""
+
+    instead_of_scale: dict[str, list[str]] | None = None  # overrides in place of each scale
+    batch_shared_by: int | str | None = None  # devices that share data.batch_size of a scale
+    depth: Annotated[int, Limits(1, 1024)] | None = None  # stages, of paper/depth
+    partition: Search | None = None  # parallel.search.search of pipelines of paper/schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration."""
 
@@ -287,7 +297,4 @@ class Config:
     callbacks: Any = field(metadata=_node_map())
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
-    instead_of_scale: dict[str, list[str]] | None = None  # of an experiment; no setting of a run
-    batch_shared_by: int | str | None = None  # of a trial; a run has data.batch_size for it
-    depth: Annotated[int, Limits(1, 1024)] | None = None  # of a trial; hardware has it for a run
-    partition: Search | None = None  # of a trial; a run has parallel.search.search
+    paper: PaperStudy | None = None  # of the paper's studies: what settings of a run are made of

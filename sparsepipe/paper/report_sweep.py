@@ -38,6 +38,8 @@ _OF_CELLS = {
     "paper/network": ("data.point_ratio", "data.representation", "model", "representation"),
 }
 """Keys and groups that say of which cell a run is; some do where an experiment sweeps a group."""
+_CHOOSING_STRATEGY = frozenset({"paper/schedule", "paper/trial"})
+"""Groups whose options differ in strategy, so that only some cells take a key of it."""
 
 
 def requests_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Request]:
@@ -67,6 +69,7 @@ def requests_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Requ
 
 def _request_of_job(overrides: Iterable[str], swept: Collection[str]) -> Request:
     scale, kept, of_task, is_of_cells = None, [], [], True
+    sweeps_strategies = not _CHOOSING_STRATEGY.isdisjoint(swept)
     for word in (each.lstrip("+") for each in overrides):
         name, _, value = word.lstrip("~").partition("=")
         first = re.split(r"[./@]", name)[0]
@@ -76,11 +79,9 @@ def _request_of_job(overrides: Iterable[str], swept: Collection[str]) -> Request
             continue
         elif _is_of_cell(name, swept):
             is_of_cells = False
-        elif first == "task" and "paper/trial" in swept:
+        elif first == "task" and sweeps_strategies:
             of_task.append(word)
-        elif (
-            first != "parallel" or "paper/trial" not in swept
-        ):  # else only some cells could take it
+        elif first != "parallel" or not sweeps_strategies:  # else only some cells could take it
             kept.append(word)
     overriding = tuple(kept) if kept or is_of_cells else None
     return Request(scale=scale, overrides=overriding, of_task=tuple(of_task))
@@ -91,7 +92,7 @@ def _is_of_cell(name: str, swept: Collection[str]) -> bool:
         key for group, keys in _OF_CELLS.items() if not group or group in swept for key in keys
     ]
     is_of_swept_task = name.startswith("task.") and "task" in swept
-    of_strategy = name.startswith("parallel.strategy.") and "paper/trial" not in swept
+    of_strategy = name.startswith("parallel.strategy.") and _CHOOSING_STRATEGY.isdisjoint(swept)
     return name in cells or is_of_swept_task or of_strategy
 
 

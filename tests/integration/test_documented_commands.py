@@ -49,7 +49,8 @@ def test_variables_may_stand_before_a_command_and_every_option_counts(tmp_path: 
 
 
 def test_the_serial_run_of_the_study_of_depth_is_one_of_them() -> None:
-    assert ("experiment=pipeline_depth", "paper/trial=pipeline_depth/serial") in COMMANDS
+    row = ("paper/schedule=serial", "paper/depth=measured_2")
+    assert ("experiment=pipeline_depth", *row) in COMMANDS
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,21 @@ OF_THE_RUN = {
 MEASURED = re.compile(r"_s$|memory|^hardware_|^bubble_share")
 # Columns of reports that are hashes, or say what recorded runs were made with.
 OF_RECORDED_RUNS = {"versions", "commit", "runs"}
-# Groups in commands that had other names when the reports were recorded.
+# Groups and keys in commands that had other names when the reports were recorded.
 RENAMED = (
+    (
+        re.compile(r"\bpaper/schedule=serial paper/depth=measured_2\b"),
+        "trial=pipeline_depth/serial",
+    ),
+    (
+        re.compile(r"\bpaper/schedule=serial paper/depth=emulated_4\b"),
+        "trial=pipeline_depth/serial_emulated",
+    ),
+    (
+        re.compile(r"\bpaper/schedule=(\w+) paper/depth=[a-z]+_(\d)\b"),
+        r"trial=pipeline_depth/\1_\2",
+    ),
+    (re.compile(r"\bpaper\.partition="), "partition="),
     (re.compile(r"\bpaper/(trial|network)="), r"\1="),
     (re.compile(r"\btask=paper/fig9_"), "task=fig9/"),
 )

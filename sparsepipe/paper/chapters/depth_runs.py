@@ -22,6 +22,8 @@ _SCHEDULES = {
     "eager_1f1b": "eager 1F1B",
     "asynchronous": "asynchronous",
 }
+_SERIAL = "serial"
+"""The option of ``paper/schedule`` for one device."""
 _PARTITIONS = {"variance": "variance", "straight": "ours"}
 _TASKS = ("train", "train_emulated")
 
@@ -32,34 +34,32 @@ class DepthRow:
 
     Attributes:
         depth: K.
-        schedule: by the option of the trial; empty of one device.
+        schedule: the option of ``paper/schedule``; ``serial`` for one device.
         partition: the search; empty of one device.
         emulated: it is; else measured.
     """
 
     depth: int
-    schedule: str = ""
+    schedule: str = _SERIAL
     partition: str = ""
     emulated: bool
 
     @property
     def label(self) -> tuple[str, ...]:
         kind = "emulated" if self.emulated else "measured"
-        name = _SCHEDULES.get(self.schedule, "serial")
+        name = _SCHEDULES.get(self.schedule, _SERIAL)
         return (str(self.depth), kind, name, _PARTITIONS.get(self.partition, "-"))
 
     @property
-    def trial(self) -> str:
-        """Its option of that group."""
-        if self.depth == 1:
-            return f"pipeline_depth/serial{'_emulated' * self.emulated}"
-        return f"pipeline_depth/{self.schedule}_{self.depth}"
+    def depth_option(self) -> str:
+        """The option of ``paper/depth``; one emulated device is the same run with any of these."""
+        return f"emulated_{max(self.depth, 4)}" if self.emulated else "measured_2"
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Of the command that makes a run of it."""
-        cuts = () if self.depth == 1 else (f"partition={self.partition}",)
-        return (f"paper/trial={self.trial}", *cuts)
+        """Overrides of the command that makes a run of the row."""
+        cuts = () if self.depth == 1 else (f"paper.partition={self.partition}",)
+        return (f"paper/schedule={self.schedule}", f"paper/depth={self.depth_option}", *cuts)
 
     @property
     def serial(self) -> DepthRow:

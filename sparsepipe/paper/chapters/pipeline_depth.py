@@ -86,13 +86,17 @@ def _block(
 
 def _sweep(entries: Sequence[DepthRow], setting: DepthSetting, commands: Commands) -> str:
     """Of all rows, in two where not all of them take what the setting says of microbatches."""
-    trials: dict[tuple[str, ...], dict[str, None]] = {}
+    schedules: dict[tuple[str, ...], dict[str, None]] = {}
     for each in entries:
-        trials.setdefault(setting.parts_of(each.schedule), {})[each.trial] = None
-    if entries == ROWS and len(trials) == 1:
-        return commands.sweep()
+        schedules.setdefault(setting.parts_of(each.schedule), {})[each.schedule] = None
+    depths: tuple[str, ...] = ()
+    if entries != ROWS:
+        depths = (f"paper/depth={','.join(dict.fromkeys(each.depth_option for each in entries))}",)
+    if len(schedules) == 1:
+        return commands.sweep(*depths)
     found = (
-        commands.sweep(f"paper/trial={','.join(names)}", *parts) for parts, names in trials.items()
+        commands.sweep(f"paper/schedule={','.join(names)}", *depths, *parts)
+        for parts, names in schedules.items()
     )
     return " && ".join(found)
 

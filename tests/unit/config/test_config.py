@@ -24,7 +24,10 @@ OPTIONS = [
     (group.name, option.name) for group in groups_in([config_dir()]) for option in group.options
 ]
 
-GLOBAL = ("debug", "experiment", "hparams_search", "paper/network", "paper/trial", "scale")
+GLOBAL = (
+    *("debug", "experiment", "hparams_search", "scale"),
+    *("paper/depth", "paper/network", "paper/schedule", "paper/trial"),
+)
 """Groups that set keys of others."""
 
 

@@ -173,9 +173,9 @@ def test_missing_cells_name_the_run_that_they_lack() -> None:
     block = only(trained(2, "gpipe", train_shapes_per_s=120.0))
     found = cell(block, "speedup", "2", "measured", "GPipe", "ours")
     assert found.missing
-    assert found.command.endswith("paper/trial=pipeline_depth/serial"), "what it is over"
+    assert found.command.endswith("paper/schedule=serial paper/depth=measured_2"), "what it is over"
     lacking = cell(block, "time", "8", "emulated", "1F1B", "variance")
     assert lacking.command == (
-        "sparsepipe experiment=pipeline_depth paper/trial=pipeline_depth/sync_1f1b_8 "
-        "partition=variance"
+        "sparsepipe experiment=pipeline_depth paper/schedule=sync_1f1b paper/depth=emulated_8 "
+        "paper.partition=variance"
     )

@@ -36,8 +36,20 @@ NAME = "experiment=pipeline_depth"
 ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
 
 
-def trial(name: str, *more: str) -> RunSpec:
-    return composed(NAME, f"paper/trial=pipeline_depth/{name}", *more)
+def chosen(schedule: str, depth: int) -> tuple[str, str]:
+    """The options of a row's two groups."""
+    kind = "measured" if depth == 2 else "emulated"
+    return f"paper/schedule={schedule}", f"paper/depth={kind}_{depth}"
+
+
+def row(schedule: str, depth: int, *more: str) -> RunSpec:
+    return composed(NAME, *chosen(schedule, depth), *more)
+
+
+def options_of(words: Sequence[str]) -> tuple[str, str]:
+    """What a command chooses of the groups ``paper/schedule`` and ``paper/depth``."""
+    told = dict(word.split("=", 1) for word in words)
+    return told["paper/schedule"], told["paper/depth"]
 
 
 def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
@@ -46,12 +58,12 @@ def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
     )
     swept = jobs_of(shlex.split(block.sweep)[1:])
     alone = {frozenset(words_of(cell.command)) for cell in block.cells if cell.command}
-    # Serial runs are the same with any partition.
-    serial = {job for job in swept if any("serial" in word for word in job)}
-    assert len(swept) == 28
-    assert {job - {"partition=variance", "partition=straight"} for job in serial} | (
-        swept - serial
-    ) == alone
+    # Serial runs are the same with any partition, and with any number of emulated devices.
+    serial = {job for job in swept if "paper/schedule=serial" in job}
+    assert len(swept) == 30
+    assert len(serial) == 6
+    kinds = {frozenset({NAME, *chosen("serial", depth)}) for depth in (2, 4)}
+    assert (swept - serial) | kinds == alone
 
 
 def words_of(command: str) -> list[str]:
@@ -66,57 +78,57 @@ def words_of(command: str) -> list[str]:
 @pytest.mark.parametrize("profiles", [None, ALIKE])
 def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None) -> None:
     """As far as can be told before data are read, and an emulation reads none."""
-    asked = [f"paper/trial=pipeline_depth/{name}" for name in ("serial_emulated", "gpipe_8")]
+    asked = [chosen("serial", 4), chosen("gpipe", 8)]
     given = [] if profiles is None else [profiles]
-    rows = [made_by(NAME, trial, *given, kind="emulated", task_name="train_emulated")
-            for trial in asked]  # fmt: skip
+    rows = [made_by(NAME, *one, *given, kind="emulated", task_name="train_emulated")
+            for one in asked]  # fmt: skip
     rows[0] |= {"strategy": "single", "ranks": 1}
     rows[1] |= {"strategy": "gpipe straight", "ranks": 8, "schedule": "gpipe"}
     commands = Commands(experiment="pipeline_depth", composed=composed_values)
     (block,) = PIPELINE_DEPTH.blocks(rows, commands)
-    trials, emulated = set(), set()
+    depths, emulated = set(), set()
     told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
     for command in told:
         config, inventory, ranks = resolve_run(composed(*words_of(command)))
-        (name,) = [word for word in words_of(command) if word.startswith("paper/trial=")]
-        assert name.endswith(f"_{ranks}") or (ranks == 1 and "/serial" in name), command
-        trials.add(name.removeprefix("paper/trial="))
+        schedule, depth = options_of(words_of(command))
+        assert depth.endswith(f"_{ranks}") or (ranks == 1 and schedule == "serial"), command
+        depths.add(depth)
         if config.hardware.get("emulate"):
             emulated.add(prepare(config, inventory).path)
     assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
-    swept = [word for word in words_of(block.sweep) if word.startswith("paper/trial=")]
+    swept = [word for word in words_of(block.sweep) if word.startswith("paper/")]
     if profiles is None:
         assert not swept
     else:
-        assert set(swept[0].removeprefix("paper/trial=").split(",")) == trials
+        assert depths == {"emulated_4", "emulated_8"}
+        assert swept == ["paper/depth=emulated_4,emulated_8"]
 
 
 @pytest.mark.full
 def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() -> None:
     parts = "parallel.strategy.microbatches=8"
     ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
-    row = made_by(NAME, "paper/trial=pipeline_depth/gpipe_2", parts, **ran)
+    found = made_by(NAME, *chosen("gpipe", 2), parts, **ran)
     commands = Commands(experiment="pipeline_depth", composed=composed_values)
-    (block,) = PIPELINE_DEPTH.blocks([row], commands)
+    (block,) = PIPELINE_DEPTH.blocks([found], commands)
     assert block.title.endswith("T = 8")
-    trials: dict[bool, set[str]] = {False: set(), True: set()}
+    schedules: dict[bool, set[str]] = {False: set(), True: set()}
     for command in {cell.command for cell in block.cells if cell.command}:
         composed(*words_of(command))  # or it would be refused
-        (name,) = [word for word in words_of(command) if word.startswith("paper/trial=")]
-        is_synchronous = "asynchronous" not in name and "serial" not in name
+        schedule, _ = options_of(words_of(command))
+        is_synchronous = schedule not in ("asynchronous", "serial")
         assert (parts in words_of(command)) == is_synchronous
-        trials[is_synchronous].add(name.removeprefix("paper/trial="))
+        schedules[is_synchronous].add(schedule)
     for sweep, more in zip(block.sweep.split(" && "), ([], [parts]), strict=True):
         *start, swept = words_of(sweep)[:3]
         assert [*start, *words_of(sweep)[3:]] == ["-m", NAME, *more]
-        assert set(swept.removeprefix("paper/trial=").split(",")) == trials[bool(more)]
+        assert set(swept.removeprefix("paper/schedule=").split(",")) == schedules[bool(more)]
 
 
 def serial(run_id: str, *more: str) -> dict:
     """The result of the emulated run of one device, with overrides."""
     ran = {"kind": "emulated", "task_name": "train_emulated", "strategy": "single", "ranks": 1}
-    asked = (NAME, "paper/trial=pipeline_depth/serial_emulated", *more)
-    return made_by(*asked, run_id=run_id, samples_per_s=100.0, **ran)
+    return made_by(NAME, *chosen("serial", 4), *more, run_id=run_id, samples_per_s=100.0, **ran)
 
 
 def test_runs_with_overrides_have_a_table_of_their_own() -> None:
@@ -150,23 +162,33 @@ def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
     assert mean.startswith("1, emulated, serial, -: runs a, b, c all have seed 0 and differ in ")
 
 
-@pytest.mark.parametrize("name", ["serial", "serial_emulated"])
-def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
-    one, other = (trial(name, f"partition={each}") for each in ("variance", "straight"))
+@pytest.mark.parametrize("depth", [2, 4])
+def test_serial_runs_do_not_depend_on_the_partition(depth: int) -> None:
+    one, other = (
+        row("serial", depth, f"paper.partition={each}") for each in ("variance", "straight")
+    )
     assert one.identity() == other.identity()
-    assert not {"partition", "depth"} & one.to_dict().keys()
+    assert "paper" not in one.to_dict()
+
+
+def test_the_emulated_serial_run_does_not_depend_on_the_depth() -> None:
+    four, eight = (row("serial", depth) for depth in (4, 8))
+    assert four.to_dict() == eight.to_dict()
+    assert build_inventory(as_emulated(eight)).num_devices == 1
+    assert (eight.hardware.get("time_scale"), eight.trainer.limit_train_batches) == (1.0, 12)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "sync_1f1b", "eager_1f1b", "asynchronous"])
 @pytest.mark.parametrize("partition", ["variance", "straight"])
-def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, partition: str) -> None:
-    asked = f"partition={partition}"
-    two = trial(f"{schedule}_2", asked)
+def test_depths_and_partitions_are_those_of_the_command(schedule: str, partition: str) -> None:
+    asked = f"paper.partition={partition}"
+    two = row(schedule, 2, asked)
     assert two.parallel.search.search == partition
     assert not two.hardware.get("emulate")
     assert build_inventory(two).num_devices == 2
-    for depth in (4, 8):
-        config = as_emulated(trial(f"{schedule}_{depth}", asked))
+    assert two.trainer.limit_train_batches == 24
+    for depth, batches in ((4, 12), (8, 24)):
+        config = as_emulated(row(schedule, depth, asked))
         inventory = build_inventory(config)
         assert (
             task_of(config).configured(config, inventory).parallel.devices
@@ -176,11 +198,13 @@ def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, parti
         assert config.parallel.search.search == partition
         parts = config.parallel.strategy.get("microbatches")
         assert parts == (None if schedule == "asynchronous" else 32)
+        assert config.hardware.get("time_scale") == 10.0
+        assert config.trainer.limit_train_batches == batches
     assert two.data.get("batch_size") == 1024
 
 
 def test_the_profile_is_of_the_network_and_the_batch() -> None:
-    config = as_emulated(trial("gpipe_8"))
+    config = as_emulated(row("gpipe", 8))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
     convolutions = config.model.get("convolutions")
     assert found.meta["model_settings"]["convolutions"] == convolutions
@@ -191,7 +215,7 @@ def test_the_profile_is_of_the_network_and_the_batch() -> None:
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None:
-    config = as_emulated(trial("gpipe_8"))
+    config = as_emulated(row("gpipe", 8))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
     costs = [layer.forward_s + layer.backward_s for layer in found.layers]
     bounds = [0, *balanced(costs, [1] * stages), len(costs)]
@@ -199,8 +223,8 @@ def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None
     assert slowest < 1.1 * sum(costs) / stages
 
 
-def test_a_profile_of_layers_that_are_alike_goes_with_the_same_trials() -> None:
-    config = as_emulated(trial("gpipe_8", ALIKE))
+def test_a_profile_of_layers_that_are_alike_goes_with_the_same_rows() -> None:
+    config = as_emulated(row("gpipe", 8, ALIKE))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
     assert len({(layer.forward_s, layer.backward_s) for layer in found.layers}) == 1
     assert found.num_layers % 8 == 0
@@ -243,8 +267,8 @@ SMALL = (
 PARTS = "parallel.strategy.microbatches=4"
 
 
-def small_study(tmp_path: Path) -> dict[str, dict]:
-    """Results of two stages for real and four emulated, with their serial runs, by their trials."""
+def small_study(tmp_path: Path) -> dict[tuple[str, int], dict]:
+    """Results of two stages for real and four emulated, with their serial runs, by their rows."""
     path = tmp_path / "profile.json"
     replace(saving(), meta={"model": "cnn_5x5", "batch_size": 16}).save(path)
     device = f"name: core, accelerator: cpu, profile: {{cnn_5x5: {path}}}"
@@ -253,17 +277,17 @@ def small_study(tmp_path: Path) -> dict[str, dict]:
         f"hardware.value.hosts=[{{{host}[{{{device}, count: {count}}}]}}]" for count in (1, 4)
     )
     quick = [f"parallel.search.measure.{name}=1" for name in ("num_warmup", "num_measured")]
-    jobs: dict[str, Sequence[str]] = {
-        "serial": (),
-        "gpipe_2": (*quick, PARTS),
-        "serial_emulated": (one,),
-        "sync_1f1b_4": (four, PARTS),
-        "asynchronous_4": (four, "trainer.limit_train_batches=12"),
+    jobs: dict[tuple[str, int], Sequence[str]] = {
+        ("serial", 2): (),
+        ("gpipe", 2): (*quick, PARTS),
+        ("serial", 4): (one,),
+        ("sync_1f1b", 4): (four, PARTS),
+        ("asynchronous", 4): (four, "trainer.limit_train_batches=12"),
     }
     found = {}
-    for name, more in jobs.items():
-        directory = run_job(trial(name, *SMALL, *more), fresh_processes=True)
-        found[name] = json.loads(directory.result.read_text())
+    for (schedule, depth), more in jobs.items():
+        directory = run_job(row(schedule, depth, *SMALL, *more), fresh_processes=True)
+        found[schedule, depth] = json.loads(directory.result.read_text())
     return found
 
 
@@ -280,16 +304,16 @@ def test_a_small_study_ends_in_its_table(tmp_path: Path, monkeypatch: pytest.Mon
         return float(table[place]["ours"])
 
     two, four = ("2", "measured", "GPipe", "ours"), ("4", "emulated", "1F1B", "ours")
-    serial, gpipe = (told[name]["train_shapes_per_s"] for name in ("serial", "gpipe_2"))
+    serial, gpipe = (told[name]["train_shapes_per_s"] for name in (("serial", 2), ("gpipe", 2)))
     assert ours("1", "measured", "serial", "-", "time") == pytest.approx(42_000 / serial / 60)
     assert ours(*two, "speedup") == pytest.approx(gpipe / serial)
     assert ours(*two, "ideal") == pytest.approx(100 / 5)
-    alone, parts = told["serial_emulated"], told["sync_1f1b_4"]
+    alone, parts = told["serial", 4], told["sync_1f1b", 4]
     assert ours(*four, "speedup") == pytest.approx(parts["samples_per_s"] / alone["samples_per_s"])
     assert ours(*four, "factor") == pytest.approx(parts["kept_bytes"] / alone["kept_bytes"])
     assert ours(*four, "ideal") == pytest.approx(300 / 7)
     assert ours(*four, "bubble") > 0.9 * 300 / 7, "less is not possible, but for late pauses"
-    for name, place in (("gpipe_2", two), ("sync_1f1b_4", four)):
+    for name, place in ((("gpipe", 2), two), (("sync_1f1b", 4), four)):
         for key, column, scale in (
             ("bubble_share", "bubble", 100),
             ("bubble_share_of_busiest", "busiest", 100),
@@ -300,6 +324,6 @@ def test_a_small_study_ends_in_its_table(tmp_path: Path, monkeypatch: pytest.Mon
     stale = ("4", "emulated", "asynchronous", "ours")
     assert 0 <= ours(*stale, "busiest") <= ours(*stale, "bubble") < 100
     assert table[*four[:3], "variance", "speedup"]["status"] == "missing"
-    there = {place[:4] for place, row in table.items() if row["status"] == "there"}
+    there = {place[:4] for place, cell in table.items() if cell["status"] == "there"}
     serials = {(*("1", kind), "serial", "-") for kind in ("measured", "emulated")}
     assert there == {two, four, stale, *serials}, "all of one setting"

@@ -72,7 +72,7 @@ def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> N
         assert config.data.get("root") == "somewhere"
         assert (config.model.get("width"), config.trainer.max_epochs) == (1.0, 90)
         assert config.optim.optimizer.path == "torch.optim.SGD"
-        optimizer = {k: config.optim.optimizer[k] for k in ("lr", "momentum", "nesterov")}
+        optimizer = {k: config.optim.optimizer.arguments[k] for k in ("lr", "momentum", "nesterov")}
         assert optimizer == {"lr": 0.01, "momentum": 0.9, "nesterov": False}
         assert config.optim.schedule is None
         assert (config.data.get("num_points"), config.data.get("cached_points")) == (
@@ -134,7 +134,7 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     assert four.hardware.get("cpu_devices") == 4
     assert one.data.get("batch_size") == 4 * four.data.get("batch_size")
     assert one.scale == four.scale == scale
-    assert "batch_shared_by" not in four.to_dict()
+    assert "paper" not in four.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_what_is_computed_from_others_measurements_is_the_same_run_at_any_scale(
 ) -> None:
     asked = [f"experiment={experiment}", f"scale={scale}"]
     assert config_of(asked) == config_of(asked[:1])
-    assert "instead_of_scale" not in config_of(asked).to_dict()
+    assert "paper" not in config_of(asked).to_dict()
 
 
 def test_a_scale_narrows_what_fig_9_sweeps() -> None:
@@ -224,20 +224,19 @@ def test_a_scale_narrows_what_fig_9_sweeps() -> None:
 
 def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
-    assert len(whole) == 14 * 2
+    assert len(whole) == 5 * 3 * 2
     assert sorted(_swept(job) for job in smoke) == [
-        ["paper/trial=pipeline_depth/serial_emulated", "partition=straight"],
-        ["paper/trial=pipeline_depth/sync_1f1b_4", "partition=straight"],
+        ["++paper.partition=straight", "paper/depth=emulated_4", "paper/schedule=serial"],
+        ["++paper.partition=straight", "paper/depth=emulated_4", "paper/schedule=sync_1f1b"],
     ]
-    wider = jobs("pipeline_depth", "scale=smoke", "partition=variance,straight")
+    wider = jobs("pipeline_depth", "scale=smoke", "paper.partition=variance,straight")
     assert len(wider) == 2 * 2
 
 
 def test_the_command_line_narrows_what_the_study_of_depth_sweeps() -> None:
-    swept = jobs("pipeline_depth", "partition=variance", "paper/trial=pipeline_depth/gpipe_8")
-    assert [_swept(job) for job in swept] == [
-        ["paper/trial=pipeline_depth/gpipe_8", "partition=variance"]
-    ]
+    given = ["paper.partition=variance", "paper/depth=emulated_8", "paper/schedule=gpipe"]
+    (job,) = jobs("pipeline_depth", *given)
+    assert _swept(job) == [f"++{given[0]}", *given[1:]]
 
 
 def _swept(job: list[str]) -> list[str]:
