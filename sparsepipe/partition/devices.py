@@ -21,8 +21,6 @@ class Kind:
 
     Args:
         name: the model.
-        host: name of the host.
-        count: how many.
         memory_bytes: of one of them; None where unknown.
         tflops: peak, in 1e12 floating-point operations a second; None where unknown.
     """
@@ -76,11 +74,7 @@ class DevicePool:
 
     @classmethod
     def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> DevicePool:
-        """The devices of an inventory.
-
-        Args:
-            inventory: what there is.
-            bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
+        """The devices of an inventory, with one bandwidth for all links if one is given.
 
         Raises:
             HardwareError: there is no device, or a link that is needed has no bandwidth, or none
@@ -143,12 +137,7 @@ class DevicePool:
         return min(used, default=float("inf"))
 
     def cut_bytes_per_s(self, host: int, following: int) -> float:
-        """Bandwidth between two stages that follow one another.
-
-        Args:
-            host: of the first, or :data:`SEVERAL`.
-            following: of the second, or :data:`SEVERAL`.
-        """
+        """Bandwidth between successive stages, each on one host or :data:`SEVERAL`."""
         if self.is_uniform:
             return next(iter(self._speeds), float("inf"))
         if host == following != SEVERAL:

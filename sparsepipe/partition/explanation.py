@@ -25,9 +25,6 @@ class StageRow:
     """One stage; times are seconds for each minibatch.
 
     Attributes:
-        stage: its number, from 0.
-        first: its first layer.
-        last: its last layer.
         devices: in words.
         compute_s: forward, backward and update on its slowest device, and second runs of layers,
             shared by its replicas.
@@ -60,8 +57,6 @@ class Explanation:
     """What is to be said of a solution.
 
     Attributes:
-        solution: the plan.
-        rows: its stages.
         bottleneck_s: time between two minibatches: the slowest stage or transfer.
         limit: what that is, in words.
         dp_s: time of data parallelism, of whole batches, on the same devices by the same model;
@@ -109,11 +104,6 @@ def explain(
     """What a solution costs on the devices that it names.
 
     For ``mp`` these are the real devices, not those that its search takes for alike.
-
-    Args:
-        problem: that was solved.
-        solution: what was found.
-        chosen: what its stages recompute; None: nothing.
     """
     pool, spans, plan = problem.pool, problem.spans, solution.stages
     stages_s, cuts_s = plan_times(plan, spans, pool, problem.model)
@@ -172,10 +162,7 @@ def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, 
 def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Plan:
     """The plan for a file and for training; devices are named ``host/model/number``.
 
-    Args:
-        problem: that was solved.
-        explanation: of the solution.
-        **origin: what else the file should tell of what it was computed from.
+    ``origin`` is what else the file should tell of what it was computed from.
     """
     solution = explanation.solution
     recomputed = bounds_of(explanation.spans or ())

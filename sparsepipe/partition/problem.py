@@ -81,16 +81,11 @@ class Problem:
         bandwidth_bytes_per_s: float | None = None,
         synchronous: SynchronousStages | None = None,
     ) -> Problem:
-        """From an inventory and a profile for each device in it.
+        """From an inventory and a profile, by name, for each device in it.
 
-        Args:
-            inventory: the devices.
-            profiles: of one model, by the devices' names.
-            model: what stages and transfers cost.
-            memory: what stages keep; None: memory is no limit.
-            bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
-            synchronous: how the stages of a synchronous pipeline work. With plans of a branching
-                graph, which is not trained by, it does not count.
+        Without ``memory`` it is no limit. With one bandwidth for all links it counts whatever the
+        inventory says. With plans of a branching graph, which is not trained by, ``synchronous``
+        does not count.
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
@@ -124,8 +119,6 @@ class Solution:
     """The best plan of a search.
 
     Attributes:
-        stages: first one first.
-        strategy: name of the search.
         order: of the kinds, where devices are taken from a sorted list; else None.
         assumed: pool and spans that the search saw, where it takes unlike devices for alike.
         spans: layers of each stage that it has chosen to be recomputed; None: it has chosen none.
@@ -146,13 +139,7 @@ class Solution:
 def taken_in_order(
     stages: Sequence[Choice], pool: DevicePool, order: Sequence[int]
 ) -> list[Choice]:
-    """The same stages on devices taken from a list, one after another.
-
-    Args:
-        stages: of which only the numbers of their devices count.
-        pool: the devices.
-        order: of the kinds.
-    """
+    """The same stages on devices taken from a list, one after another."""
     devices = [kind for kind in order for _ in range(pool.kinds[kind].count)]
     taken, found = 0, []
     for stage in stages:
@@ -209,19 +196,13 @@ class SynchronousStages:
         return replace(self, microbatches=smaller, batch_share=self.batch_share * fewer / size)
 
     def is_whole(self, stage: int) -> bool:
-        """Whether a stage is one span by the setting.
-
-        Args:
-            stage: its number; one that is not distinguished has :attr:`distinct_stages`
-                or any larger one.
+        """Whether a stage is one span by the setting; any number from :attr:`distinct_stages` on
+        stands for those that are not distinguished.
         """
         return self.setting == "all" or stage in self._stages
 
     def spans(self, num_layers: int) -> OwnSpans:
-        """Of the layers that are named, whatever the stages; those are cut where these end.
-
-        Args:
-            num_layers: of the model.
+        """Spans of the layers that are named, whatever the stages; those are cut where these end.
 
         Raises:
             ConfigError: the model has no such layers.
@@ -239,12 +220,7 @@ class SynchronousStages:
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
-    """For each kind the number of the first one that is like it.
-
-    Args:
-        pool: the devices.
-        spans: what layers cost on each kind.
-    """
+    """For each kind the number of the first one that is like it."""
     first: dict[object, int] = {}
     found = []
     for k, kind in enumerate(pool.kinds):
@@ -255,12 +231,7 @@ def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
 
 
 def merged(problem: Problem, likes: Sequence[int]) -> Problem:
-    """The problem with one kind for all that are alike.
-
-    Args:
-        problem: as it is.
-        likes: of :func:`equal_kinds`.
-    """
+    """The problem with one kind for all that are alike."""
     pool, spans = problem.pool, problem.spans
     if len(set(likes)) == len(likes):
         return problem
@@ -284,12 +255,7 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
 
 
 def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
-    """Devices of the kinds of a merged pool.
-
-    Args:
-        counts: of each kind.
-        likes: of :func:`equal_kinds`.
-    """
+    """Devices of the kinds of a merged pool."""
     sums = dict.fromkeys(sorted(set(likes)), 0)
     for like, count in zip(likes, counts, strict=True):
         sums[like] += count
@@ -297,13 +263,7 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
 
 
 def dealt(stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]) -> list[Choice]:
-    """Stages of a merged pool on the devices that there are, first hosts first.
-
-    Args:
-        stages: with devices of the merged kinds.
-        pool: the devices.
-        likes: of :func:`equal_kinds`.
-    """
+    """Stages of a merged pool on the devices that there are, first hosts first."""
     left = list(pool.counts)
     found = []
     for stage in stages:
@@ -320,10 +280,6 @@ def dealt(stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]) -> l
 
 def as_uniform(problem: Problem, device: str) -> Problem:
     """The problem with devices that are all like a named one, on links all like the slowest.
-
-    Args:
-        problem: with devices of several kinds.
-        device: name of the one whose profile counts.
 
     Raises:
         ConfigError: the inventory has no such device.

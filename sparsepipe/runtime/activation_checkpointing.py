@@ -59,8 +59,6 @@ class RecomputedSpan:
     """Layers that follow one another, of which only the input is kept for the backward.
 
     Args:
-        layers: the Sequential.
-        span: numbers of the entries.
         randomness: that the layers are keyed with; None: the generators as they are.
     """
 
@@ -78,10 +76,6 @@ class RecomputedSpan:
 
     def __call__(self, value: Any, run_layers: RunLayers) -> Any:
         """Runs the layers so that their activations are freed.
-
-        Args:
-            value: input of the span, a pytree.
-            run_layers: is called again in the backward.
 
         Raises:
             ConfigError: a layer works in place on the span's input, which is kept, or changes a
@@ -157,9 +151,6 @@ class _RepeatedDraws:
 
     Of numpy's and python's global generators, and of those that are attributes of the modules;
     torch's global generators are the caller's business.
-
-    Args:
-        modules: with the numbers of their layers.
     """
 
     def __init__(self, modules: Sequence[tuple[int, nn.Module]]) -> None:

@@ -51,7 +51,6 @@ class AsynchronousWorker(StageWorker[Events]):
 
     Args:
         weights: of its stage; None for evaluation only.
-        **common: see :class:`StageWorker`.
 
     Attributes:
         weights: as given, for its records.

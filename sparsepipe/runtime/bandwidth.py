@@ -63,7 +63,6 @@ class Benchmark:
     """All ranks at one measurement after the other; every rank makes one at the same time.
 
     Args:
-        budget: how often.
         device: where what is sent lies; by default the host.
         direct: messages between CUDA devices go over NCCL.
     """
@@ -79,11 +78,7 @@ class Benchmark:
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Put around a measurement by some of the ranks, for whose end all others wait.
-
-        Args:
-            what: as in "timing ranks 0 and 1".
-        """
+        """Put around a measurement by some of the ranks, for whose end all others wait."""
         try:
             yield
             with collective(f"waiting for the end of {what}", self._everyone):
@@ -108,13 +103,10 @@ class MessageTime:
     """How long a message takes from one rank to another.
 
     Attributes:
-        source: rank.
-        target: rank.
         size_bytes: of the message's tensor.
         both_ways: ``target`` sends as much to ``source`` at the same time.
         seconds: median from the send to the arrival of the answer, an empty message.
         latency_s: median of half the time that an empty message takes there and back.
-        repeats: that count.
     """
 
     source: int
@@ -147,14 +139,10 @@ def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
 def time_pairs(
     benchmark: Benchmark, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
 ) -> list[MessageTime]:
-    """Times each pair by itself, there, back, and with the largest size both ways at once.
+    """Times each pair, the lower rank first, by itself: there, back, and with the last and largest
+    size both ways at once.
 
     A collective: every rank must call it.
-
-    Args:
-        benchmark: of all ranks.
-        pairs: of ranks, the lower one first.
-        sizes_bytes: of the messages, ascending.
 
     Raises:
         TransportError: a rank is gone or does not answer.
@@ -281,12 +269,8 @@ class ReductionTime:
     """How long ranks take for a sum over all of them.
 
     Attributes:
-        ranks: that take part.
         how: ``all_reduce`` is torch's, as data parallelism uses it; ``replicas`` the ordered sum by
             which the replicas of a stage average gradients.
-        size_bytes: of the vector.
-        seconds: median.
-        repeats: that count.
     """
 
     ranks: tuple[int, ...]
@@ -308,10 +292,7 @@ def time_reductions(
 ) -> list[ReductionTime]:
     """Times sums of float32 over each group by itself; a collective of all ranks.
 
-    Args:
-        benchmark: of all ranks.
-        groups: ranks that sum.
-        sizes_bytes: of the vectors; what is no multiple of 4 is rounded down.
+    Sizes that are no multiple of 4 are rounded down.
 
     Raises:
         TransportError: a rank is gone or did not take part.

@@ -70,7 +70,6 @@ class Microbatch:
         samples: at least one.
         weight: share of its loss in the minibatch's.
         loss: the mean over its samples.
-        logs: values that its step logged.
     """
 
     minibatch: int
@@ -102,10 +101,6 @@ class MinibatchEvents(Protocol):
 
 class StageMessages:
     """Messages of a rank by stage: the plan says which of its ranks a minibatch belongs to.
-
-    Args:
-        plan: the stages and their ranks.
-        network: of this rank.
 
     Attributes:
         first: number, in messages and in errors about them, of the schedule's minibatch 0.
@@ -164,18 +159,8 @@ class StageWorker(ABC, Generic[_Events]):
     """Runs one rank's share of every minibatch.
 
     Args:
-        plan: the stages and their ranks.
-        rank: this one's number.
-        stage: its layers.
-        replicas: its stage's.
-        network: to the other stages.
-        steps: both ends of a minibatch's way.
-        events: callbacks.
         slowed: makes the context of whatever is computed here
             (:class:`~sparsepipe.runtime.slowdown.Slowdown`).
-
-    Attributes:
-        network: as given, for its traffic.
     """
 
     def __init__(
@@ -216,12 +201,8 @@ class StageWorker(ABC, Generic[_Events]):
 
     @abstractmethod
     def feed(self, batch: Any, *, count: int, number: int) -> None:
-        """Lets one round of stage 0 enter, and does what the schedule has for this rank.
-
-        Args:
-            batch: this rank's, where it reads one of the round.
-            count: minibatches of the round.
-            number: of the round in the whole run, as the schedule counts.
+        """Lets round ``number`` of the whole run, of ``count`` minibatches, enter stage 0, and does
+        what the schedule has for this rank, with its ``batch`` if it reads one of the round.
 
         Raises:
             ConfigError: the batch cannot be cut into microbatches.
@@ -232,12 +213,9 @@ class StageWorker(ABC, Generic[_Events]):
         """Finishes all that is under way; replicas then agree on ``buffers``."""
 
     def evaluate(self, batch: Any, *, count: int, answered: bool = False) -> list[tuple[int, Any]]:
-        """Sends one round forward.
+        """Sends one round of ``count`` minibatches forward.
 
-        Args:
-            batch: this rank's, where it reads one of the round.
-            count: minibatches of the round.
-            answered: the rank that read a batch waits for its result.
+        With ``answered`` the rank that read a batch waits for its result.
 
         Returns:
             For minibatches of this rank: in the last stage number and logs; where answers come,
@@ -281,10 +259,8 @@ class StageWorker(ABC, Generic[_Events]):
         return found
 
     def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
-        """The input of a minibatch; the rest is sent ahead.
-
-        Where both ends are here the step is not cut in two: all of the batch is its rest, and the
-        step makes the input itself.
+        """The input of a minibatch, whose rest is sent ahead; None where both ends are here,
+        where all of the batch is the rest.
         """
         if self._last:
             return None, batch

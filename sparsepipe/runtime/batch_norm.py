@@ -141,7 +141,6 @@ class MinibatchNorms:
 
     Args:
         norms: in the same order on all replicas of the stage; they have passed :func:`check_norms`.
-        mode: what they do.
         of_others: those by name that this rank has and another stage owns, outside of the layers.
             Steps that call them here are refused.
     """
@@ -225,16 +224,7 @@ class _Refusing:
 
 
 class _Gathering:
-    """Stands for the forward of a norm whose running statistics move later.
-
-    Args:
-        norm: the module.
-        mode: not ``MICROBATCH``, which the module has by itself.
-
-    Attributes:
-        norm: the module.
-        seen: moments of each microbatch since the minibatch began.
-    """
+    """Stands for the forward of a norm whose running statistics move later."""
 
     def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
         self.norm = norm

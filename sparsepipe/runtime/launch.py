@@ -90,10 +90,6 @@ def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
 
     Every attempt needs ranks, a store and reports of its own, and goes on from the last checkpoint.
 
-    Args:
-        start: starts all ranks and waits for them.
-        max_restarts: how often they may begin again.
-
     Raises:
         SparsePipeError: of the last attempt, or one that would come again.
     """
@@ -120,9 +116,8 @@ def is_transient(error: SparsePipeError) -> bool:
 def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
     """Ends this process soon after its parent is gone, however that ended.
 
-    Args:
-        interval_s: between two looks.
-        parent: its process number, since it may be gone already; None: this rank's launcher.
+    ``parent`` is its process number, since it may be gone already; by default that of this rank's
+    launcher.
     """
     if parent is None:
         parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))

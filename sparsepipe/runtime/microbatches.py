@@ -50,15 +50,11 @@ class Part:
 def split(batch: Any, parts: int) -> list[Part]:
     """Cuts a batch into parts; of fewer samples than parts, the last ones are empty.
 
-    Tensors and numpy arrays are cut along their first dimension, without a copy. Sparse tensors
-    are cut by batch index, which counts from 0 in each part; the order of sites stays. Lists and
-    tuples without tensors that are as long as there are samples, such as names, are cut too.
-    Numbers, text, None and tensors without dimensions are in every part.
-
-    Args:
-        batch: any tree, with at least one tensor of samples. A single part is the batch as it is,
-            whatever that is.
-        parts: how many.
+    Tensors and numpy arrays are cut along their first dimension, without a copy. Sparse tensors are
+    cut by batch index, which counts from 0 in each part; the order of sites stays. Lists and tuples
+    without tensors that are as long as there are samples, such as names, are cut too. Numbers,
+    text, None and tensors without dimensions are in every part. A single part is the batch as it
+    is, whatever that is.
 
     Raises:
         ConfigError: the tensors are of unlike numbers of samples, there are none, or the tree

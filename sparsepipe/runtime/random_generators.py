@@ -37,7 +37,6 @@ class KeyedRandomness:
     """Seeds torch's generators for each minibatch and layer, so that no draw depends on the plan.
 
     Args:
-        seed: of the run.
         device: where the layers run; its generator is seeded as well as the host's.
     """
 
@@ -84,7 +83,7 @@ def attributes_of(module: nn.Module) -> Iterator[tuple[str, Generator]]:
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
-    """States of generators; later draws leave them as they are."""
+    """Seeds the generators for what a layer draws next; minibatches count in the whole run."""
     return {name: _state_of(generator) for name, generator in generators.items()}
 
 

@@ -35,14 +35,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A microbatch as this stage takes it in.
-
-    Attributes:
-        samples: how many; without any there is nothing to compute.
-        weight: share of its loss in the minibatch's.
-        value: the input of the first layer here.
-        rest: what else the step needs, in the last stage.
-    """
+    """A microbatch as this stage takes it in."""
 
     samples: int
     weight: float
@@ -68,11 +61,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     these; several readers count alike.
 
     Args:
-        order: the schedule.
         microbatches: T, parts of a minibatch.
-        parameters: of this stage by name; empty for evaluation only.
-        norms: batch norms of this stage.
-        **common: see :class:`StageWorker`.
 
     Attributes:
         sizes_read: samples of each microbatch that this rank has cut of its last batch; empty where
@@ -265,13 +254,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 def explaining_single_values(
     samples: int, *, parts: int, before_layers: bool = False
 ) -> Iterator[None]:
-    """Explains torch's error of a batch norm that gets a single value of each channel.
-
-    Args:
-        samples: of the microbatch.
-        parts: of its minibatch.
-        before_layers: it is in the step before the layers, on the first stage of several.
-    """
+    """Explains torch's error of a batch norm that gets a single value of each channel."""
     try:
         yield
     except ValueError as error:

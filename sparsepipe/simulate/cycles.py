@@ -92,10 +92,6 @@ class CycleDetector:
         backward says nothing of what follows. The third period is late enough: each rank has a
         minibatch in every period, and when the first rank updates, those before are back from all
         stages.
-
-        Args:
-            number: of the update's first minibatch.
-            time_s: now.
         """
         if self.cycle is not None or number % self._period:
             return False
@@ -134,11 +130,7 @@ class CycleDetector:
 
 
 def cycle_of(times_s: list[float]) -> int | None:
-    """After how many steps the steps from time to time repeat, at the end; None: they do not.
-
-    Args:
-        times_s: of something that happens again and again.
-    """
+    """After how many steps the steps from time to time repeat, at the end; None: they do not."""
     last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
         took_s = times_s[last] - times_s[last - cycle]

@@ -29,15 +29,9 @@ class Engine:
     Ranks look ahead where the conditions for that hold (:mod:`.messages`).
 
     Args:
-        workload: the plan, and what it costs.
-        actions: of each rank, in order; generated as they are needed.
-        network: that ranks talk over.
-        sends: how messages are handed over.
-        algorithm: of sums over replicas.
         bucket_bytes: sums begin while the backward runs, in parts of at least so many bytes
             (DDP's buckets); None: with the update, in one part.
         keep: whether spans, transfers and reductions are recorded.
-        detector: gets the run's state, when it asks for it.
 
     Raises:
         PlanError: sums overlap with the backward, and the costs of layers are not known.
@@ -190,13 +184,7 @@ class Engine:
         self._detector.sees(self._state(number, time_s, horizon_s))
 
     def _state(self, number: int, time_s: float, horizon_s: float) -> RunState:
-        """The state of the run.
-
-        Args:
-            number: of the minibatch from which others are counted.
-            time_s: from which times are counted.
-            horizon_s: what is over by then is taken to be over.
-        """
+        """The state of the run."""
         places: list[object] = []
         ends_s: list[float] = []
         for rank, each in enumerate(self._ranks):
@@ -232,7 +220,6 @@ class Setting:
     """How ranks talk.
 
     Args:
-        network: that they talk over.
         sends: how messages are handed over.
         algorithm: of sums over replicas.
         bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: they do
@@ -246,12 +233,8 @@ class Setting:
 
 
 def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record:
-    """Runs a schedule to its end, and records everything.
-
-    Args:
-        schedule: what every rank does.
-        workload: what that costs; of microbatches where the schedule has some.
-        setting: how ranks talk.
+    """Runs a schedule to its end, and records everything; the workload is of microbatches where the
+    schedule has some.
 
     Raises:
         ScheduleError: the schedule cannot be run.
@@ -269,14 +252,8 @@ def run_actions(
     keep: bool,
     detector: CycleDetector | None = None,
 ) -> Record:
-    """Lets every rank do its actions in order.
-
-    Args:
-        workload: what they cost.
-        actions: of each rank; generated as they are needed.
-        setting: how ranks talk.
-        keep: whether spans, transfers and reductions are recorded.
-        detector: looks for a cycle meanwhile.
+    """Lets every rank do its actions in order; with ``keep`` spans, transfers and reductions are
+    recorded.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.

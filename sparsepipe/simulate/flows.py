@@ -15,11 +15,7 @@ from typing import Any, TypeAlias
 
 
 class Events:
-    """Calls in the order of their times, those of one time in the order in which they were added.
-
-    Attributes:
-        now_s: time of the call that runs.
-    """
+    """Calls in the order of their times; those of one time in the order of their addition."""
 
     __slots__ = ("_afterwards", "_asked", "_heap", "now_s")
 

@@ -45,11 +45,7 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """Ranks that stand for all where these are too many to be looked at.
-
-    Args:
-        plan: the stages and their ranks.
-        most: at least 2.
+    """Ranks that stand for all where these are more than ``most`` (at least 2).
 
     Returns:
         All, if there are no more; else the first replicas of each stage, or of stages from the

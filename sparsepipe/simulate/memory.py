@@ -14,12 +14,7 @@ from sparsepipe.simulate.workload import StageCosts, Workload
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """From a time on.
-
-    Attributes:
-        time_s: when.
-        num_bytes: that are kept.
-    """
+    """The bytes that are kept from a time on."""
 
     time_s: float
     num_bytes: float
@@ -34,17 +29,13 @@ def memory_over_time(
 ) -> list[tuple[Level, ...]]:
     """What each rank keeps, from the beginning on, whenever that changes.
 
-    Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored
-    bytes come when its forward begins and go when its backward ends. Where weights are stashed, a
-    version that is still in use is copied when an update begins, and goes with the last backward
-    that uses it; predicted weights come and go with their minibatch. What is there while a backward
-    runs layers once more counts as long as any minibatch is in flight.
+    Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored bytes
+    come when its forward begins and go when its backward ends. Where weights are stashed, a version
+    that is still in use is copied when an update begins, and goes with the last backward that uses
+    it; predicted weights come and go with their minibatch. What is there while a backward runs
+    layers once more counts as long as any minibatch is in flight.
 
-    Args:
-        record: with its spans.
-        workload: that was run.
-        model: what counts.
-        sizes: of the microbatches of each minibatch, 1 being that of the workload's; None: all are.
+    ``sizes`` are those of the microbatches of each minibatch over the workload's; by default 1.
 
     Returns:
         Of each rank, in the order of time.
@@ -59,10 +50,6 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
     """The most that each rank keeps at a time in a run that is long enough.
 
     What a rank keeps follows from the order of its actions, whenever it comes to them.
-
-    Args:
-        simulation: the schedule and the workload.
-        model: what counts.
     """
     plan, splits = simulation.workload.plan, simulation.recipe.splits
     sizes = simulation.sizes
@@ -121,15 +108,7 @@ def _kept_bytes(
     replicas: int,
     sizes: Sequence[float] | None = None,
 ) -> Iterator[float]:
-    """What a rank keeps at first; then when each action has begun, or a backward has ended.
-
-    Args:
-        actions: of the rank, in order.
-        costs: of its stage.
-        model: what counts.
-        replicas: of its stage.
-        sizes: of microbatches; None: all are 1.
-    """
+    """What a rank keeps at first; then when each action has begun, or a backward has ended."""
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers
     static_bytes = model.reserved_bytes + always * costs.parameter_bytes

@@ -48,12 +48,6 @@ class MessageQueue:
     """Messages of one cargo from one rank to another, one on its way at a time.
 
     Args:
-        events: in which they arrive.
-        flows: that carry them.
-        sends: what may wait where.
-        ports: between the two ranks.
-        latency_s: the same.
-        num_bytes: of each message.
         arrived: see :data:`Arrived`; None: it is not called.
         wake_source: called when its sender may have room.
         wake_target: called when its receiver may have what it waits for.
@@ -118,12 +112,7 @@ class MessageQueue:
         return len(self._waiting) > outbox or (outbox == 0 and self._moving is not None)
 
     def take(self, part: Part, asks_s: float) -> float | None:
-        """The receiver asks for a message: since when it is there; None: it is woken later.
-
-        Args:
-            part: which, the next one in order.
-            asks_s: when; now.
-        """
+        """The receiver asks for a message: since when it is there; None: it is woken later."""
         has = bool(self._there)
         if has:
             came = self._there.popleft()
@@ -185,12 +174,7 @@ class PredictedQueue:
     Any number of them may wait at the sender.
 
     Args:
-        events: in which those leave that have waited.
-        flows: that carry them.
         inbox: how many may lie at the receiver, at least 1; None: any number.
-        ports: between the two ranks.
-        latency_s: the same.
-        num_bytes: of each message.
         wake: called when the receiver waits for a message and can know when it comes.
         reschedule: called when the receiver counts on a message, with the time at which that comes
             now.
@@ -249,11 +233,8 @@ class PredictedQueue:
             self._await()
 
     def take(self, part: Part, asks_s: float) -> float | None:
-        """The receiver asks for a message: when it comes or came; None: it is woken later.
-
-        Args:
-            part: which, the next one in order.
-            asks_s: when the receiver can begin what it is for; now, or later.
+        """The receiver can begin what a message is for at ``asks_s``, now or later: when the
+        message comes or came; None: it is woken later.
         """
         if self._there:
             came, there_s = self._there.popleft(), 0.0
@@ -339,11 +320,6 @@ class Messages:
     """All lines of a run, each made when its first message is sent or waited for.
 
     Args:
-        workload: the plan, and what it sends.
-        network: that ranks talk over.
-        sends: how messages are handed over.
-        events: in which they come.
-        flows: that carry them.
         transfers: where those that have come are written down; None: they are not.
         wakes: of each rank, called when it may go on.
         reschedules: of each rank, called with the new time where a message that it counts on comes
@@ -387,24 +363,12 @@ class Messages:
         return [None] * self._plan.replicas(stage)
 
     def line_to(self, rank: int, kind: str, replica: int) -> AnyQueue:
-        """Makes the line on which a rank's forwards or backwards get what they need.
-
-        Args:
-            rank: the receiver.
-            kind: of the action.
-            replica: of the stage before or behind.
-        """
+        """Makes the line on which a rank's forwards or backwards get what they need."""
         stage = self._plan.stage_of(rank) + (-1 if kind == "F" else 1)
         return self._make(kind, self._plan.rank_of(stage, replica), rank)
 
     def line_from(self, rank: int, kind: str, replica: int) -> AnyQueue:
-        """Makes the line on which a rank's forwards or backwards hand on what they make.
-
-        Args:
-            rank: the sender.
-            kind: of the action.
-            replica: of the stage behind or before.
-        """
+        """Makes the line on which a rank's forwards or backwards hand on what they make."""
         stage = self._plan.stage_of(rank) + (1 if kind == "F" else -1)
         return self._make(kind, rank, self._plan.rank_of(stage, replica))
 

@@ -46,21 +46,12 @@ class Network:
 
     @classmethod
     def flat(cls, num_ranks: int, link: Link = INSTANT) -> Network:
-        """Ranks of one host.
-
-        Args:
-            num_ranks: how many.
-            link: between any two of them.
-        """
+        """Ranks of one host, with the same link between any two of them."""
         return cls(hosts=(0,) * num_ranks, inside=(link,))
 
     @classmethod
     def of(cls, inventory: Inventory, plan: Plan) -> Network:
         """The links of an inventory.
-
-        Args:
-            inventory: the hardware.
-            plan: whose devices are named ``host/model/number``.
 
         Raises:
             PlanError: a device is on no host of the inventory.
@@ -102,12 +93,7 @@ class Network:
 
 
 def _hosts_that_talk(plan: Plan, hosts: Sequence[int]) -> set[int]:
-    """Hosts inside which ranks talk: replicas of a stage, or ranks that a minibatch passes between.
-
-    Args:
-        plan: the stages and their ranks.
-        hosts: of each rank.
-    """
+    """Hosts inside which ranks talk: replicas, or ranks that a minibatch passes between."""
     found: set[int] = set()
     for stage in range(plan.num_stages):
         of_stage = Counter(hosts[rank] for rank in plan.ranks_of(stage))
@@ -172,12 +158,7 @@ that a stage can have under way."""
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A part of a sum that moves at the same time as others.
-
-    Args:
-        ports: that it runs through.
-        num_bytes: that it moves.
-    """
+    """A part of a sum that moves at the same time as others."""
 
     ports: tuple[int, ...]
     num_bytes: float
@@ -194,12 +175,6 @@ def reduction_legs(
     two neighbours send each other the vector at the same time, in chunks that follow one another.
     ``ordered``: as the replicas of the pipeline do, ``chain`` or ``direct`` by their hosts and the
     vector's size.
-
-    Args:
-        network: that they talk over.
-        ranks: who sums, in the order of the ring or chain.
-        num_bytes: of the vector.
-        algorithm: which of these.
 
     Raises:
         ConfigError: there is no such algorithm.
@@ -260,13 +235,7 @@ def _chain(
 def _direct_phase(
     network: Network, by_host: Mapping[int, Sequence[int]], part_bytes: float
 ) -> list[Leg]:
-    """A part from each rank to each other one; pairs that share all their ports are one leg.
-
-    Args:
-        network: that they talk over.
-        by_host: the ranks of each host.
-        part_bytes: of each part.
-    """
+    """A part from each rank to each other one; pairs that share all their ports are one leg."""
     legs: Counter[tuple[int, ...]] = Counter()
     for here, mine in by_host.items():
         for a, b in _ring(mine) if len(mine) > 1 else ():

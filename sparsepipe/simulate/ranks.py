@@ -49,10 +49,6 @@ class VerticalStash(Stash):
 
     A version stays from when it is made until no minibatch to come will ask for it; before the
     drain a rank takes it that another one comes. For the asynchronous schedule.
-
-    Args:
-        plan: the stages and their ranks.
-        rank: whose weights.
     """
 
     __slots__ = ("_asked", "_forwards", "_has_fed", "_newest", "_plan", "_replicas", "_warmup")
@@ -117,16 +113,10 @@ class Rank:
     it has no gradient to update with, and would be through all updates before the others.
 
     Args:
-        events: in which actions end.
-        number: of the rank.
-        actions: in order; generated as they are needed.
-        seconds: of each kind of action.
         copy_s: of a copy of the weights, where an update makes one first.
         stash: tells where it does; None: never.
-        messages: from and to it.
         sums: of its stage; None: that has no other replica.
         looks_ahead: see above.
-        keep: whether spans are written down.
         updates: called with each update as it begins; None: it is not called.
         returned: called with each minibatch that is back from all stages.
 
@@ -232,11 +222,7 @@ class Rank:
         self.schedule_end(there_s)
 
     def schedule_end(self, there_s: float) -> None:
-        """Settles when an action ends.
-
-        Args:
-            there_s: when what it needs comes or came.
-        """
+        """Sets when an action ends, given when what it needs comes or came."""
         action = self.action
         assert action is not None
         begin_s = self.free_s if self.free_s > there_s else there_s

@@ -15,14 +15,10 @@ class Transfer:
     """A message between two ranks.
 
     Attributes:
-        cargo: what it carries.
-        source: rank that sends it.
-        target: rank that receives it.
         number: of the minibatch.
         microbatch: part of it, where it has parts.
         start_s: when its first byte leaves.
         end_s: when its last byte has come.
-        num_bytes: its size.
     """
 
     cargo: Cargo
@@ -40,7 +36,6 @@ class Reduction:
     """A sum of gradients over the replicas of a stage.
 
     Attributes:
-        stage: whose.
         round: number of the update that it is for.
         part: of the gradients, where they are summed in parts; from 0.
         start_s: when all replicas have come to it.
@@ -61,7 +56,6 @@ class Record:
     """A run in time.
 
     Attributes:
-        plan: the stages and their ranks.
         minibatches: that were run.
         end_s: when the last rank had done its last action.
         busy_s: of each rank, spent in forwards, backwards and updates.

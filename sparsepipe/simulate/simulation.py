@@ -81,13 +81,8 @@ def pace(
     the run is simulated. Where no cycle is found, all is simulated; and to know how fast the
     pipeline is when it is full, a longer run is, which again is cut short by its cycle.
 
-    Args:
-        workload: the plan, and what it costs.
-        minibatches: of the whole run, at least 1.
-        setting: how ranks talk.
-        order: of the schedule.
-        splits: minibatches are split over the replicas of a stage, so that every minibatch goes
-            like the first; else replicas take turns.
+    With ``splits`` minibatches are split over the replicas of a stage, so that every minibatch goes
+    like the first; else replicas take turns.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
@@ -108,13 +103,7 @@ def pace(
 
 
 def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[Run]:
-    """A run of so many minibatches; then a longer one, where the first does not tell the pace.
-
-    Args:
-        run: simulates a number of minibatches.
-        minibatches: of the first.
-        enough: of a run that is long enough.
-    """
+    """A run of so many minibatches; then a longer one, where the first does not tell the pace."""
     first = run(minibatches)
     _, cycle = first
     if cycle is None and minibatches < enough:
@@ -204,8 +193,6 @@ class Simulation:
 
     Args:
         workload: the plan and what it costs, for each microbatch where there are some.
-        setting: how ranks talk.
-        recipe: of the schedule.
         microbatches: T, into which each minibatch is split; 1 where none is.
         batches: that are a minibatch together: where minibatches are split, those that the devices
             of the first stage read, each one.

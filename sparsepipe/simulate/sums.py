@@ -22,10 +22,6 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
     A bucket takes layers in the order of the backward until it holds so many bytes. DDP has a
     smaller first one only where no size is given.
 
-    Args:
-        parameter_bytes: of each layer, in the order of the backward.
-        bucket_bytes: that fill a bucket.
-
     Returns:
         Of each bucket the number of its last layer, and its bytes.
     """
@@ -58,12 +54,6 @@ class Sums:
     """Sums of one stage, one after another: a part begins when all replicas have come to it.
 
     Args:
-        events: in which they end.
-        flows: that carry them.
-        network: that replicas talk over.
-        costs: of the stage, which has parameters.
-        ranks: that hold it.
-        algorithm: of each sum.
         bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
         summed: see :data:`Summed`.
         wake: called with a rank whose update may begin.
@@ -189,10 +179,6 @@ class Sums:
         """Who has come to which sum, and when what moves will have come.
 
         When gradients come of a backward under way is no part of it: that one's end says all.
-
-        Args:
-            first: the round from which others are counted.
-            horizon_s: what is through by then is taken to be through.
         """
         coming = tuple(
             (number - first, tuple(sorted(each.ranks)))
@@ -235,12 +221,7 @@ def _parts(costs: StageCosts, bucket_bytes: float) -> list[tuple[int, float]]:
 
 
 def _ends_s(layers_s: Sequence[Sequence[float]], ends: Sequence[int]) -> list[list[float]]:
-    """Of each rank, seconds into the backward at which some layers are through.
-
-    Args:
-        layers_s: of each rank and layer.
-        ends: numbers of the layers.
-    """
+    """Of each rank, seconds into the backward at which some layers are through."""
     found: dict[tuple[float, ...], list[float]] = {}  # many ranks are alike
     for times_s in layers_s:
         key = tuple(times_s)

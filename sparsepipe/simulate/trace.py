@@ -24,12 +24,7 @@ Event = dict[str, Any]
 
 
 def trace_text(record: Record, *, memory: Sequence[Sequence[Level]] = ()) -> str:
-    """The file's text.
-
-    Args:
-        record: with spans, transfers and reductions.
-        memory: of each rank, drawn as a counter; none: it is left out.
-    """
+    """The file's text."""
     lines = _lines(record)
     events = [
         *_names(record, lines),
@@ -103,15 +98,7 @@ def _slice(
     time_s: tuple[float, float],
     details: Mapping[str, Any],
 ) -> Event:
-    """Something that lasts.
-
-    Args:
-        name: that is shown in it.
-        category: of its kind, by which it is coloured.
-        place: process and thread.
-        time_s: begin and end.
-        details: what else is shown of it when it is selected.
-    """
+    """A slice of a thread, coloured by its category; begin and end are in ``time_s``."""
     return {
         "ph": "X",
         "name": name,

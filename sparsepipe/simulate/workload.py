@@ -56,8 +56,6 @@ class Workload:
     """A plan and what it costs.
 
     Args:
-        plan: the stages and their ranks.
-        stages: the costs of each.
         vertical_sync: all stages use weights that include the same minibatches, and keep older
             ones for that; else weights are kept for the minibatches that went forward with them.
 
@@ -90,16 +88,7 @@ class Workload:
         output_bytes: float = 0.0,
         parameter_bytes: float = 0.0,
     ) -> Workload:
-        """Stages that are alike.
-
-        Args:
-            plan: the stages and their ranks.
-            forward_s: of each rank.
-            backward_s: of each rank.
-            scale: for each stage, how many times longer it takes; None: all the same.
-            output_bytes: that cross each cut, each way.
-            parameter_bytes: of each stage.
-        """
+        """Stages that are alike, but for how many times longer each takes by ``scale``."""
         factors = [1.0] * plan.num_stages if scale is None else scale
         stages = tuple(
             StageCosts(
@@ -115,21 +104,15 @@ class Workload:
 
     @classmethod
     def of(cls, plan: Plan, profiles: Mapping[str, Profile], *, mode: str = "stash") -> Workload:
-        """What profiles say of a plan.
+        """The costs of a plan, a chain of layers, by the profiles of its devices' models.
 
         Seconds are those of each rank's own device; bytes of layers are the most of any device of
-        the plan, as for partitioners; updates, and copies of weights, count where all profiles
-        have them.
+        the plan, as for partitioners; updates, and copies of weights, count where all profiles have
+        them. Weights are copied in the modes ``stash`` and ``vertical_sync``.
 
         The gradient that comes back across a cut is taken to be as large as the activation. A
-        sparse activation's coordinates do not come back, so that is too much by their share,
-        a quarter at most of what has 12 channels or more.
-
-        Args:
-            plan: whose devices are named ``host/model/number``; a chain of layers.
-            profiles: of each model of device.
-            mode: which weights a minibatch sees, as the pipeline's worker has it: weights are
-                copied in the modes ``stash`` and ``vertical_sync``.
+        sparse activation's coordinates do not come back, so that is too much by their share, a
+        quarter at most of what has 12 channels or more.
 
         Raises:
             ProfileError: a device has no profile.
@@ -156,12 +139,7 @@ class Workload:
         )
 
     def recomputing(self, spans: StageSpans, profiles: Mapping[str, Profile]) -> Workload:
-        """The same where backwards run spans of layers forward once more.
-
-        Args:
-            spans: of each stage.
-            profiles: of which this was made.
-        """
+        """The same where backwards run spans of layers forward once more."""
         stages = [
             _recomputing(costs, stage, own, profiles) if own else costs
             for costs, stage, own in zip(self.stages, self.plan.stages, spans, strict=True)
@@ -169,11 +147,8 @@ class Workload:
         return replace(self, stages=tuple(stages))
 
     def split(self, microbatches: int, *, batches: int = 1) -> Workload:
-        """The same for microbatches: each takes and sends its share of the minibatch.
-
-        Args:
-            microbatches: T, into which a minibatch is split evenly.
-            batches: of which there are costs, that are one minibatch together.
+        """The same for microbatches: each takes and sends its share of a minibatch of ``batches``
+        together.
         """
         share = batches / microbatches
 
@@ -211,15 +186,7 @@ def _costs(
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """Of a stage.
-
-    Args:
-        layers: its first and its last one.
-        profiles: of its ranks.
-        spans: bytes of all layers.
-        updates: whether they count.
-        copies: of weights; whether they count.
-    """
+    """The costs of a stage from its first layer to its last."""
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
     forward_s = {k: sum(layer.forward_s for layer in own) for k, own in kinds.items()}
@@ -248,10 +215,7 @@ def _costs(
 def _recomputing(
     costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
-    """Of a stage some spans of whose layers run forward once more in each backward.
-
-    Bytes are the most of any of its devices.
-    """
+    """The costs of a stage some of whose layers run forward once more in each backward."""
     first, last = stage.layers
     held = [_profile(device, profiles) for device in stage.devices]
     again = {layer for span in spans for layer in span}

@@ -30,9 +30,6 @@ class SlowedSteps(Strategy):
 
     An optimizer's step calls the training step and the backward pass in a closure. These nested
     blocks pause each for itself.
-
-    Attributes:
-        slowdown: of this rank's device.
     """
 
     slowdown: Slowdown
@@ -69,11 +66,7 @@ class SlowedSteps(Strategy):
 
 
 class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
-    """Lightning's strategy for one CPU, made slower.
-
-    Args:
-        slowdown: factor by which the device is made slower.
-    """
+    """Lightning's strategy for one CPU, made slower."""
 
     def __init__(self, *, slowdown: float) -> None:
         super().__init__(device="cpu")

@@ -63,11 +63,6 @@ class RankEnvironment(LightningEnvironment):
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
     """Refuse to train on another number of ranks than the Trainer is configured for.
 
-    Args:
-        environment: knows the number of running ranks.
-        nodes: number of the Trainer's nodes.
-        devices: number of the Trainer's devices on this node; other nodes may have other numbers.
-
     Raises:
         ConfigError: there are more or fewer.
     """
@@ -96,10 +91,6 @@ class RankedStrategy(DDPStrategy):
     """The base of all strategies here with several ranks.
 
     After a Trainer with one device the process is as before: its next Trainer may have several.
-
-    Args:
-        slowdown: factor by which this rank's device is made slower.
-        **options: of Lightning's DDP strategy.
     """
 
     def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
@@ -180,10 +171,6 @@ def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> Non
     Such threads cannot be ended, and Python's own clean-up aborts in them. Functions that others
     registered by ``atexit`` run before. The exit status is that of the error, also where the script
     has caught it: the status of a later ``sys.exit`` is not known at that point.
-
-    Args:
-        error: the error that ended the run.
-        blocked: returns whether threads wait for ranks that will not answer.
     """
     known = atexit._ncallbacks() + 1
     atexit.register(_exit, exit_status(error), blocked, known)

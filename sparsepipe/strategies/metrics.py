@@ -137,11 +137,9 @@ class Metrics:
         return {name: state_of(self._metrics[name]) for name in sorted(updated)}
 
     def merge(self, parts: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
-        """Merges the states of all replicas of the last stage and sets them.
+        """Merges the states (:meth:`take_updated`) of all replicas of the last stage and sets them.
 
-        Args:
-            parts: :meth:`take_updated` of each replica of the last stage.
-            replica: number of this rank's replica of the last stage; None in other stages.
+        ``replica`` is the number of this rank's replica of the last stage; None in other stages.
 
         Raises:
             ConfigError: a metric whose states cannot be merged.

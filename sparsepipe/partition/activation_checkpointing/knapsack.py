@@ -56,10 +56,6 @@ def cheapest(stage: StageCost, *, limit_bytes: float) -> Recomputation | None:
 
     Of choices that take as long the one is taken with which a minibatch in flight keeps least.
 
-    Args:
-        stage: its layers, numbered from 0.
-        limit_bytes: for what it keeps for its backwards.
-
     Returns:
         None where none of the choices that were looked at fits.
     """
@@ -128,15 +124,8 @@ class _Choices:
 def _thinned(
     rows: NDArray[np.intp], num_bytes: Floats, time_s: Floats, most: int
 ) -> NDArray[np.intp]:
-    """Of the best choices of each row the first, the last, and one for each part of its time.
-
-    It is the one with the least sum of bytes and seconds, each as a share of its range.
-
-    Args:
-        rows: of the choices, row after row.
-        num_bytes: of them, rising in each row.
-        time_s: of them, falling in each row.
-        most: parts of the time, and two.
+    """Of the best choices of each row the first, the last, and the one with the least sum of shares
+    of bytes and seconds in each part of its time.
     """
     first, last = np.searchsorted(rows, rows), np.searchsorted(rows, rows, side="right") - 1
     place = np.arange(len(rows))
@@ -170,7 +159,6 @@ class Knapsack:
     """The cheapest layers to recompute of any stage of a chain of layers.
 
     Args:
-        chain: all layers.
         num_caps: C, at most.
         num_choices: K, at most.
     """
@@ -204,11 +192,8 @@ class Knapsack:
         return cls(stage, num_caps=_caps(most), num_choices=_choices(most))
 
     def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
-        """What recomputing takes each stage; infinite where it does not fit.
-
-        Args:
-            room_II: bytes that each stage has for what its backwards need.
-            in_flight: minibatches in flight.
+        """What recomputing takes each stage; infinite where it does not fit the room of its
+        backwards.
         """
         length, caps = len(self._chain.layers), len(self._caps_C)
         if not self._ends:
@@ -228,14 +213,7 @@ class Knapsack:
     def cheapest(
         self, first: int, end: int, limit_bytes: float, *, in_flight: float
     ) -> Recomputation | None:
-        """The choice that :meth:`seconds_II` tells the seconds of.
-
-        Args:
-            first: the stage's first layer.
-            end: the first layer behind it.
-            limit_bytes: for what it keeps for its backwards.
-            in_flight: minibatches in flight.
-        """
+        """The choice that :meth:`seconds_II` tells the seconds of."""
         limit = room_bytes(limit_bytes)
         if in_flight * self._plain_II[first, end - 1] <= limit:
             return Recomputation(spans=(), time_s=0.0)
@@ -257,13 +235,7 @@ class Knapsack:
 
 
 class _Walk:
-    """The choices of some rows, from place to place.
-
-    Args:
-        knapsack: of the layers.
-        begins_A: where each row begins, those that begin first first.
-        caps_A: for what is inside of a span.
-    """
+    """The choices of some rows, from place to place."""
 
     def __init__(self, knapsack: Knapsack, begins_A: NDArray[np.intp], caps_A: Floats) -> None:
         self._knapsack, self._chain = knapsack, knapsack._chain
@@ -366,14 +338,7 @@ class _Walk:
         row: int,
         at: _At,
     ) -> tuple[int, _At]:
-        """Which way, and which of its choices, has led to bytes and seconds.
-
-        Args:
-            longer: the choices that each way leads to.
-            shorter: the same choices, before it was gone.
-            row: of these.
-            at: what it has led to.
-        """
+        """Which way, and which of its choices, has led to bytes and seconds."""
         best = float("inf"), 0, 0
         for number, each in enumerate(longer):
             if row >= len(each.bytes_AK) or not each.bytes_AK.shape[1]:

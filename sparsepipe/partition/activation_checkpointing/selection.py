@@ -27,9 +27,7 @@ class PlacedStage:
     and the smallest of them is to hold it: all recompute the same layers.
 
     Args:
-        first: its first layer.
         last: its last one, inclusive.
-        profiles: of its devices, each once.
         replicas: r, how many devices it has; 2 may stand for any number above 1.
         limit_bytes: memory of the smallest of them; infinite where unknown.
         in_flight: microbatches that a device has begun and not ended, at most; smaller ones than
@@ -77,11 +75,7 @@ class PlacedStage:
         return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
 
     def cheapest(self, memory: MemoryModel | None) -> Recomputation | None:
-        """The spans that take least time of those with which it fits; None where none does.
-
-        Args:
-            memory: what a device keeps beside activations; None: it does not count.
-        """
+        """The spans that take least time of those with which it fits; None where none does."""
         room = self.room_bytes(memory)
         return None if room < 0 else cheapest(self.cost(), limit_bytes=room)
 
@@ -115,13 +109,6 @@ def choose_spans(
 ) -> RecomputedLayers:
     """The spans that take least time of those with which all stages fit, see :func:`cheapest_of`.
 
-    Args:
-        plan: whose devices are named ``host/model/number``.
-        profiles: by the devices' models, of the batches that the first stage reads.
-        limits_bytes: memory of each device of the plan, by its name.
-        memory: what it keeps beside activations; of weights there is one version.
-        microbatches: of a minibatch.
-
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
     """
@@ -145,10 +132,6 @@ def choose_spans(
 def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> RecomputedLayers:
     """The spans that take least time of those with which stages fit.
 
-    Args:
-        stages: of a plan, in order.
-        memory: what devices keep beside activations; None: it does not count.
-
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
     """
@@ -164,13 +147,7 @@ def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> Re
 def counted(
     stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans
 ) -> RecomputedLayers:
-    """What comes of recomputing some spans, whether all stages fit or not.
-
-    Args:
-        stages: of a plan, in order.
-        memory: what devices keep beside activations; None: it does not count.
-        spans: of each of the stages.
-    """
+    """What comes of recomputing some spans, whether all stages fit or not."""
     times_s, peaks = [], []
     for stage, every in zip(stages, spans, strict=True):
         cost, own = stage.cost(), moved(every, -stage.first)

@@ -21,10 +21,7 @@ StageSpans = tuple[OwnSpans, ...]
 
 
 def check_setting(setting: object) -> None:
-    """Refuses what says no layers, whatever the model and its plan.
-
-    Args:
-        setting: as :data:`Setting`; ``auto``, which a search replaces by layers.
+    """Refuses what says no layers, whatever the model and its plan; ``auto`` passes.
 
     Raises:
         ConfigError: it is something else, or names a layer or a stage twice.
@@ -46,10 +43,6 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
 
     A stage that is named is one span. Of the list of layers those that follow one another make one
     span, and each [first, last] is one by itself; where a stage ends spans are cut.
-
-    Args:
-        setting: see there.
-        plan: the stages.
 
     Raises:
         ConfigError: the setting is something else, names layers or stages that there are not, or

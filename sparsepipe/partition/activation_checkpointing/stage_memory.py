@@ -40,7 +40,6 @@ class StageCost:
     """A stage's layers, with what they are given.
 
     Args:
-        layers: in order.
         input_bytes: of the first one's input.
         in_flight: m, minibatches that have gone forward and not yet backward, at most; smaller
             ones count less.
@@ -54,14 +53,8 @@ class StageCost:
     def of(
         cls, profile: Profile, *, first: int, last: int, in_flight: float, share: float = 1.0
     ) -> StageCost:
-        """From a profile; where it was not counted what a layer saves, it is its input.
-
-        Args:
-            profile: of a chain of layers.
-            first: the stage's first layer.
-            last: its last one, inclusive.
-            in_flight: m, minibatches (or microbatches) in flight.
-            share: size of one of these over the profile's batch size.
+        """From a profile, for minibatches (or microbatches) of a ``share`` of its batch size; where
+        it was not counted what a layer saves, it is its input.
         """
         borders = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
         rows = [
@@ -82,11 +75,7 @@ class StageCost:
 
     @classmethod
     def worst(cls, costs: Sequence[StageCost]) -> StageCost:
-        """Of several devices that take turns: each layer is as on the one where it costs most.
-
-        Args:
-            costs: of the same layers on each of them.
-        """
+        """Of several devices that take turns: each layer is as on the one where it costs most."""
         names = [field.name for field in fields(LayerCost)]
         return cls(
             layers=tuple(
@@ -143,12 +132,6 @@ def most_kept(
 
     Each is that of the device where it is most. Choices of layers go by :meth:`StageCost.worst`,
     which is no less: it adds up layers of which each may be worst on another device.
-
-    Args:
-        profiles: of the stage's devices.
-        spans: of its layers that are recomputed, numbered as those of the model.
-        first: its first layer.
-        last: its last one, inclusive.
     """
     own = moved(spans, -first)
     held = [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in profiles]

@@ -74,9 +74,6 @@ class Spans:
 def spans_of(profiles: Sequence[Profile]) -> Spans:
     """Of a model's layers, or of the states of a branching graph.
 
-    Args:
-        profiles: one for each kind of device, of the same layers.
-
     Raises:
         ProfileError: the layers differ, or how they are connected.
     """
@@ -90,9 +87,6 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
 
     Bytes are those of the profile where they are most, so that a plan does not promise more
     than a device can hold. Where it was not counted what a layer saves, it is its input.
-
-    Args:
-        profiles: one for each kind of device, of the same layers.
 
     Raises:
         ProfileError: they have unequal numbers of layers.
@@ -121,9 +115,6 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:
     """Of a branching graph, by its states.
-
-    Args:
-        states: of the same graph for each kind of device, in the same order.
 
     Raises:
         ProfileError: the graphs differ.

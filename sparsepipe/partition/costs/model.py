@@ -31,7 +31,6 @@ class CostModel:
     replace: a cost model of one's own.
 
     Args:
-        name: by which it is chosen.
         sync: times that a parameter byte is counted in an all-reduce.
         sync_is_shared: whether the devices of a stage share these bytes.
         cut: times that an activation byte is counted in a transfer.
@@ -55,26 +54,13 @@ class CostModel:
         return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
 
     def sync_s(self, parameter_bytes: float, *, replicas: int, bytes_per_s: float) -> float:
-        """The all-reduce's part in a stage's time.
-
-        Args:
-            parameter_bytes: of the stage.
-            replicas: m, devices of the stage.
-            bytes_per_s: BW, between them.
-        """
+        """The all-reduce's part in a stage's time."""
         return parameter_bytes * self.sync_s_per_byte(replicas, bytes_per_s=bytes_per_s) / replicas
 
     def stage_s(
         self, compute_s: float, parameter_bytes: float, *, replicas: int, bytes_per_s: float
     ) -> float:
-        """Q, the time between two minibatches of a stage.
-
-        Args:
-            compute_s: forward, backward and update on the slowest of its devices.
-            parameter_bytes: of the stage.
-            replicas: m, its devices.
-            bytes_per_s: BW, between them.
-        """
+        """Q, the time between two minibatches of a stage."""
         return compute_s / replicas + self.sync_s(
             parameter_bytes, replicas=replicas, bytes_per_s=bytes_per_s
         )

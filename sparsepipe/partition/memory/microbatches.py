@@ -45,11 +45,8 @@ class Microbatches:
         return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))
 
     def at_once(self, replicas: Ints | int, left: Ints | int) -> Ints:
-        """How many, large or small, a device of a stage has begun and not ended, at most.
-
-        Args:
-            replicas: r, devices of the stage, no more than there are microbatches.
-            left: R, devices of this stage and of those after it.
+        """Microbatches, large or small, that a device of a stage has begun and not ended, at most;
+        ``left`` counts devices of this stage and of those after it.
         """
         most = np.asarray(-(-self.count // replicas))
         if (warmups := WARMUPS.get(self.schedule)) is not None:
@@ -57,13 +54,7 @@ class Microbatches:
         return most
 
     def in_flight_of(self, replicas: int, at_once: int, *, readers: int) -> float:
-        """As :meth:`in_flight`, of a stage of some devices.
-
-        Args:
-            replicas: r, devices of the stage.
-            at_once: see there.
-            readers: devices of the first stage.
-        """
+        """As :meth:`in_flight`, of a stage of some devices."""
         if self.count % readers == 0:
             return at_once  # which all are as large
         sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
@@ -75,24 +66,16 @@ class Microbatches:
         return max(held) / max(sizes)
 
     def share(self, readers: int) -> float:
-        """Size of the largest one over that of the batch that the profiles are of.
-
-        Args:
-            readers: devices of the first stage.
-        """
+        """Size of the largest one over that of the batch that the profiles are of."""
         fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
         return _share(max(1, fewest), self.batch_size)
 
 
 def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
-    """Of all microbatches of a minibatch, each over that of the batch that a device reads.
+    """Sizes of all microbatches of a minibatch, each over that of the batch that a device reads.
 
-    Devices of the first stage take turns at them, and each cuts its batch into its own.
-
-    Args:
-        count: T, of all microbatches.
-        readers: devices of the first stage.
-        batch_size: samples that each of these reads; None: its microbatches are as large.
+    Devices of the first stage take turns at them, and each cuts its batch into its own, which are
+    as large as one another where the batch size is unknown.
     """
     found = [0.0] * count
     for reader in range(readers):
@@ -106,11 +89,6 @@ def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
     """Refuses a number of parts of a minibatch.
-
-    Args:
-        count: that number.
-        replicas: devices of each stage, where they are known.
-        name: of the option that says the number.
 
     Raises:
         ConfigError: it is none, or smaller than the devices of a stage.

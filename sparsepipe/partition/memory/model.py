@@ -72,46 +72,26 @@ class MemoryModel:
                 )
 
     def in_flight(self, replicas: int, left: int) -> int:
-        """Minibatches that each device of a stage has begun and not ended.
-
-        Args:
-            replicas: r, devices of the stage.
-            left: R, devices of this stage and of those after it.
+        """Minibatches that each device of a stage has begun and not ended; ``left`` counts devices
+        of this stage and of those after it.
         """
         return (left - 1) // replicas + 1
 
     def per_parameter_byte(self, in_flight: int, *, replicas: int) -> float:
-        """Bytes for each byte of parameters.
-
-        Args:
-            in_flight: minibatches.
-            replicas: r, devices of the stage.
-        """
+        """Bytes for each byte of parameters."""
         versions = in_flight + self.predicted if self.stash else 1
         buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
         return versions + self.optimizer + self.gradients + buffers
 
     def beside_bytes(self, parameter_bytes: _Bytes, *, replicas: int) -> _Bytes:
-        """What a device keeps beside what backwards need, with one version of the weights.
-
-        Args:
-            parameter_bytes: of the stage's layers; of several stages for each of them.
-            replicas: r, devices of the stage.
-        """
+        """What a device keeps beside what backwards need, with one version of the weights."""
         each = self.per_parameter_byte(1, replicas=replicas)
         return self.reserved_bytes + each * parameter_bytes
 
     def stage_bytes(
         self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
     ) -> float:
-        """Of each device of a stage.
-
-        Args:
-            parameter_bytes: of the stage's layers.
-            stored_bytes: that one minibatch keeps for its backward.
-            replicas: r, devices of the stage.
-            left: R, devices of this stage and of those after it.
-        """
+        """Bytes that each device of a stage keeps; ``stored_bytes`` are those of one minibatch."""
         in_flight = self.in_flight(replicas, left)
         weights = self.per_parameter_byte(in_flight, replicas=replicas) * parameter_bytes
         return self.reserved_bytes + weights + in_flight * stored_bytes

@@ -57,9 +57,6 @@ Order = str | Sequence[str]
 def dp(problem: Problem) -> Solution:
     """One stage on all devices (Algorithm 2's start).
 
-    Args:
-        problem: what to partition.
-
     Raises:
         PlanError: it does not fit the memory.
     """
@@ -72,10 +69,6 @@ def mp(problem: Problem, *, device: str) -> Solution:
 
     Stages take the devices in the inventory's order. Where links differ, all count as the
     slowest.
-
-    Args:
-        problem: what to partition.
-        device: name of the one whose profile counts.
 
     Raises:
         ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
@@ -93,10 +86,6 @@ def variance(problem: Problem, *, device: str) -> Solution:
     """Zhang and Sun's heuristic: a stage for each device, with the least variance of their costs.
 
     Stages take the devices in the inventory's order. Transfers do not count.
-
-    Args:
-        problem: what to partition.
-        device: name of the one whose profile counts for all.
 
     Raises:
         ConfigError: as of :func:`mp`.
@@ -128,9 +117,6 @@ def straight(problem: Problem) -> Solution:
 
     PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
 
-    Args:
-        problem: what to partition.
-
     Raises:
         PlanError: there are more devices than layers, or no such plan fits the memory.
     """
@@ -149,10 +135,6 @@ def straight(problem: Problem) -> Solution:
 def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
     """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
 
-    Args:
-        problem: what to partition.
-        order: of the list, see :func:`~sparsepipe.partition.search.algorithms.kind_order`.
-
     Raises:
         ConfigError: there is no such order.
         PlanError: no plan fits the memory.
@@ -164,9 +146,6 @@ def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
 
 def exact(problem: Problem) -> Solution:
     """The best of all plans, with any devices for each stage.
-
-    Args:
-        problem: what to partition.
 
     Raises:
         PlanError: no plan fits the memory, or there are more subsets of the devices than can be
@@ -232,9 +211,6 @@ def search_by_name(name: str) -> Search:
     :class:`~sparsepipe.partition.devices.Choice`, the first one first; whether these use each
     device once and fit the memory is checked.
 
-    Args:
-        name: of the search, or its dotted path.
-
     Raises:
         ConfigError: there is no such search.
     """
@@ -275,10 +251,6 @@ def _check_stages(stages: Sequence[Choice], problem: Problem, name: str) -> None
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
     """The best plan whose stages have given devices, as a row of Table III gives them.
-
-    Args:
-        problem: what to partition.
-        groups: devices of each kind of each stage; together all of them.
 
     Raises:
         PlanError: there are more stages than layers, the stages do not use each device once, or no
@@ -424,10 +396,7 @@ def check_subsets(problem: Problem) -> None:
 def check_states(problem: Problem, stages: int) -> None:
     """Refuses what has too many pairs of a begin and an end of a stage for so many stages.
 
-    Args:
-        problem: a branching graph, or a chain of layers some of which are recomputed; of one that
-            recomputes none no pairs are looked at, and it is never refused.
-        stages: that the search has to choose from.
+    A chain of layers that recomputes none is never refused: no pairs are looked at.
 
     Raises:
         PlanError: a search would take much more than a minute.
@@ -456,10 +425,8 @@ def check_states(problem: Problem, stages: int) -> None:
 
 
 def _figures(problem: Problem, what: SynchronousStages, stages: int) -> int:
-    """Of each pair of a first and a last layer, what a search counts at least.
-
-    That is once for each number of devices that the first stage may have, where memory counts; and
-    the knapsack of layers on each set of kinds, where it chooses these.
+    """Counts, of each pair of a first and a last layer, what a search looks at once for each number
+    of readers and set of kinds.
     """
     kinds = len(problem.pool.kinds)
     searches = len(problem.numbers_of_readers)

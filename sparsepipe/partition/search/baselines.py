@@ -56,10 +56,6 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     Of plans that cost the same the one whose last stages have most machines is taken. Second runs
     of layers count as far as they do not depend on the stages: not those that the memory chooses.
 
-    Args:
-        problem: a chain of layers, and hosts.
-        device: name of the one whose profile counts.
-
     Raises:
         PlanError: the hosts have different numbers of devices, there are too many layers for so
             many, or the plan does not fit the memory, which this search does not look at.
@@ -74,10 +70,6 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 
 def two_levels(alike: Problem, pool: DevicePool) -> tuple[list[Choice], float]:
     """Stages on the pool's devices, and the time that PipeDream expects of them.
-
-    Args:
-        alike: layers, and what they cost on one device.
-        pool: devices in hosts of equally many, and their links.
 
     Raises:
         PlanError: the hosts have different numbers of devices, or there are too many layers for
@@ -203,10 +195,6 @@ def _stages(
 def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
     """The places at which stages end, on devices that are all alike, each of which is a stage.
 
-    Args:
-        problem: with one kind of device.
-        stages: K.
-
     Returns:
         As :func:`least_variance`; None as well where what one device reads is too little to be cut
         into so many microbatches.
@@ -316,11 +304,6 @@ minute on one core."""
 
 def check_levels(layers: int, *, each: int, hosts: int) -> None:
     """Refuses what would take ``mp`` by levels much more than a minute.
-
-    Args:
-        layers: L, or states of a graph.
-        each: devices of a host.
-        hosts: how many there are.
 
     Raises:
         PlanError: there are too many layers for so many devices.

@@ -35,10 +35,6 @@ def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSp
     Of plans that take as long the one whose first stage has more devices is taken, where memory
     counts in a synchronous pipeline.
 
-    Args:
-        problem: what to partition.
-        lattice: of its devices.
-
     Returns:
         None where no plan fits the memory, and no layers where that does not choose them.
     """

@@ -33,11 +33,7 @@ from sparsepipe.schedule import Plan
 
 
 class LayerTables:
-    """What all layers of a problem cost and keep, on some kinds of devices at a time.
-
-    Args:
-        problem: of profiles, with what is recomputed.
-    """
+    """What all layers of a problem cost and keep, on some kinds of devices at a time."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.synchronous is not None
@@ -50,11 +46,7 @@ class LayerTables:
         self.sums = cache(self._sums)
 
     def of(self, problem: Problem) -> LayerTables:
-        """Of a problem that differs in memory or in its microbatches, knowing what this knows.
-
-        Args:
-            problem: with the same layers on the same devices.
-        """
+        """Of a problem that differs in memory or in its microbatches, knowing what this knows."""
         assert problem.synchronous is not None
         assert problem.synchronous.setting == self.synchronous.setting
         other = copy(self)
@@ -110,9 +102,8 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Of layers that the setting names: what stays and what is inside, and seconds.
-
-        These are infinite where a stage that is named has a layer that is named as well.
+        """What stays and what is inside, and seconds, of the layers that the setting names;
+        infinite where a stage that is named has a layer that is named as well.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         every = self.synchronous.spans(places - 1)
@@ -127,15 +118,8 @@ class LayerTables:
 def _grown(
     chain: StageCost, spans: Sequence[range], first: int, *, whole: bool
 ) -> tuple[list[float], list[float], list[float]]:
-    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer.
-
-    Each stage has a layer more than the one before it (``StageCost.kept_bytes`` and the others).
-
-    Args:
-        chain: all layers.
-        spans: that are named, as far as stages have them.
-        first: the layer.
-        whole: whether each stage is one span itself.
+    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer,
+    each with a layer more than the one before it.
     """
     named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
     kept, inside, seconds = [], [], []
@@ -182,13 +166,10 @@ class RecomputationCosts:
     """What stages of a problem's plans take longer for what they recompute.
 
     Args:
-        tables: of the problem.
         memory: what devices keep beside activations; None: it does not count.
         more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
-        tables: of the problem.
-        microbatches: of a minibatch.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
@@ -212,13 +193,10 @@ class RecomputationCosts:
         return replicas <= self.microbatches.count
 
     def class_of(self, counts: Sequence[int], *, left: int, stage: int, readers: int) -> StageClass:
-        """Which a stage is of.
+        """The class of a stage with such counts of devices, of which ``left`` are its own and those
+        of all after it.
 
-        Args:
-            counts: its devices of each kind.
-            left: devices of it and of all after it.
-            stage: its number, or any that says as much (``SynchronousStages.is_whole``).
-            readers: devices of the first stage; where memory does not count they change nothing.
+        ``stage`` is its number, or any that says as much (``SynchronousStages.is_whole``).
         """
         kinds, replicas = [kind for kind, count in enumerate(counts) if count], sum(counts)
         at_once = int(self.microbatches.at_once(replicas, left))
@@ -229,14 +207,8 @@ class RecomputationCosts:
     def class_with(
         self, kinds: Sequence[int], *, replicas: int, at_once: int, stage: int, readers: int
     ) -> StageClass:
-        """The same of a stage with so many devices of some kinds.
-
-        Args:
-            kinds: in order.
-            replicas: r, its devices.
-            at_once: microbatches that one of them has (``Microbatches.at_once``).
-            stage: see :meth:`class_of`.
-            readers: see :meth:`class_of`.
+        """The same of a stage with so many devices of some kinds, in order, each with ``at_once``
+        microbatches.
         """
         what = self._what
         readers = 1 if self._memory is None else readers
@@ -257,11 +229,7 @@ class RecomputationCosts:
         return found
 
     def seconds_II(self, own: StageClass) -> Floats:
-        """That each stage takes longer for a batch; infinite where it does not fit.
-
-        Args:
-            own: which class they are of.
-        """
+        """That each stage takes longer for a batch; infinite where it does not fit."""
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.is_automatic:
@@ -274,11 +242,7 @@ class RecomputationCosts:
         return self._seconds[own]
 
     def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
-        """The cheapest layers of each stage; None where the memory does not choose them.
-
-        Args:
-            plan: whose stages fit.
-        """
+        """The cheapest layers of each stage; None where the memory does not choose them."""
         if not self._what.is_automatic:
             return None
         found = []
@@ -296,13 +260,7 @@ class RecomputationCosts:
         return tuple(found)
 
     def held(self, own: StageClass, first: int, end: int) -> PlacedStage:
-        """A stage as the memory of its devices has it.
-
-        Args:
-            own: which class it is of.
-            first: its first layer.
-            end: the first layer behind it.
-        """
+        """A stage as the memory of its devices has it."""
         profiles = self.tables.problem.profiles
         return PlacedStage(
             first=first,
@@ -335,10 +293,7 @@ def recomputation_of(
 ) -> RecomputedLayers:
     """The layers that the setting names, or the cheapest ones that fit; and what comes of it.
 
-    Args:
-        plan: stages of a chain of layers.
-        problem: with what is recomputed.
-        spans: that a search has chosen for these stages already.
+    A search may have chosen ``spans`` for these stages already.
 
     Raises:
         ConfigError: the plan has no such layers or stages; or layers are to be chosen, and a stage

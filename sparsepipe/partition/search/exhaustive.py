@@ -67,13 +67,7 @@ def exhaustive(
 
 
 def how_many(num_layers: int, pool: DevicePool, *, sorted_: bool) -> int:
-    """How many plans there are.
-
-    Args:
-        num_layers: L.
-        pool: the devices.
-        sorted_: whether stages take devices from a sorted list.
-    """
+    """How many plans there are."""
 
     def divisions(stages: int) -> int:
         if sorted_:

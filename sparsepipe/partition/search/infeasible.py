@@ -38,12 +38,7 @@ _LOOKING = "a search that looks at the memory of each device: hete_mp or exact"
 
 
 def no_fit_error(problem: Problem, lattice: Lattice) -> PlanError:
-    """The error for a problem that no plan over a lattice solves.
-
-    Args:
-        problem: with limits of memory that rule all plans out.
-        lattice: of the devices that stages may have used when they end.
-    """
+    """The error for a problem that no plan over a lattice solves."""
     tables = None if problem.synchronous is None else LayerTables(problem)
     if problem.synchronous is not None:
         if not any_fits(problem, lattice, more_bytes=float("inf"), tables=tables):
@@ -108,10 +103,6 @@ def _too_few_samples(again: SynchronousStages, lattice: Lattice) -> PlanError:
 def kept_and_limit(plan: Sequence[Choice], problem: Problem) -> list[tuple[float, float | None]]:
     """What each device of each stage keeps, and what the smallest of them holds, if known.
 
-    Args:
-        plan: the stages.
-        problem: with what counts of memory.
-
     Raises:
         ConfigError: the plan has no such layers or stages as are to be recomputed.
     """
@@ -126,10 +117,6 @@ def kept_and_limit(plan: Sequence[Choice], problem: Problem) -> list[tuple[float
 
 def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     """Refuses a plan that does not fit the devices.
-
-    Args:
-        plan: of a search that does not look at them.
-        problem: with the devices that there are.
 
     Returns:
         Layers to recompute with which it fits, where memory chooses them; else None.
@@ -245,13 +232,9 @@ def any_fits(
     more_bytes: float = 0.0,
     tables: LayerTables | None = None,
 ) -> bool:
-    """Whether any plan fits the memory.
+    """Whether any plan fits the memory if each device holds ``more_bytes`` beyond its limit.
 
-    Args:
-        problem: what to partition.
-        lattice: of its devices.
-        more_bytes: that each device is taken to hold beyond its limit.
-        tables: of a problem with the same layers, for what they know already.
+    ``tables`` are those of a problem with the same layers, for what they know already.
     """
     if problem.synchronous is not None:
         own = LayerTables(problem) if tables is None else tables.of(problem)

@@ -59,7 +59,6 @@ class Lattice:
     """Nodes from no device to all, and the stages that lead from one to another.
 
     Args:
-        pool: the devices.
         counts: what stages may have used when they end, with nothing and everything; in any
             order.
         adjacent: a stage leads only from one of the counts to the next larger one: the devices
@@ -176,12 +175,7 @@ class Lattice:
 
 
 def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:
-    """Counts of the first 0 to N devices of a list sorted by kind (Algorithm 1).
-
-    Args:
-        pool: the devices.
-        order: numbers of the kinds, those first whose devices come first.
-    """
+    """Counts of the first 0 to N devices of a list sorted by kind (Algorithm 1)."""
     used = [0] * len(pool.kinds)
     found = [tuple(used)]
     for kind in order:

@@ -108,11 +108,7 @@ class ChainReachability:
         return np.asarray(may_EP, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
-        """Places reached by any number of stages, by node.
-
-        Args:
-            bound_s: of their times and of their transfers.
-        """
+        """Places reached by any number of stages, by node."""
         self._set(bound_s)
         reached_VI = np.zeros((len(self._costs.lattice.nodes), len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
@@ -121,12 +117,7 @@ class ChainReachability:
         return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
-        """Places reached by one more stage.
-
-        Args:
-            bound_s: of its time and of the transfer that it receives.
-            begin_VI: where it may begin, by node.
-        """
+        """Places reached by one more stage."""
         self._set(bound_s)
         some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
         ends_VI = np.zeros_like(begin_VI)

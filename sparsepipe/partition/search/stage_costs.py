@@ -46,9 +46,6 @@ class Costs:
     """Times of all stages and cuts that a search may choose from.
 
     Args:
-        spans: of the model.
-        lattice: of the devices.
-        model: says what they cost.
         memory: says what they keep; None: no device's memory is a limit.
         more_bytes: that each device is taken to hold beyond its limit.
 
@@ -156,15 +153,7 @@ class Costs:
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """Times of stages that end at a node; infinite where one may not be, or is too slow.
-
-        Args:
-            node: where they end.
-            ways_P: which of the node's stages.
-            begins_P: where each begins.
-            ends_J: where they end: each of them at each of these places.
-            bound_s: of a stage and of the transfer that it receives.
-        """
+        """Times of stages that end at a node; infinite where one may not be, or is too slow."""
         begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
         sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)
         for rows_P in self.rows_CK[self.stages_E[node][ways_P]].T:
@@ -203,13 +192,7 @@ def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64
 
 
 class SynchronousCosts(Costs):
-    """Costs of stages that keep what their microbatches in flight need, and recompute nothing.
-
-    Args:
-        problem: a chain of layers.
-        lattice: of its devices.
-        runs: which stages keep as much, and what devices hold.
-    """
+    """Costs of stages that keep what their microbatches in flight need, and recompute nothing."""
 
     def __init__(self, problem: Problem, lattice: Lattice, runs: RecomputationCosts) -> None:
         super().__init__(problem.spans, lattice, problem.model, None)
@@ -218,10 +201,8 @@ class SynchronousCosts(Costs):
         self._kept: list[tuple[Floats, Floats, float]] = []
 
     def of_readers(self, readers: int | None) -> SynchronousCosts:
-        """The same of plans whose first stage has so many devices.
-
-        Args:
-            readers: how many; None: any number, where memory does not count.
+        """The same of plans whose first stage has so many devices; None: any number, where memory
+        does not count.
         """
         other = copy(self)
         other._set_classes(readers)
@@ -282,9 +263,6 @@ class RecomputingCosts(Costs):
     """Costs of stages of which each takes some seconds more by its begin and its end.
 
     Args:
-        problem: with what is recomputed.
-        lattice: of the devices.
-        runs: what that adds.
         readers: devices of the first stage; None: any number, where memory does not count.
     """
 
@@ -344,11 +322,7 @@ class RecomputingCosts(Costs):
 
 
 class RecomputationSeconds:
-    """What the stages of any plan of a problem take for what they recompute.
-
-    Args:
-        problem: with what is recomputed.
-    """
+    """What the stages of any plan of a problem take for what they recompute."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -376,11 +350,6 @@ def costs_by_readers(
     """The costs of plans with each number of devices of the first stage, the largest first.
 
     Where memory does not count these change nothing: the costs of all plans.
-
-    Args:
-        problem: a chain of layers, in a synchronous pipeline.
-        lattice: of its devices.
-        runs: what stages recompute.
     """
     assert problem.synchronous is not None
     if problem.synchronous.recomputes:

@@ -47,7 +47,6 @@ class Step:
     Attributes:
         act: ``expect``: from now on the chunk may come. ``take``: waits for it. ``send``: begins
             to send it, and waits for nothing.
-        chunk: its number.
     """
 
     act: Act

@@ -30,8 +30,6 @@ class OrderedSum:
 
     Args:
         group: all ranks of which call :meth:`reduce`.
-        length: number of elements.
-        dtype: of the elements, and of the sums.
         device: where :attr:`values` lie; gloo is given host memory.
         way: how; None: as is best for the ranks' hosts and the length.
         chunk: elements that go through a chain together; None: as many as make a good size.

@@ -233,12 +233,7 @@ def broadcast_object(value: _Value) -> _Value:
 
 
 def gather_objects(value: _Value, *, what: str = "gathering a value of each rank") -> list[_Value]:
-    """All ranks' values, in rank order, on every rank; without those that are None.
-
-    Args:
-        value: of this rank.
-        what: the purpose, for the message if a rank does not take part.
-    """
+    """All ranks' values, in rank order, on every rank; without those that are None."""
     if world_size() == 1:
         return [] if value is None else [value]
     box: list[_Value | None] = [None] * world_size()
@@ -268,12 +263,7 @@ def any_rank(flag: bool) -> bool:
 
 
 def add_(value: Tensor, *, what: str) -> None:
-    """Replaces a tensor on the host by its sum over the ranks, in place.
-
-    Args:
-        value: of this rank; of the same shape on all.
-        what: the purpose, for the message if a rank does not take part.
-    """
+    """Replaces a tensor on the host, of the same shape on all ranks, by its sum over the ranks."""
     with collective(what, host_group()):
         dist.all_reduce(value, group=host_group())
 

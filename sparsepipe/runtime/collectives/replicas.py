@@ -89,9 +89,6 @@ class Replicas:
     def total(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         """The sum of all replicas' gradients, :meth:`average` without the division; a collective.
 
-        Args:
-            gradients: by name, each replica's share of a minibatch's.
-
         Raises:
             TransportError: a replica is gone or did not take part.
         """

@@ -88,7 +88,6 @@ class StopAgreement:
 
     Args:
         spread: steps that ranks can be apart at most.
-        client: of the store that all ranks share; by default the group's.
     """
 
     def __init__(self, *, spread: int, client: StoreClient | None = None) -> None:
@@ -106,10 +105,6 @@ class StopAgreement:
 
     def reached(self, step: int, *, requested: bool) -> bool:
         """Whether to stop after ``step``; to be called by each rank after each of its steps.
-
-        Args:
-            step: number of the step just done.
-            requested: this rank wants to stop as soon as possible.
 
         Raises:
             TransportError: the store does not answer.

@@ -68,10 +68,8 @@ class Wait:
     """What a rank waits for: a message of one peer, or all ranks of a collective.
 
     Attributes:
-        waiter: the rank.
         among: the peer; or the ranks of the collective.
         what: the message, or the purpose of the collective.
-        message: it is a message.
         sending: it waits for room to send it, not for its arrival.
     """
 
@@ -89,14 +87,7 @@ class Wait:
         limit_s: float,
         name: Callable[[int], str] = rank_name,
     ) -> str:
-        """What ``rank`` reports after ``limit_s``, where this wait is what holds it up.
-
-        Args:
-            missing: the ranks that this wait is for.
-            rank: the one that gave up, which may wait for the waiter.
-            limit_s: how long it has waited.
-            name: how messages call a rank.
-        """
+        """What ``rank`` reports after ``limit_s``, where this wait is what holds it up."""
         who, waiter = " and ".join(map(name, missing)), name(self.waiter)
         if not self.message:
             text = f"{who} did not take part in {self.what} with {waiter}"
@@ -113,9 +104,6 @@ class WaitBoard:
     """Notes of all ranks' long waits.
 
     The store itself may be on a rank that hangs, so each exchange with it has a limit.
-
-    Args:
-        store: the one at which the ranks joined.
     """
 
     def __init__(self, store: Any) -> None:
@@ -217,11 +205,8 @@ _half_time = _HalfTime()
 
 @contextmanager
 def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Put around collectives of a group; turns errors of the backend into a TransportError.
-
-    Args:
-        what: their purpose, such as "exchanging what was logged".
-        group: by default all ranks.
+    """Put around collectives of a group (by default of all ranks) for the purpose ``what``; turns
+    errors of the backend into a TransportError.
 
     Raises:
         TransportError: a rank is gone, or did not take part within the group's limit.
@@ -316,8 +301,6 @@ class JoinRoll:
     """Which ranks have come to join; before that they share nothing but a store.
 
     Args:
-        rank: this one.
-        count: of all ranks.
         store_rank: the rank whose process keeps the store; None: the launcher does.
         limit_s: of the joining.
     """

@@ -37,7 +37,6 @@ class Stopped(BaseException):
     failure.
 
     Args:
-        signum: the signal.
         unresponsive: ranks that left no report that they stopped, as far as known.
         save_error: what kept a rank from saving a checkpoint, such as a full disk.
     """
@@ -67,15 +66,12 @@ def is_backend_error(kind: str, message: str) -> bool:
 
 
 def exit_immediately(error: BaseException, *, exit_code: int | None = None) -> NoReturn:
-    """Reports an error and ends this process without any cleanup.
+    """Reports an error and ends this process without any cleanup, by default with the error's own
+    exit code, or 1.
 
     Cleanup would wait for ranks that are gone: threads that gloo blocks cannot be ended, and
     destroying their groups hangs or aborts. The connections to the peers break at once, so the
     peers notice in their next call.
-
-    Args:
-        error: goes into the report, or to stderr if no launcher waits for one.
-        exit_code: never 0; by default the error's own, or 1.
     """
     code = getattr(error, "exit_code", 1) if exit_code is None else exit_code
     trace = "".join(traceback.format_exception(error))
@@ -158,11 +154,6 @@ def first_cause(
 
     In this order: the earliest error of a rank itself; a rank that died without a report; the
     earliest report of a missing peer; a rank that did not respond; a stop.
-
-    Args:
-        failure: torch's ``ChildFailedError``.
-        directory: of the reports.
-        name: how messages call a rank.
     """
     reports = read_reports(directory)
     for own in (_is_known_error, _is_own_error):

@@ -47,9 +47,6 @@ def killing_unresponsive_ranks(reports: Path) -> Iterator[None]:
     """Kills ranks that still run some seconds after one has failed, while the block runs.
 
     A rank that a signal stopped has not failed: the others may take their time to save.
-
-    Args:
-        reports: directory in which ranks announce themselves and report.
     """
     for stale in (*reports.glob("rank*.pid"), *reports.glob(unresponsive_mark(reports, "*").name)):
         stale.unlink()

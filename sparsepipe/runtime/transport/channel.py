@@ -128,9 +128,7 @@ class ChannelFault:
     """What ended a channel.
 
     Attributes:
-        route: the channel.
         minibatch: the one under way; None where its thread waited for the next.
-        error: what it met.
     """
 
     route: Route
@@ -157,8 +155,6 @@ class Outgoing:
     """The sending end.
 
     Args:
-        route: of the channel.
-        wire: sends.
         depth: packets it takes before :meth:`put` waits, beside the first one in transfer.
         usual: the same where senders are held back.
         report: called with what ended it, from the thread or in :meth:`put`.
@@ -177,11 +173,8 @@ class Outgoing:
     def put(self, packet: Packet, *, made: Any, held_back: bool, limit_s: float) -> None:
         """Begins to send a packet, in the caller's thread: another one would have to wake up.
 
-        Args:
-            packet: the next.
-            made: event after which its device tensors are ready; None where it has none.
-            held_back: no more than usual may be under way, and packets do not repeat.
-            limit_s: of the wait for room.
+        ``made`` is the event after which its device tensors are ready. With ``held_back`` no more
+        than usual may be under way, and packets do not repeat.
 
         Raises:
             TimeoutError: there was no room within ``limit_s``.
@@ -212,13 +205,7 @@ class Outgoing:
 
 
 class Incoming:
-    """The receiving end.
-
-    Args:
-        route: of the channel.
-        wire: receives.
-        report: called from the thread with what ended it.
-    """
+    """The receiving end."""
 
     def __init__(self, route: Route, wire: Wire, *, report: _Report) -> None:
         self.route = route

@@ -53,11 +53,7 @@ def check_direct(device: torch.device) -> None:
 
 
 class _OnDevice:
-    """A device and a stream beside the worker's.
-
-    Args:
-        device: a CUDA device.
-    """
+    """A device and a stream beside the worker's."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -74,12 +70,7 @@ class _OnDevice:
 
 
 class HostStaged(_OnDevice):
-    """Through pinned host memory and gloo: safe with any other communication.
-
-    Args:
-        device: a CUDA device.
-        pool: pinned buffers.
-    """
+    """Through pinned host memory and gloo: safe with any other communication."""
 
     def __init__(self, device: torch.device, *, pool: BufferPool) -> None:
         super().__init__(device)
@@ -120,7 +111,6 @@ class Direct(_OnDevice):
     Args:
         device: a CUDA device that no other rank uses.
         nccl: a group of the two ranks.
-        other: the other rank.
     """
 
     def __init__(self, device: torch.device, *, nccl: dist.ProcessGroup, other: int) -> None:

@@ -28,7 +28,6 @@ class Message:
     """One minibatch's tensors with a few values beside them.
 
     Attributes:
-        minibatch: its number.
         meta: small plain Python values (versions, losses, logged values); they travel in
             the header.
         tree: a pytree of tensors and plain values: tuples, lists, dicts, ``SparseTensor``

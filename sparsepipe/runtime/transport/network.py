@@ -71,9 +71,7 @@ class Network:
     :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
 
     Args:
-        plan: which rank is in which stage.
         rank: this process's.
-        timeout_s: limit of every wait.
         device: for tensors that were on a device at the other end; those on the host stay there.
         direct: on CUDA, NCCL from device to device instead of through pinned memory; needs a device
             for every rank.

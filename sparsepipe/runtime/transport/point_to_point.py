@@ -92,12 +92,7 @@ class RepeatedSizes:
         self._posted: Sizes = ()
 
     def next(self, sizes: Sizes, *, repeats: bool) -> TransferMode:
-        """How the next packet is received.
-
-        Args:
-            sizes: of it; empty where nothing follows the header.
-            repeats: the next packets may have these sizes, too.
-        """
+        """How the next packet is received; ``sizes`` is empty where nothing follows the header."""
         if not repeats or not 0 < sum(sizes) <= MOST_BYTES:
             return TransferMode(posted=False, again=False)
         if sizes == self._posted:
@@ -121,12 +116,7 @@ class Carrier(Protocol):
 
 
 class Line:
-    """Sends to and receives from the other rank of a gloo group of two.
-
-    Args:
-        group: two ranks.
-        other: the other one's number among all ranks.
-    """
+    """Sends to and receives from the other rank of a gloo group of two."""
 
     def __init__(self, group: dist.ProcessGroup, other: int) -> None:
         self._group = group
@@ -156,7 +146,6 @@ class Arrival:
     """A packet as received.
 
     Attributes:
-        messages: its messages.
         buffers: pooled memory that its tensors are made of.
         device_tensors: those on a CUDA device; users on another stream must ``record_stream``.
     """
@@ -171,7 +160,6 @@ class Wire:
 
     Args:
         line: the connection, which nobody else uses in this direction.
-        pool: where receive buffers come from.
         carrier: for tensors on a CUDA device, None where there is none.
         device: this rank's.
     """
@@ -192,10 +180,6 @@ class Wire:
         """Begins to send; returns the transfers under way, for :meth:`end`.
 
         Packets go in the order in which they begin; none waits for another to end.
-
-        Args:
-            packet: the next.
-            repeats: the next packets may have the same sizes, as in training.
         """
         sizes = tuple(flat.numel() for flat in packet.host)
         mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
@@ -205,13 +189,7 @@ class Wire:
         return works + [self._line.send(flat, tag=tag) for flat in packet.host]
 
     def end(self, packet: Packet, works: Sequence[dist.Work], made: Any) -> None:
-        """Returns when everything has left this process, and the other side expects it.
-
-        Args:
-            packet: that has begun.
-            works: from :meth:`begin`.
-            made: event after which its device tensors are ready; None where it has none.
-        """
+        """Returns when everything has left this process, and the other side expects it."""
         finish(works)  # the other side expects device tensors now: no kernel will spin for it
         if packet.device:
             assert self._carrier is not None, "a CUDA tensor on a transport for the host"

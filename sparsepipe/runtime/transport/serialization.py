@@ -45,8 +45,6 @@ class TensorSpec(NamedTuple):
     """What the receiver must know of a tensor before it comes.
 
     Attributes:
-        dtype: element type.
-        shape: sizes.
         stride: in elements; a dense tensor keeps its layout (channels last, say), since kernels
             choose by it how they sum.
         requires_grad: as where it came from.
@@ -72,10 +70,7 @@ def describe(
 ) -> tuple[TensorSpec, Tensor]:
     """A tensor as its spec and its bytes (uint8 [size_bytes]; no copy of dense tensors).
 
-    Args:
-        tensor: strided, on the host, a CUDA device or "meta".
-        requires_grad: of the receiver's.
-        inline_bytes: a tensor on the host of at most that size has its bytes in the spec.
+    A tensor on the host of at most ``inline_bytes`` has its bytes in the spec.
 
     Raises:
         Unsendable: not a plain strided tensor.

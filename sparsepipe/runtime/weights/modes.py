@@ -35,11 +35,7 @@ class Memory:
 
     Only parameters that require a gradient are copied: nobody updates the others.
 
-    Args:
-        parameters: by name, each once.
-
     Attributes:
-        parameters: the same.
         copies: sets in use beside the one that the parameters hold.
         peak_versions: most sets in use at a time, the parameters' own included.
         segment_peak: the same since :meth:`restart`.

@@ -36,11 +36,7 @@ ELSEWHERE = Elsewhere()
 
 
 class Placeholders:
-    """A loader of stand-ins.
-
-    Args:
-        length: number of stand-ins.
-    """
+    """A loader of stand-ins."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -53,12 +49,7 @@ class Placeholders:
 
 
 class Padded:
-    """A loader followed by stand-ins up to a length, whatever length the loader reports.
-
-    Args:
-        loader: the loader that is read first.
-        length: number of batches and stand-ins together.
-    """
+    """A loader followed by stand-ins up to a length, whatever length the loader reports."""
 
     def __init__(self, loader: Iterable[Any], length: int) -> None:
         self.loader = loader
@@ -87,7 +78,6 @@ class Lengths:
     """Lengths of each loader on each reader of stage 0, known to all ranks.
 
     Args:
-        readers: number of replicas of stage 0.
         reader: which of them this rank is; None where it does not read.
     """
 

@@ -22,11 +22,7 @@ from sparsepipe.schedule import Plan
 
 
 class Remote(nn.Module):
-    """Stands where a layer is that another rank runs; it has no parameters.
-
-    Args:
-        name: name of the layer in the module.
-    """
+    """Stands where a layer is that another rank runs; it has no parameters."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -105,13 +101,7 @@ def _sequentials(module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which stage owns what of a module.
-
-    Args:
-        module: the LightningModule.
-        name: name of the Sequential in it.
-        plan: cuts the Sequential into stages.
-    """
+    """Which stage owns what of a module."""
 
     module: nn.Module
     name: str
@@ -168,12 +158,7 @@ class Placement:
 
 
 class Shard:
-    """A module reduced to the layers of one rank, until they are put back.
-
-    Args:
-        placement: which stage owns which layer.
-        stage: number of this rank's stage.
-    """
+    """A module reduced to the layers of one rank, until they are put back."""
 
     def __init__(self, placement: Placement, *, stage: int) -> None:
         self._placement = placement

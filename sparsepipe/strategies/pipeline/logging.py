@@ -32,11 +32,9 @@ class Logged:
     """One call of ``self.log``.
 
     Attributes:
-        name: the key.
         value: the number; of a metric, what its last call returned, if it was called.
         dtype: of a tensor.
         metric: attribute of the module that was logged.
-        options: the other arguments.
     """
 
     name: str
@@ -61,12 +59,7 @@ class Recorder:
 
     @contextmanager
     def recording(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
-        """Records what is logged within.
-
-        Args:
-            batch: whose size counts where the caller gives none.
-            epoch_default: whether values count for the epoch by default.
-        """
+        """Records what is logged within."""
         notes: list[Logged] = []
         really = self._module.log
         sizes: list[int] = []
@@ -147,12 +140,7 @@ class LogReplay:
             self._repeat(logs)
 
     def replay(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Repeats the calls of minibatches since the last drain, after those of earlier drains.
-
-        Args:
-            minibatches: calls of each minibatch, in order.
-            hook: the step that made them.
-        """
+        """Repeats the calls of minibatches since the last drain, after those of earlier drains."""
         trainer = self._module.trainer
         results = internals.logged_values(trainer)
         assert results is not None
@@ -249,9 +237,6 @@ def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
     A value is reduced over microbatches as its ``reduce_fx`` says it is over steps; a mean counts
     each by its samples. What a call of a metric returned is averaged likewise, which counts for a
     step alone: its states are those of all samples.
-
-    Args:
-        parts: samples and logs of each, in their order.
     """
     if len(parts) == 1:
         return parts[0][1]

@@ -21,13 +21,9 @@ from sparsepipe.strategies.pipeline.dataloaders import is_elsewhere
 def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
     """Whether the pipeline must be empty after this training step, as far as is known now.
 
-    So it must at an epoch's end, before a validation, before a checkpoint at a step, and
-    when ``max_steps`` is reached. All ranks come to the same answer.
-
-    Args:
-        trainer: the Trainer.
-        stops: whether the ranks have agreed to stop. Within a step, ``trainer.should_stop`` may be
-            a request of this rank alone.
+    So it must at an epoch's end, before a validation, before a checkpoint at a step, and when
+    ``max_steps`` is reached. All ranks come to the same answer: ``stops`` is whether they have
+    agreed to stop, while ``trainer.should_stop`` may be a request of this rank alone.
     """
     steps = trainer.global_step + 1
     if internals.epoch_ends(trainer) or steps == trainer.max_steps:
@@ -70,10 +66,6 @@ class LoopPatches:
     - Where one rank reads, its loader stays as the user made it.
     - Stand-ins for batches do not go through the user's hooks for batches, and count as one
       sample in what hooks log.
-
-    Args:
-        trainer: its loops change.
-        owner: the strategy.
     """
 
     def __init__(self, trainer: pl.Trainer, owner: Owner) -> None:

@@ -29,9 +29,6 @@ class OptionHistory:
     Schedulers change options between Lightning steps, and an update is to see those of its own
     step. What an optimizer writes into its groups itself while it steps (counters, estimates)
     belongs to its updates: the next one sees it, whatever its step.
-
-    Args:
-        optimizer: optimizer whose options change.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -150,11 +147,7 @@ class GlobalNorm:
 
     @torch.no_grad()
     def _norms(self, mine: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Of each parameter of the whole optimizer that has a gradient; a collective.
-
-        Args:
-            mine: this rank's parameters, and their gradients.
-        """
+        """The norm of each parameter of the whole optimizer that has a gradient; a collective."""
         norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether there
         if mine and self._is_first_replica:
             # As torch takes them, so that they are the same on every kind of device.
@@ -207,10 +200,6 @@ class OptimizerStep:
     apply the same update in different steps, and must all use the options of one step.
 
     Args:
-        module: the LightningModule.
-        parameters: parameters of this stage, by name.
-        optimizer: the optimizer of these.
-        precision: Lightning's precision plugin.
         norm: clips by norm in place of ``precision``; None: ``precision`` clips.
     """
 
@@ -235,12 +224,8 @@ class OptimizerStep:
         self._options.record(step)
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
-        """Updates the parameters.
-
-        Args:
-            gradients: gradients by the names of parameters.
-            loss: loss of the last minibatch, for hooks.
-            step: step whose options are used; later calls give the same or a later one.
+        """Updates the parameters with the options of ``step``, which later calls never go back
+        from.
 
         Raises:
             ConfigError: the optimizer needs gradients at other weights too.

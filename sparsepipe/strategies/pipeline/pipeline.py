@@ -39,14 +39,11 @@ class StepEvents(ABC):
     """Hooks, updates, and logs, which are kept for the next drain by what orders them.
 
     Args:
-        module: the LightningModule, reduced to this rank's shard.
         updates: applies gradients; None where nothing is trained.
-        precision: Lightning's precision plugin, for its hooks.
         keeps: whether this rank is of the last stage, where steps log.
 
     Attributes:
         loss: loss of the last minibatch that came back to this rank.
-        repeater: repeats recorded logs on this rank.
     """
 
     def __init__(
@@ -147,9 +144,7 @@ class Settings(ABC):
     def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
         """The spans of each stage's layers that run once more in their backward.
 
-        Args:
-            plan: the stages.
-            layers: the whole Sequential, where it is to be looked through as well.
+        ``layers`` is the whole Sequential, where it is to be looked through as well.
 
         Raises:
             ConfigError: there are no such layers or stages, or they cannot run again.
@@ -161,11 +156,7 @@ class Settings(ABC):
     def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
         """Makes the maker of a worker, so that what may be refused is, before ranks meet.
 
-        Args:
-            plan: the stages and their ranks.
-            rank: number of this rank.
-            shard: layers and parameters of the rank.
-            over: the optimizer of its parameters; None for evaluation only.
+        Without the optimizer ``over`` the rank's parameters it is for evaluation only.
 
         Raises:
             ConfigError: the optimizer does not suit.
@@ -173,21 +164,7 @@ class Settings(ABC):
 
 
 class Pipeline:
-    """Trains and evaluates on one rank.
-
-    Args:
-        worker: runs the schedule.
-        plan: the stages and their ranks.
-        rank: number of this rank.
-        steps: both halves of the module's steps.
-        events: callbacks of the worker.
-        metrics: the module's torchmetrics.
-        shard: layers and parameters of this rank.
-        end: closes connections and process groups.
-
-    Attributes:
-        worker: as given.
-    """
+    """Trains and evaluates on one rank."""
 
     def __init__(
         self,
@@ -251,11 +228,7 @@ class Pipeline:
         self._events.repeater.append(self._exchange(), hook=hook)
 
     def end(self, *, failed: bool) -> None:
-        """Ends what is shared with other ranks.
-
-        Args:
-            failed: they may be gone, and nothing may wait for them.
-        """
+        """Ends what is shared with other ranks; waits for none of them if it ``failed``."""
         self._metrics.attach()
         if not failed:
             self._end()
@@ -281,17 +254,8 @@ def make_pipeline(
     precision: Precision,
     optimizer: Optimizer | None,
 ) -> Pipeline:
-    """A pipeline and its worker; every rank must call it.
-
-    Args:
-        settings: options of the strategy.
-        placement: which stage owns which layer.
-        sharded: the module, distributed over the ranks.
-        module: with the layers of this rank's stage.
-        device: device of this rank.
-        rank: number of this rank.
-        precision: Lightning's precision plugin, for autocast and updates.
-        optimizer: over this rank's parameters; None for evaluation only.
+    """A pipeline and its worker, for evaluation only where there is no ``optimizer``; every rank
+    must call it.
 
     Raises:
         ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
@@ -372,12 +336,7 @@ def _stage(
 
 
 class _Connections:
-    """What the ranks make together: every rank must call each method.
-
-    Attributes:
-        replicas: group of this rank's stage; None where it has no replicas.
-        network: to the other stages.
-    """
+    """What the ranks make together: every rank must call each method."""
 
     def __init__(self, settings: Settings, *, plan: Plan, rank: int, device: torch.device) -> None:
         limit_s = settings.timeout_s

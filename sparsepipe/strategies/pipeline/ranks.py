@@ -53,15 +53,7 @@ class EvaluationProgress:
 
 
 class StagedRanks(RankedStrategy):
-    """A strategy whose first ranks read batches.
-
-    Args:
-        config: replicas of each stage; None: one rank a stage.
-        timeout_s: limit of every wait for another rank.
-        process_group_backend: by default gloo.
-        slowdown: factor by which this rank's device is made slower.
-        cluster_environment: by default the ranks of a launcher outside, or of Lightning's.
-    """
+    """A strategy whose first ranks read batches."""
 
     def __init__(
         self,
@@ -145,11 +137,6 @@ class StagedRanks(RankedStrategy):
 
     def count_minibatches(self, loaders: Sequence[Any], batch_idx: int, batch: Any) -> int:
         """Minibatches of a step's round.
-
-        Args:
-            loaders: that are read in the step.
-            batch_idx: number of the step in them.
-            batch: this rank's.
 
         Raises:
             ConfigError: a loader yields fewer batches than its length.

@@ -103,10 +103,6 @@ def _check_callback(callback: Callback) -> None:
 def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
     """Refuse what a LightningModule does.
 
-    Args:
-        module: the module.
-        fitting: it will be trained.
-
     Raises:
         ConfigError: naming it.
     """

@@ -67,11 +67,7 @@ class ShardedOptimizer:
         return {whole[n]: _to_host(entry) for n, entry in local["state"].items()}
 
     def whole_state(self, parts: Iterable[Mapping[int, Any]]) -> State:
-        """The state dict of the whole optimizer.
-
-        Args:
-            parts: :meth:`local_state` of each stage.
-        """
+        """The state dict of the whole optimizer."""
         state = {n: entry for part in parts for n, entry in part.items()}
         groups = []
         start = 0
@@ -85,19 +81,13 @@ class ShardedOptimizer:
     def collect(self, *, holds: bool) -> State:
         """The whole optimizer's state on rank 0, this rank's on others; all ranks call it.
 
-        Args:
-            holds: whether this rank gives the state of its stage, as one of its replicas does.
+        One replica of each stage ``holds`` its state, and gives it.
         """
         mine = self.local_state()
         return self.whole_state(gather_to_rank_0(mine if holds else {}) or [mine])
 
     def put_back(self, state: Mapping[int, Any]) -> None:
-        """Makes the optimizer one over the whole module again.
-
-        Args:
-            state: of the whole, by the parameters' numbers in it. What this rank has of its
-                own stays as it is.
-        """
+        """Makes the optimizer whole again; what this rank has of its own stays."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
         for number, parameter in enumerate(self.whole):
@@ -146,13 +136,8 @@ class ShardedModule:
 
     Args:
         module: the LightningModule; layers of other stages are removed from it.
-        placement: which stage owns what.
-        rank: number of this rank.
         optimizer: over the whole module; parameters of other stages are removed from it. None where
             nothing is trained.
-
-    Attributes:
-        shard: the part of the module that this rank holds.
     """
 
     def __init__(

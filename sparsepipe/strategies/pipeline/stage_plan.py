@@ -60,13 +60,8 @@ def make_plan(
     costs: Callable[[], list[float]],
     num_layers: int,
 ) -> Plan:
-    """A plan, from its cuts or by sharing costs evenly.
-
-    Args:
-        replicas: number of replicas of each stage.
-        cuts: first layer of each stage but the first; None: computed.
-        costs: gives a cost for each layer, called only where it is needed.
-        num_layers: number of layers of the network.
+    """A plan, from its cuts (the first layer of each stage but the first) or by sharing evenly the
+    ``costs`` of layers, which are computed only then.
 
     Raises:
         ConfigError: the plan does not fit the layers.
@@ -100,12 +95,7 @@ def parameter_costs(layers: nn.Sequential) -> list[float]:
 
 
 def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
-    """Floating-point operations of matrix products in each layer's forward pass.
-
-    Args:
-        layers: the network, left as it is.
-        value: input of the network.
-    """
+    """Floating-point operations of matrix products in each layer's forward pass."""
     costs = []
     training = [(module, module.training) for module in layers.modules()]
     layers.eval()  # running statistics stay, and nothing is drawn at random
@@ -125,12 +115,6 @@ def costs_of(
     balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
     """What each layer costs; every rank must call it, and all get rank 0's answer.
-
-    Args:
-        balance: ``layers``, ``parameters`` or ``flops`` (of the forward pass of one batch).
-        trainer: gives the loaders.
-        module: the LightningModule.
-        layers: its Sequential.
 
     Raises:
         ConfigError: on other ranks, what rank 0 raises.

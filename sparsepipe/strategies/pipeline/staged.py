@@ -110,14 +110,7 @@ class WholeCheckpoints(PipelinedEvaluation):
 
 
 class StagedStrategy(WholeCheckpoints):
-    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
-
-    Args:
-        cuts: first layer of each stage but the first; None: computed.
-        balance: quantity of which all stages without ``cuts`` get equal parts.
-        layers: name of the Sequential; None: the only one.
-        **options: arguments of :class:`StagedRanks`.
-    """
+    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks."""
 
     _settings: Settings
     """Set by subclasses, after the constructor of this class."""
@@ -141,12 +134,7 @@ class StagedStrategy(WholeCheckpoints):
 
     @abstractmethod
     def _number(self, loaders: Sequence[Any], step: int) -> int:
-        """Number of a step's first minibatch in the whole run, by which random draws are keyed.
-
-        Args:
-            loaders: loaders that are read in the step.
-            step: number of the step in the epoch, from 0.
-        """
+        """Number of a step's first minibatch in the whole run, by which random draws are keyed."""
 
     @property
     def plan(self) -> Plan:

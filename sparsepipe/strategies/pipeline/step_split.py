@@ -38,12 +38,8 @@ _CUDA = "torch.cuda"  # on ranks with such a device only
 def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
     """What a step may draw from outside of its layers, by names that all ranks share.
 
-    The global generators of torch, numpy and python, and attributes of the module and of its
-    children.
-
-    Args:
-        module: the LightningModule; None for the global generators alone.
-        layers: its Sequential, whose own generators are drawn from where its entries run.
+    The global generators of torch, numpy and python, and attributes of the module, if there is one,
+    and of its children, but not of ``layers``: these draw where their entries run.
     """
     found: dict[str, Generator] = {
         "torch": torch.default_generator,
@@ -119,11 +115,6 @@ def run_until_layers(
 ) -> Opened:
     """Runs a step up to its call of ``layers``.
 
-    Args:
-        layers: the Sequential.
-        step: the whole step.
-        module: whose generators the step may draw from, beside the global ones.
-
     Raises:
         ConfigError: it does not call them, its input needs a gradient, or it makes a random
             generator.
@@ -154,13 +145,8 @@ def run_from_layers(
 ) -> Any:
     """Runs a step with ``run()`` in place of ``layers``; what the step returns.
 
-    Args:
-        layers: the Sequential.
-        step: the whole step, on a batch whose input may have no data.
-        run: gives the output of ``layers``.
-        module: whose generators the step may draw from, beside the global ones.
-        randomness: see :class:`Opened`.
-        input_sent: the batch is complete.
+    The input in its batch may have no data, unless ``input_sent``. It draws from the module's
+    generators as :class:`Opened` says by ``randomness``.
 
     Raises:
         ConfigError: ``layers`` is called twice or not at all, the step needs the input's data
@@ -200,11 +186,6 @@ def run_through(
 ) -> Any:
     """Runs a step in one piece, with ``run`` in place of ``layers``; what the step returns.
 
-    Args:
-        layers: the Sequential.
-        step: the whole step.
-        run: gives the output of ``layers`` for their input.
-
     Raises:
         ConfigError: ``layers`` is called twice or not at all, or its input needs a gradient.
     """
@@ -227,12 +208,9 @@ def run_through(
 
 
 def without_input(batch: Any, value: Any) -> Any:
-    """A batch with tensors without data (of device "meta") where it holds the input.
+    """A batch with tensors without data (of device "meta") where it shares the input's memory.
 
-    Args:
-        batch: any tree.
-        value: the input of ``layers``; what shares its memory is left out. A sparse tensor,
-            or another node that is no plain container, is left out as a whole.
+    A sparse tensor, or another node that is no plain container, is left out as a whole.
     """
     storages = set(map(_memory, _tensors(value))) - {0}
 

@@ -64,10 +64,6 @@ class ModuleSteps:
     """Both halves of ``training_step``, ``validation_step``, ``test_step`` and ``predict_step``.
 
     Args:
-        module: the LightningModule.
-        layers: the Sequential in it that is cut into stages.
-        metrics: the module's torchmetrics.
-        autocast: makes the context in which every step runs.
         send_input: whether the last stage gets the input of ``layers`` too.
     """
 

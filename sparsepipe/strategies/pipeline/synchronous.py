@@ -92,10 +92,7 @@ def check_recompute(setting: Setting) -> None:
 def spans_of(setting: Setting, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
     """The spans of each stage that are recomputed.
 
-    Args:
-        setting: that was checked.
-        plan: the stages.
-        layers: the whole Sequential, where it is to be looked through as well.
+    ``layers`` is the whole Sequential, where it is to be looked through as well.
 
     Raises:
         ConfigError: there are no such layers or stages, or a span begins with a layer that works in
@@ -233,10 +230,6 @@ class SynchronousPipelineStrategy(StagedStrategy):
         slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
             Lightning's own launcher.
-
-    Attributes:
-        microbatches: as given.
-        schedule: as given.
     """
 
     strategy_name = "sparsepipe_gpipe"
