@@ -69,7 +69,7 @@ def test_commands_compose(
         pytest.importorskip("submitit", reason="pip install -e '.[slurm]'")
     if "hydra/launcher=joblib" in command.words:
         pytest.importorskip("joblib", reason="pip install -e '.[joblib]'")
-    if "hydra/sweeper=optuna" in command.words:
+    if {"hydra/sweeper=optuna", "hparams_search=optuna"} & {*command.words}:
         pytest.importorskip("optuna", reason="pip install -e '.[optuna]'")
     monkeypatch.setenv("PARTS", str(here))
     monkeypatch.setenv("MODELNET40", str(here))

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import IntervalSweep
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GUIDES = ("own_model", "own_data", "own_cluster", "learning_rate", "sweeps")
+GUIDES = ("configuration", "own_model", "own_data", "own_cluster", "learning_rate", "sweeps")
 OTHERS = sorted(
     path
     for pattern in ("README.md", "docs/*.md", "outputs/*.md", "experiments/*/*.md")
