@@ -30,6 +30,7 @@ from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
 from sparsepipe.sweep.record import SweptJob
 from sparsepipe.sweep.refusals import refuse_several, refuse_within_torchrun
+from sparsepipe.utils.memory import no_garbage_collection
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +101,9 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
                 print(told, flush=True)
             return None
         # Checked before what runs a job is imported: that takes seconds.
-        spec = None if sweep else compose.resolve(config)
-        from sparsepipe.launch.job import Stopped, run_job
+        with no_garbage_collection():
+            spec = None if sweep else compose.resolve(config)
+            from sparsepipe.launch.job import Stopped, run_job
 
         try:
             # That of a sweep is worth its objective.

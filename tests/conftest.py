@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -27,12 +28,21 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 def pytest_configure() -> None:
     """Lets tests interrupt their processes, also under nohup or in a script's background.
 
-    Whoever starts the suite there has it ignore signals, and children inherit that.
+    Whoever starts the suite there has it ignore signals, and children inherit that. What is
+    imported for collection stays: the garbage collector need not look at it again and again.
     """
+    gc.disable()
     for signum in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(signum) == signal.SIG_IGN:
             python = signum == signal.SIGINT
             signal.signal(signum, signal.default_int_handler if python else signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage of the tests from here on, among what they make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sparsepipe.emulate import enter_host
-from sparsepipe.runtime.failures.rank_reports import exit_immediately
-from sparsepipe.runtime.failures.unresponsive_ranks import announce_process
-from sparsepipe.runtime.launch import follow_parent
+from sparsepipe.utils.memory import no_garbage_collection
+
+with no_garbage_collection():
+    from sparsepipe.emulate import enter_host
+    from sparsepipe.runtime.failures.rank_reports import exit_immediately
+    from sparsepipe.runtime.failures.unresponsive_ranks import announce_process
+    from sparsepipe.runtime.launch import follow_parent
 
 
 def main() -> None:
@@ -23,13 +26,14 @@ def main() -> None:
 
 
 def _run(path: Path) -> None:
-    from sparsepipe.config.build import build_inventory
-    from sparsepipe.config.run_spec import RunSpec
-    from sparsepipe.launch.execute import execute
-    from sparsepipe.runs.logs import configure
-    from sparsepipe.runs.rundir import RunDir
-    from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
-    from sparsepipe.utils.host import git_commit
+    with no_garbage_collection():
+        from sparsepipe.config.build import build_inventory
+        from sparsepipe.config.run_spec import RunSpec
+        from sparsepipe.launch.execute import execute
+        from sparsepipe.runs.logs import configure
+        from sparsepipe.runs.rundir import RunDir
+        from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
+        from sparsepipe.utils.host import git_commit
 
     configure()
     with SignalWatch() as watch:

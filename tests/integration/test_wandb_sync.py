@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 
 from sparsepipe.tracking.history import STEP
 from tests.support.command_line import fault
@@ -158,5 +157,5 @@ def test_a_resumed_run_is_synced_as_one(job: Job, server: Server) -> None:
 
 def test_online(job: Job, server: Server) -> None:
     run = job(*TRACKED, "logger.wandb.offline=false")
-    assert wandb.run is None
+    assert sys.modules["wandb"].run is None
     assert_whole(server, run)

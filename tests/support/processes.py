@@ -16,6 +16,7 @@ they inherit this process's environment, and no process outlives the call.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -261,6 +262,7 @@ def _rank(
     from sparsepipe.runtime.collectives import process_group
     from tests.support import patience
 
+    gc.freeze()  # what the server had imported stays, and its pages are shared
     os.environ.update(variables)
     sys.path[:] = path
     torch.set_num_threads(1)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import wandb.util
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -65,6 +63,8 @@ class Recorded:
 
 def recorded(run: Path) -> Recorded:
     """The one directory of a run, which is what ``wandb sync <run>/wandb`` would upload."""
+    import wandb.util  # takes seconds, which few tests need
+
     (file,) = {path.resolve() for path in (run / "wandb").glob("*/*.wandb")}
     directories = [p for p in (run / "wandb").glob("*run-*") if p.is_dir() and not p.is_symlink()]
     assert directories == [file.parent]
