@@ -89,7 +89,6 @@ class Benchmark:
             raise
 
     def synchronize(self) -> None:
-        """Waits for the work on this rank's device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

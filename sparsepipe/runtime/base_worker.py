@@ -145,7 +145,6 @@ class StageMessages:
         return self._network.receive(kind, source, minibatch=self.first + minibatch)
 
     def release(self, minibatch: int) -> None:
-        """Frees what was received for a minibatch."""
         self._network.release(self.first + minibatch)
 
 

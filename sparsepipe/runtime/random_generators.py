@@ -105,7 +105,6 @@ def put(states: Iterable[tuple[Generator, Any]]) -> Replaced:
 
 
 def put_back(states: Iterable[tuple[Generator, Any]]) -> None:
-    """Sets the states of generators."""
     for generator, state in states:
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = state

@@ -184,7 +184,6 @@ class Engine:
         self._detector.sees(self._state(number, time_s, horizon_s))
 
     def _state(self, number: int, time_s: float, horizon_s: float) -> RunState:
-        """The state of the run."""
         places: list[object] = []
         ends_s: list[float] = []
         for rank, each in enumerate(self._ranks):

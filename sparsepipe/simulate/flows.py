@@ -43,7 +43,6 @@ class Events:
         return self._heap[0][0] if self._heap else float("inf")
 
     def run(self) -> None:
-        """Goes on until nothing is left to happen."""
         heap, pop = self._heap, heapq.heappop
         while heap:
             self.now_s, _, call, argument = pop(heap)

@@ -69,7 +69,6 @@ def _name(plan: Plan, rank: int) -> str:
 
 
 def _computed(record: Record, unit_s: float) -> list[list[Row]]:
-    """Of each rank."""
     found: list[list[Row]] = [[] for _ in range(record.plan.num_ranks)]
     for span in record.spans:
         action, start, end = span.action, span.start / unit_s, span.end / unit_s
@@ -78,7 +77,6 @@ def _computed(record: Record, unit_s: float) -> list[list[Row]]:
 
 
 def _sent(record: Record, unit_s: float) -> list[list[Row]]:
-    """Of each rank."""
     found: list[list[Row]] = [[] for _ in range(record.plan.num_ranks)]
     for sent in record.transfers:
         kind = "a" if sent.cargo == "activation" else "g"
@@ -88,7 +86,6 @@ def _sent(record: Record, unit_s: float) -> list[list[Row]]:
 
 
 def _sums(record: Record, unit_s: float) -> list[list[Row]]:
-    """Of each stage."""
     found: list[list[Row]] = [[] for _ in range(record.plan.num_stages)]
     in_parts = any(reduction.part for reduction in record.reductions)
     for reduction in record.reductions:

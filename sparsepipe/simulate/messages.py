@@ -98,7 +98,6 @@ class MessageQueue:
         self._wanted = False  # the receiver waits for the next message
 
     def put(self, part: Part) -> None:
-        """The sender hands a message over."""
         self._waiting.append(part)
         if self._moving is None:
             self._begin()
@@ -156,7 +155,6 @@ class MessageQueue:
             self._wake_source()
 
     def state(self, number: int, horizon_s: float) -> Place:
-        """See :data:`Place`."""
         del horizon_s  # what is about to happen has an event
         if self._moving is None and not (self._waiting or self._there or self._wanted):
             return None
@@ -224,7 +222,6 @@ class PredictedQueue:
         self._wanted = False  # the receiver waits for a message that has not left
 
     def put(self, part: Part) -> None:
-        """The sender hands a message over."""
         if not self._waiting and self._free_s() <= self._events.now_s:
             self._begin(part)
             return
@@ -294,7 +291,6 @@ class PredictedQueue:
                 self._await()
 
     def state(self, number: int, horizon_s: float) -> Place:
-        """See :data:`~sparsepipe.simulate.messages.Place`."""
         waiting, there = places_of(self._waiting, number), places_of(self._there, number)
         if self._moving is None:
             return ((waiting, None, there, self._wanted), None) if self._wanted else None

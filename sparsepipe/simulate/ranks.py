@@ -65,7 +65,6 @@ class VerticalStash(Stash):
 
     @property
     def in_use(self) -> bool:
-        """Whether an update now would change what is still needed."""
         return bool(self._users) or (self._asked <= self._newest and not self._drains)
 
     @property
@@ -77,7 +76,6 @@ class VerticalStash(Stash):
         return not self._has_fed or self._forwards <= self._warmup
 
     def see(self, action: Action) -> None:
-        """An action of the rank, the next in its order."""
         if action.kind == "F":
             if self._version_for(action.number) == self._newest:
                 self._users.add((action.number, action.microbatch))

@@ -24,7 +24,6 @@ Event = dict[str, Any]
 
 
 def trace_text(record: Record, *, memory: Sequence[Sequence[Level]] = ()) -> str:
-    """The file's text."""
     lines = _lines(record)
     events = [
         *_names(record, lines),

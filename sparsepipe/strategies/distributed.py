@@ -177,7 +177,6 @@ def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> Non
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status of a process that ends by an exception."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, SIGTERMException):

@@ -106,7 +106,6 @@ class Metrics:
             metric.sync_on_compute = metric.dist_sync_on_step = metric._to_sync = False
 
     def attach(self) -> None:
-        """Undoes :meth:`detach`."""
         for name, metric in self._metrics.items():
             metric.sync_on_compute, metric.dist_sync_on_step = self._synchronising[name]
             metric._to_sync = metric.sync_on_compute

@@ -89,7 +89,6 @@ def wrap_batch_hooks(
 
 
 def unwrap_batch_hooks(module: pl.LightningModule) -> None:
-    """Takes back :func:`wrap_batch_hooks`."""
     _restore(module, *_BATCH_HOOKS)
 
 
@@ -150,7 +149,6 @@ def wrap_batch_start(
 
 
 def unwrap_batch_start(trainer: pl.Trainer) -> None:
-    """Takes back :func:`wrap_batch_start`."""
     _restore(trainer._logger_connector, "on_batch_start")
 
 
@@ -211,7 +209,6 @@ def replace_validation_decision(trainer: pl.Trainer, decide: Callable[[Any], boo
 
 
 def restore_validation_decision(trainer: pl.Trainer) -> None:
-    """Takes back :func:`replace_validation_decision`."""
     _restore(trainer.fit_loop.epoch_loop, "_should_check_val_fx")
 
 
@@ -232,7 +229,6 @@ def replace_signal_broadcast(trainer: pl.Trainer, instead: Callable[[], None]) -
 
 
 def restore_signal_broadcast(trainer: pl.Trainer) -> None:
-    """Takes back :func:`replace_signal_broadcast`."""
     _restore(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
 
 
@@ -242,7 +238,6 @@ def received_signal(trainer: pl.Trainer) -> bool:
 
 
 def set_received_signal(trainer: pl.Trainer, received: bool) -> None:
-    """Sets what :func:`received_signal` returns; Lightning ends the run after its next step."""
     trainer._signal_connector.received_sigterm = received
 
 
@@ -252,7 +247,6 @@ def replace_signal_handler(trainer: pl.Trainer, handle: Callable[[Any, Any], Non
 
 
 def restore_signal_handler(trainer: pl.Trainer) -> None:
-    """Takes back :func:`replace_signal_handler`."""
     _restore(trainer._signal_connector, "_sigterm_notifier_fn")
 
 
@@ -280,7 +274,6 @@ def checks_after_steps(timer: Timer) -> bool:
 
 
 def is_verbose(timer: Timer) -> bool:
-    """Whether a Timer reports that its time is over."""
     return timer._verbose
 
 
@@ -314,7 +307,6 @@ def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
 
 
 def set_uses_distributed_sampler(trainer: pl.Trainer, uses: bool) -> None:
-    """Sets what :func:`uses_distributed_sampler` returns."""
     trainer._accelerator_connector.use_distributed_sampler = uses
 
 
@@ -338,5 +330,4 @@ def adapt_evaluation_samplers(
 
 
 def restore_evaluation_samplers(trainer: pl.Trainer) -> None:
-    """Takes back :func:`adapt_evaluation_samplers`."""
     _restore(trainer._data_connector, "_resolve_sampler")

@@ -109,7 +109,6 @@ class _Choices:
         return found
 
     def at(self, row: int, choice: int) -> _At:
-        """One of them."""
         return (
             float(self.bytes_AK[row, choice]),
             float(self.time_s_AK[row, choice]),
@@ -281,7 +280,6 @@ class _Walk:
         ]
 
     def _spans_to(self, place: int) -> dict[int, _Choices]:
-        """Choices with a span that ends at a place, by where it begins."""
         knapsack, found = self._knapsack, {}
         for begin in range(self._first, place):
             begun, inside = self._begun[begin], knapsack._inside_II[begin, place]

@@ -78,7 +78,6 @@ class MemoryModel:
         return (left - 1) // replicas + 1
 
     def per_parameter_byte(self, in_flight: int, *, replicas: int) -> float:
-        """Bytes for each byte of parameters."""
         versions = in_flight + self.predicted if self.stash else 1
         buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
         return versions + self.optimizer + self.gradients + buffers

@@ -67,7 +67,6 @@ def exhaustive(
 
 
 def how_many(num_layers: int, pool: DevicePool, *, sorted_: bool) -> int:
-    """How many plans there are."""
 
     def divisions(stages: int) -> int:
         if sorted_:

@@ -184,7 +184,6 @@ class PairReachability:
         return begins, ends
 
     def reached(self, bound_s: float) -> Bools:
-        """As :meth:`ChainReachability.reached`."""
         nodes = len(self._costs.lattice.nodes)
         reached_VI = np.zeros((nodes, len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
@@ -193,12 +192,10 @@ class PairReachability:
         return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
-        """As :meth:`ChainReachability.following`."""
         nodes = range(len(begin_VI))
         return np.array([self._ends_I(node, bound_s, begin_VI) for node in nodes])
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        """As :meth:`ChainReachability.depart`."""
         ways, ends_J = (
             range(len(self._costs.lattice.ways[node].sources_E)),
             np.flatnonzero(targets_I),

@@ -85,7 +85,6 @@ class Costs:
             self._set_rooms(memory)
 
     def _all(self, name: str) -> NDArray[np.float64]:
-        """What all nodes' stages have of something, one after another."""
         rows: NDArray[np.float64] = np.concatenate([getattr(w, name) for w in self.lattice.ways])
         return rows
 
@@ -240,7 +239,6 @@ class SynchronousCosts(Costs):
         self.rooms_E = self._split(np.where(numbers_E < 0, len(classes), numbers_E))
 
     def _kept_by(self, own: StageClass) -> tuple[Floats, Floats, float]:
-        """As :meth:`kept`."""
         memory, limit = self._problem.memory, self._runs.limit_bytes(own)
         if memory is None or np.isinf(limit):
             zeros_I = np.zeros(self.spans.num_layers + 1)
@@ -255,7 +253,6 @@ class SynchronousCosts(Costs):
         )
 
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
-        """As of :class:`Costs`."""
         return self._kept[number]
 
 
@@ -299,7 +296,6 @@ class RecomputingCosts(Costs):
         return np.array(found, dtype=np.intp)
 
     def bounds_s(self) -> tuple[float, float]:
-        """As of :class:`Costs`."""
         least_s, most_s = super().bounds_s()
         return least_s, (most_s + self._runs.most_s) * (1 + EXACT)
 

@@ -95,7 +95,6 @@ class _Direct:
         self._parts = torch.empty_like(vector)
 
     def run(self) -> None:
-        """Replaces the vector by its sum; a collective."""
         dist.all_to_all_single(self._parts, self._vector, group=self._group)
         first, *others = self._parts.chunk(dist.get_world_size(self._group))
         for other in others:

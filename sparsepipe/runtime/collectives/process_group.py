@@ -184,7 +184,6 @@ def renumber(numbers: Sequence[int]) -> None:
 
 
 def leave() -> None:
-    """Leaves the group, if there is one."""
     _host_groups.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
@@ -217,7 +216,6 @@ def make_stage_group(stages: Iterable[Iterable[int]], *, backend: str, timeout_s
 
 
 def destroy_group(made: Any) -> None:
-    """Ends a group of :func:`make_stage_group`."""
     if made is not None and dist.is_initialized():
         dist.destroy_process_group(made)
 

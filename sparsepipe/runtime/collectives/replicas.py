@@ -52,7 +52,6 @@ class Replicas:
 
     @property
     def count(self) -> int:
-        """Number of replicas."""
         return 1 if self._group is None else dist.get_world_size(self._group)
 
     def average(

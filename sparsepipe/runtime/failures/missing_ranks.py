@@ -354,7 +354,6 @@ class JoinRoll:
 
 
 def store() -> Any:
-    """The store at which the ranks have joined."""
     return dist.distributed_c10d._get_default_store()
 
 

@@ -84,7 +84,6 @@ class BufferPool:
                 del self._free[0]  # a large one serves for small messages too
 
     def _unused(self, size_bytes: int) -> Tensor | None:
-        """The smallest buffer that will do."""
         first = bisect_left(self._free, size_bytes, key=Tensor.numel)
         while first < len(self._free):
             buffer = self._free.pop(first)

@@ -73,12 +73,10 @@ class TransferMode:
     again: bool
 
     def write(self, block: Tensor) -> None:
-        """Writes it into a header's first block."""
         block.numpy()[LENGTH_BYTES] = self.posted + 2 * self.again
 
     @classmethod
     def read(cls, block: Tensor) -> TransferMode:
-        """What :meth:`write` has written."""
         bits = int(block.numpy()[LENGTH_BYTES])
         return cls(posted=bool(bits & 1), again=bool(bits & 2))
 
@@ -123,11 +121,9 @@ class Line:
         self._other = other
 
     def send(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
-        """Begins to send host memory, which must not change before the end."""
         return _begun(dist.isend(flat, dst=self._other, group=self._group, tag=tag))
 
     def receive(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
-        """Begins to receive into host memory."""
         return _begun(dist.irecv(flat, src=self._other, group=self._group, tag=tag))
 
 
@@ -238,7 +234,6 @@ class Wire:
             self._pool.give_back(buffer)
 
     def _post(self, sizes: Sizes, *, tag: int) -> _Tensors:
-        """Begins to receive tensors."""
         found = _Tensors()
         for size in sizes:
             flat = torch.empty(size, dtype=torch.uint8) if size < SMALLEST_BYTES else None

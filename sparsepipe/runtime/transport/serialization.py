@@ -244,7 +244,6 @@ def missing_bytes(block: Tensor) -> int | None:
 
 
 def parse(blocks: Sequence[Tensor]) -> Header:
-    """The header whose blocks these are."""
     whole = b"".join(block.numpy().data for block in blocks)
     specs, pickled = pickle.loads(memoryview(whole)[_PREFIX_BYTES:])
     return Header(specs=tuple(map(TensorSpec._make, specs)), pickled=pickled)

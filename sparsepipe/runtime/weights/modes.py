@@ -140,11 +140,9 @@ class Policy:
         """The parameters are about to change."""
 
     def after_update(self) -> None:
-        """They have changed."""
         self.version += 1
 
     def restart(self) -> None:
-        """Counts from 0 again; nothing is in flight."""
         self.version = 0
 
 

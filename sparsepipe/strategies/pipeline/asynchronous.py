@@ -28,7 +28,6 @@ class TrainingEvents(StepEvents):
     """Events of the asynchronous pipeline, where minibatches return one by one."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
-        """Shows what a minibatch logged, for now."""
         self.loss = loss
         self.keep([(minibatch, logs)])
         self.repeater.show(logs, hook=TRAINING)

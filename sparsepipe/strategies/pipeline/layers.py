@@ -109,7 +109,6 @@ class Placement:
 
     @property
     def layers(self) -> nn.Sequential:
-        """The Sequential."""
         found = self.module.get_submodule(self.name)
         assert isinstance(found, nn.Sequential)
         return found

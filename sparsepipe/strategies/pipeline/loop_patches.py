@@ -97,7 +97,6 @@ class LoopPatches:
         trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
 
     def undo(self) -> None:
-        """Leaves everything as it was."""
         trainer = self._trainer
         internals.set_uses_distributed_sampler(trainer, self._sampling)
         self._fit_loop.__dict__.pop("run", None)

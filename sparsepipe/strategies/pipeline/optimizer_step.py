@@ -220,7 +220,6 @@ class OptimizerStep:
         self._options = OptionHistory(optimizer)
 
     def record(self, step: int) -> None:
-        """Records the options as those of a step; steps count from 0 after a drain."""
         self._options.record(step)
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:

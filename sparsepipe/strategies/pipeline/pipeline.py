@@ -68,11 +68,9 @@ class StepEvents(ABC):
         self._updates.record(step)
 
     def before_backward(self, loss: Tensor) -> None:
-        """Runs the hooks for it."""
         self._precision.pre_backward(loss, self._module)
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Applies gradients."""
         assert self._updates is not None
         self._updates.apply(gradients, loss=self.loss, step=step)
 
@@ -320,7 +318,6 @@ def _stage(
     autocast: Callable[[], AbstractContextManager[Any]],
     randomness: KeyedRandomness | None,
 ) -> Stage:
-    """The layers of a rank."""
     plan = placement.plan
     number = plan.stage_of(rank)
     first, last = plan.stages[number].layers

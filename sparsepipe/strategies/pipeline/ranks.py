@@ -31,7 +31,6 @@ class EvaluationProgress:
         self._batch = 0
 
     def begin(self) -> None:
-        """Before the first batch."""
         self._loader = self._batch = 0
 
     def place(self, loop: Any) -> tuple[list[Any], int]:
@@ -77,7 +76,6 @@ class StagedRanks(RankedStrategy):
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Replicas of each stage."""
         return parse_config(self._config, ranks=self.world_size)
 
     @property
@@ -116,7 +114,6 @@ class StagedRanks(RankedStrategy):
         process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
 
     def begin_reading(self) -> None:
-        """Prepares for the first loader."""
         self._lengths = Lengths(readers=self.replicas[0], reader=self.reader)
         if self.replicas[0] > 1:
             assert self.lightning_module is not None
@@ -124,7 +121,6 @@ class StagedRanks(RankedStrategy):
             internals.adapt_evaluation_samplers(self._adapted, repeat_nothing)
 
     def end_reading(self) -> None:
-        """Drops the loaders."""
         self._lengths = None
         if self._adapted is not None:
             internals.restore_evaluation_samplers(self._adapted)

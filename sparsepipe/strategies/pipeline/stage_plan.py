@@ -90,7 +90,6 @@ def check_balance(balance: str) -> None:
 
 
 def parameter_costs(layers: nn.Sequential) -> list[float]:
-    """Number of parameters of each layer."""
     return [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
 
 

@@ -91,7 +91,6 @@ class ModuleSteps:
         self._hook, self._arguments = hook, arguments
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """Runs the step up to its call of ``layers``."""
         with self._recorder.silence(), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = pickle.dumps(opened.randomness) if opened.randomness else None
@@ -99,23 +98,19 @@ class ModuleSteps:
         return opened.value, {"batch": rest, "randomness": drawn}
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, tuple[Logged, ...]]:
-        """Runs the training step with ``run()`` in place of ``layers``."""
         result, logs = self._close(rest, run, epoch_default=False)
         return check_output(result), logs
 
     def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Logged, ...]]:
-        """Runs any other step with ``run()`` in place of ``layers``."""
         return self._close(rest, run, epoch_default=True)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, tuple[Logged, ...]]:
-        """Runs the training step in one piece, with ``run`` in place of ``layers``."""
         result, logs = self._whole(batch, run, epoch_default=False)
         return check_output(result), logs
 
     def whole_evaluation(
         self, batch: Any, run: Callable[[Any], Any]
     ) -> tuple[Any, tuple[Logged, ...]]:
-        """Runs any other step in one piece."""
         return self._whole(batch, run, epoch_default=True)
 
     def _whole(

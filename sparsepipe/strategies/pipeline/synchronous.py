@@ -45,7 +45,6 @@ class MicrobatchEvents(StepEvents):
     """
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
-        """Shows what a minibatch logged."""
         if not microbatches:
             return
         self.loss = _mean_loss(microbatches)
