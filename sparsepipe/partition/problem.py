@@ -279,11 +279,7 @@ def dealt(stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]) -> l
 
 
 def as_uniform(problem: Problem, device: str) -> Problem:
-    """The problem with devices that are all like a named one, on links all like the slowest.
-
-    Raises:
-        ConfigError: the inventory has no such device.
-    """
+    """The problem with devices that are all like a named one, on links all like the slowest."""
     pool, spans = problem.pool, problem.spans
     named = [k for k, kind in enumerate(pool.kinds) if kind.name == device]
     if not named:

@@ -158,12 +158,7 @@ class _RepeatedDraws:
 
     @contextmanager
     def recording(self, drawn: _States) -> Iterator[None]:
-        """Around the first run; puts the states of what it draws from into ``drawn``.
-
-        Raises:
-            ConfigError: a layer makes, replaces or drops a generator, so that the second run would
-                not find those of the first.
-        """
+        """Around the first run; puts the states of what it draws from into ``drawn``."""
         before = self._generators()
         states = states_of(before)
         yield

@@ -182,9 +182,6 @@ class MinibatchNorms:
 
         Statistics of its parts on all replicas are put together in their order, so that all have
         the same bits.
-
-        Raises:
-            TransportError: a replica is gone or did not take part.
         """
         if not self._norms:
             return

@@ -73,11 +73,7 @@ def split(batch: Any, parts: int) -> list[Part]:
 
 
 def num_samples(batch: Any) -> int:
-    """Samples of a batch, on which its tensors agree.
-
-    Raises:
-        ConfigError: they do not, or there is none.
-    """
+    """Samples of a batch, on which its tensors agree."""
     first: tuple[int, str] | None = None
     for path, leaf in _leaves(batch):
         count = _samples_of(leaf)

@@ -51,12 +51,7 @@ class KeyedRandomness:
             yield
 
     def key(self, *, minibatch: int, layer: int) -> None:
-        """Seeds the generators for what a layer draws next.
-
-        Args:
-            minibatch: number in the whole run.
-            layer: number in the Sequential.
-        """
+        """Seeds the generators for what a layer draws next; minibatches count in the whole run."""
         text = f"{self.seed} {minibatch} {layer}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
         torch.default_generator.manual_seed(seed)
@@ -83,7 +78,7 @@ def attributes_of(module: nn.Module) -> Iterator[tuple[str, Generator]]:
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
-    """Seeds the generators for what a layer draws next; minibatches count in the whole run."""
+    """States of generators; later draws leave them as they are."""
     return {name: _state_of(generator) for name, generator in generators.items()}
 
 

@@ -32,9 +32,6 @@ class Engine:
         bucket_bytes: sums begin while the backward runs, in parts of at least so many bytes
             (DDP's buckets); None: with the update, in one part.
         keep: whether spans, transfers and reductions are recorded.
-
-    Raises:
-        PlanError: sums overlap with the backward, and the costs of layers are not known.
     """
 
     def __init__(
@@ -133,11 +130,7 @@ class Engine:
         )
 
     def run(self) -> Record:
-        """Lets everything happen.
-
-        Raises:
-            ScheduleError: ranks wait for one another for ever.
-        """
+        """Lets everything happen."""
         for rank in self._ranks:
             rank.go_on()
         self._events.run()
@@ -253,10 +246,6 @@ def run_actions(
 ) -> Record:
     """Lets every rank do its actions in order; with ``keep`` spans, transfers and reductions are
     recorded.
-
-    Raises:
-        ScheduleError: ranks wait for one another for ever.
-        PlanError: sums overlap with the backward, and the costs of layers are not known.
     """
     engine = Engine(
         workload,

@@ -290,11 +290,7 @@ class Simulation:
         return self._order(self.workload.plan, rank, MinibatchSupply(minibatches))
 
     def pace(self, minibatches: int) -> Pace:
-        """How fast a run of so many minibatches goes.
-
-        Raises:
-            ScheduleError: the schedule cannot be run.
-        """
+        """How fast a run of so many minibatches goes."""
         return pace(
             self.workload,
             minibatches,

@@ -196,11 +196,7 @@ class Sums:
 
 
 def _parts(costs: StageCosts, bucket_bytes: float) -> list[tuple[int, float]]:
-    """The buckets of a stage.
-
-    Raises:
-        PlanError: its layers' costs are missing, or are not the stage's.
-    """
+    """The buckets of a stage."""
     sizes, ranks = costs.layers_parameter_bytes, len(costs.backward_s)
     if [len(own_s) for own_s in costs.layers_backward_s] != [len(sizes)] * ranks:
         raise PlanError(

@@ -138,7 +138,7 @@ class DataParallelStrategy(SlowedSteps, RankedStrategy):
         if internals.synchronises_batch_norm(self) and self.lightning_module is not None:
             _check_norms(self.lightning_module)
         super().setup(trainer)
-        internals.replace_signal_broadcast(trainer, _nothing)
+        internals.disable_signal_broadcast(trainer)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -196,11 +196,7 @@ def _statistics(module: pl.LightningModule) -> list[Tensor]:
 
 
 def _check_norms(module: pl.LightningModule) -> None:
-    """Refuse batch norms with a forward of their own, which Lightning replaces by torch's.
-
-    Raises:
-        ConfigError: naming the first.
-    """
+    """Refuse batch norms with a forward of their own, which Lightning replaces by torch's."""
     for name, norm in norms_of(module).items():
         if type(norm).forward is not _BatchNorm.forward:
             raise ConfigError(
@@ -208,10 +204,6 @@ def _check_norms(module: pl.LightningModule) -> None:
                 "forward of its own, as those of sparse networks have",
                 remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
             )
-
-
-def _nothing() -> None:
-    return None
 
 
 StrategyRegistry.register(

@@ -61,11 +61,7 @@ class RankEnvironment(LightningEnvironment):
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Refuse to train on another number of ranks than the Trainer is configured for.
-
-    Raises:
-        ConfigError: there are more or fewer.
-    """
+    """Refuse to train on another number of ranks than the Trainer is configured for."""
     running = environment.world_size()
     unequal = (
         nodes > 1

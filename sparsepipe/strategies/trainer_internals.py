@@ -83,13 +83,9 @@ def transfer_batch(module: pl.LightningModule, batch: Any, *, device: torch.devi
 def wrap_batch_hooks(
     module: pl.LightningModule, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Wraps the calls of the module's hooks for batches; see :func:`unwrap_batch_hooks`."""
+    """Wraps the calls of the module's hooks for batches."""
     for name in _BATCH_HOOKS:
         object.__setattr__(module, name, wrap(getattr(module, name)))
-
-
-def unwrap_batch_hooks(module: pl.LightningModule) -> None:
-    _restore(module, *_BATCH_HOOKS)
 
 
 # Logged values.
@@ -148,10 +144,6 @@ def wrap_batch_start(
     connector.on_batch_start = wrap(connector.on_batch_start)  # type: ignore[method-assign]
 
 
-def unwrap_batch_start(trainer: pl.Trainer) -> None:
-    _restore(trainer._logger_connector, "on_batch_start")
-
-
 # Loops.
 
 
@@ -208,10 +200,6 @@ def replace_validation_decision(trainer: pl.Trainer, decide: Callable[[Any], boo
     trainer.fit_loop.epoch_loop._should_check_val_fx = decide  # type: ignore[method-assign, assignment]
 
 
-def restore_validation_decision(trainer: pl.Trainer) -> None:
-    _restore(trainer.fit_loop.epoch_loop, "_should_check_val_fx")
-
-
 def clear_restarting(trainer: pl.Trainer) -> None:
     """Lets training begin its epoch anew, though a checkpoint was loaded.
 
@@ -223,13 +211,9 @@ def clear_restarting(trainer: pl.Trainer) -> None:
 # Signals and time limits.
 
 
-def replace_signal_broadcast(trainer: pl.Trainer, instead: Callable[[], None]) -> None:
-    """Calls ``instead`` before each step, where Lightning broadcasts whether a signal arrived."""
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = instead  # type: ignore[method-assign]
-
-
-def restore_signal_broadcast(trainer: pl.Trainer) -> None:
-    _restore(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+def disable_signal_broadcast(trainer: pl.Trainer) -> None:
+    """Lets no step begin with Lightning's broadcast of whether a signal arrived."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def received_signal(trainer: pl.Trainer) -> bool:
@@ -246,8 +230,13 @@ def replace_signal_handler(trainer: pl.Trainer, handle: Callable[[Any, Any], Non
     trainer._signal_connector._sigterm_notifier_fn = handle  # type: ignore[method-assign, assignment]
 
 
-def restore_signal_handler(trainer: pl.Trainer) -> None:
+def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Takes back all that the functions above have wrapped, replaced or disabled."""
+    _restore(module, *_BATCH_HOOKS)
+    _restore(trainer._logger_connector, "on_batch_start")
     _restore(trainer._signal_connector, "_sigterm_notifier_fn")
+    loop = trainer.fit_loop.epoch_loop
+    _restore(loop, "_should_check_val_fx", "_broadcast_sigterm_tensor")
 
 
 def validates_by_time(trainer: pl.Trainer) -> bool:

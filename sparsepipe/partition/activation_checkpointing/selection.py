@@ -130,11 +130,7 @@ def choose_spans(
 
 
 def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> RecomputedLayers:
-    """The spans that take least time of those with which stages fit.
-
-    Raises:
-        ConfigError: a stage does not fit, whatever is recomputed of it.
-    """
+    """The spans that take least time of those with which stages fit."""
     spans = []
     for number, stage in enumerate(stages):
         own = stage.cheapest(memory)

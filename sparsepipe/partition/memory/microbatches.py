@@ -88,11 +88,7 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
 def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
-    """Refuses a number of parts of a minibatch.
-
-    Raises:
-        ConfigError: it is none, or smaller than the devices of a stage.
-    """
+    """Refuses a number of parts of a minibatch."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(
             f"{name}={count!r} is no number of parts of a minibatch",

@@ -55,11 +55,7 @@ Order = str | Sequence[str]
 
 
 def dp(problem: Problem) -> Solution:
-    """One stage on all devices (Algorithm 2's start).
-
-    Raises:
-        PlanError: it does not fit the memory.
-    """
+    """One stage on all devices (Algorithm 2's start)."""
     pool = problem.pool
     return _over(problem, [(0,) * len(pool.kinds), pool.counts], strategy="dp")
 
@@ -370,11 +366,7 @@ _SORTED = 0.3
 
 
 def check_subsets(problem: Problem) -> None:
-    """Refuses what would take ``exact`` much more than a minute.
-
-    Raises:
-        PlanError: the devices have too many subsets for a model of so many layers.
-    """
+    """Refuses what would take ``exact`` much more than a minute."""
     pool, places = problem.pool, problem.spans.num_layers + 1
     stages = stages_between_subsets(pool)
     if stages * places <= MOST_WINDOWS:
@@ -397,9 +389,6 @@ def check_states(problem: Problem, stages: int) -> None:
     """Refuses what has too many pairs of a begin and an end of a stage for so many stages.
 
     A chain of layers that recomputes none is never refused: no pairs are looked at.
-
-    Raises:
-        PlanError: a search would take much more than a minute.
     """
     if problem.synchronous is not None and not problem.synchronous.recomputes:
         return

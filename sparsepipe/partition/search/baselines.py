@@ -69,12 +69,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 
 
 def two_levels(alike: Problem, pool: DevicePool) -> tuple[list[Choice], float]:
-    """Stages on the pool's devices, and the time that PipeDream expects of them.
-
-    Raises:
-        PlanError: the hosts have different numbers of devices, or there are too many layers for
-            so many.
-    """
+    """Stages on the pool's devices, and the time that PipeDream expects of them."""
     each, hosts, layers = _devices_a_host(pool), len(pool.inside), alike.spans.num_layers
     check_levels(layers, each=each, hosts=hosts)
     compute_s_I = alike.spans.compute_s_KI[0]
@@ -303,11 +298,7 @@ minute on one core."""
 
 
 def check_levels(layers: int, *, each: int, hosts: int) -> None:
-    """Refuses what would take ``mp`` by levels much more than a minute.
-
-    Raises:
-        PlanError: there are too many layers for so many devices.
-    """
+    """Refuses what would take ``mp`` by levels much more than a minute."""
     steps = layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2
     if steps > MOST_STEPS:
         raise PlanError(

@@ -172,9 +172,6 @@ class ChainSum:
         """Replaces the vector by its sum; a collective.
 
         It ends within the group's limit once all have come, for which that is the limit as well.
-
-        Raises:
-            RuntimeError: gloo's, as of any collective.
         """
         # All meet first, so that all miss a rank that does not come, and not its neighbours alone.
         dist.all_to_all_single(torch.empty_like(self._present), self._present, group=self._group)

@@ -17,7 +17,7 @@ from sparsepipe.runtime.failures.missing_ranks import collective
 
 
 class Replicas:
-    """The replicas of a stage.
+    """The replicas of a stage; collectives raise a TransportError if one is gone or takes no part.
 
     Gradients are added in the order of the replicas, once for each element: every replica
     goes on with the same bits, which are those of one process that averages the same
@@ -68,9 +68,6 @@ class Replicas:
             minibatches: number of those; 0 in a partial last round without one here, and
                 ``gradients`` is empty then.
 
-        Raises:
-            TransportError: a replica is gone or did not take part.
-
         Returns:
             Gradients by name, in memory that the next call overwrites.
         """
@@ -86,11 +83,7 @@ class Replicas:
         return self._parts(flat, divisor=total)
 
     def total(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """The sum of all replicas' gradients, :meth:`average` without the division; a collective.
-
-        Raises:
-            TransportError: a replica is gone or did not take part.
-        """
+        """The sum of all replicas' gradients: :meth:`average` without division; a collective."""
         if self._group is None or not self._parameters:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys()
@@ -150,11 +143,7 @@ class Replicas:
         return self._sum
 
     def gather(self, vector: Tensor) -> list[Tensor]:
-        """Every replica's vector, in their order; a collective. All have one length and dtype.
-
-        Raises:
-            TransportError: a replica is gone or did not take part.
-        """
+        """Every replica's vector, in their order; a collective. All have one length and dtype."""
         if self._group is None:
             return [vector]
         mine = vector.cpu() if dist.get_backend(self._group) == "gloo" else vector

@@ -104,11 +104,7 @@ class StopAgreement:
         return self._agreed is not None
 
     def reached(self, step: int, *, requested: bool) -> bool:
-        """Whether to stop after ``step``; to be called by each rank after each of its steps.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
+        """Whether to stop after ``step``; to be called by each rank after each of its steps."""
         client = self._client
         if client is None:
             return requested

@@ -218,11 +218,7 @@ def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[No
 
 
 def new_group(ranks: list[int], *, backend: str, timeout_s: float) -> Any:
-    """A group whose collectives end within ``timeout_s``; every rank must call it.
-
-    Raises:
-        TransportError: a rank did not take part within ``timeout_s``.
-    """
+    """A group whose collectives end within ``timeout_s``; every rank must call it."""
     wait = Wait(
         waiter=dist.get_rank(),
         among=tuple(range(dist.get_world_size())),

@@ -128,11 +128,7 @@ class Line:
 
 
 def finish(works: Sequence[dist.Work]) -> None:
-    """Waits for transfers.
-
-    Raises:
-        RuntimeError: the connection broke.
-    """
+    """Waits for transfers."""
     for work in works:
         work.wait(_FOREVER)
 

@@ -311,9 +311,6 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
     A tree of plain containers is pickled as it is. In another one numbers stand for the leaves, so
     that of its nodes goes what they flatten to: no caches. A class that is registered as a node
     must therefore take anything as a leaf while it is flattened and put together, and be picklable.
-
-    Raises:
-        Unsendable: a tensor that is no plain one, or whose gradient would be lost.
     """
     leaves: list[Any] = []
     plain = _add_leaves_of_plain(message.tree, leaves)

@@ -207,11 +207,7 @@ class Stash(Policy):
         return {name: (p._version, p.requires_grad) for name, p in parameters}
 
     def _check_untouched(self) -> None:
-        """Graphs in flight share the parameters' memory, and autograd would not notice a change.
-
-        Raises:
-            ConfigError: naming the parameter that was written to, frozen or unfrozen.
-        """
+        """Graphs in flight share the parameters' memory, and autograd would not notice a change."""
         for name, mark in self._mark().items():
             if mark != self._marks[name]:
                 raise ConfigError(

@@ -150,9 +150,6 @@ class Weights:
 
         Their values are the forward's, but for mode ``none`` (the present ones) and for SpecTrain's
         prediction at the backward, which looks ``ahead`` as many updates.
-
-        Raises:
-            ConfigError: somebody changed a parameter while minibatches are in flight.
         """
         flight = self._flights[minibatch]
         version = self._policy.again(flight.weights, ahead=ahead)
@@ -182,11 +179,7 @@ class Weights:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Inside, the parameters may change in place; afterwards they are one version on.
-
-        Raises:
-            ConfigError: somebody changed a parameter while minibatches are in flight.
-        """
+        """Inside, the parameters may change in place; afterwards they are one version on."""
         self._policy.before_update()
         yield
         self._policy.after_update()

@@ -29,11 +29,7 @@ class Remote(nn.Module):
         self.name = name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: layers are called all at once.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse: layers are called all at once."""
         raise ConfigError(
             f"layer {self.name} was called by itself, and it is on another rank",
             remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once a step",
@@ -135,11 +131,7 @@ class Placement:
         return [tensor for name, tensor in named if self.stage_of(name) == stage]
 
     def check_ties(self) -> None:
-        """Refuse parameters and buffers that belong to two stages.
-
-        Raises:
-            ConfigError: naming them.
-        """
+        """Refuse parameters and buffers that belong to two stages."""
         owner: dict[int, tuple[int, str]] = {}
         named = (
             *self.module.named_parameters(remove_duplicate=False),
@@ -236,11 +228,7 @@ def tensors_of(module: nn.Module) -> Iterable[Tensor]:
 
 
 def check_initialised(module: pl.LightningModule) -> None:
-    """Refuse lazy layers, whose shapes are not known yet.
-
-    Raises:
-        ConfigError: naming one.
-    """
+    """Refuse lazy layers, whose shapes are not known yet."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, Timer
@@ -45,14 +45,6 @@ def _as_agreed(trainer: pl.Trainer, stops: bool) -> Iterator[None]:
         trainer.should_stop = trainer.should_stop or requested
 
 
-class Owner(Protocol):
-    """The strategy: the attributes that are used here."""
-
-    @property
-    def replicas(self) -> tuple[int, ...]: ...
-    def drain(self) -> None: ...
-
-
 class LoopPatches:
     """Made at setup, undone at teardown.
 
@@ -68,23 +60,25 @@ class LoopPatches:
       sample in what hooks log.
     """
 
-    def __init__(self, trainer: pl.Trainer, owner: Owner) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, replicas: tuple[int, ...], *, drain: Callable[[], None]
+    ) -> None:
         self._trainer = trainer
-        self._owner = owner
+        self._drain = drain
         self._fit_loop, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._module = trainer.lightning_module
         self._sampling = internals.uses_distributed_sampler(trainer)
-        self._callbacks = (_DrainFirst(owner), _AgreeLast(self))
+        self._callbacks = (_DrainFirst(drain), _AgreeLast(self))
         self._timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         self._agreed = False  # agreed on by all ranks; trainer.should_stop may be a request
-        self._alone = (ranks := sum(owner.replicas)) == 1
+        self._alone = (ranks := sum(replicas)) == 1
         self._stop = StopAgreement(spread=2 * ranks)
         self._signal = StopAgreement(spread=2 * ranks)
-        if owner.replicas[0] == 1:
+        if replicas[0] == 1:
             internals.set_uses_distributed_sampler(trainer, False)
         if self._alone:
             return
-        internals.replace_signal_broadcast(trainer, _nothing)
+        internals.disable_signal_broadcast(trainer)
         self._fit_loop.run = self._run  # type: ignore[method-assign]
         self._epoch_loop.on_run_start = self._begin_epoch  # type: ignore[method-assign]
         internals.replace_validation_decision(trainer, self._after_step)
@@ -101,11 +95,7 @@ class LoopPatches:
         internals.set_uses_distributed_sampler(trainer, self._sampling)
         self._fit_loop.__dict__.pop("run", None)
         self._epoch_loop.__dict__.pop("on_run_start", None)
-        internals.restore_signal_broadcast(trainer)
-        internals.restore_validation_decision(trainer)
-        internals.restore_signal_handler(trainer)
-        internals.unwrap_batch_hooks(self._module)
-        internals.unwrap_batch_start(trainer)
+        internals.restore_loops(trainer, self._module)
         for timer in self._timers:
             vars(timer).pop("on_train_batch_end", None)
         ours = self._callbacks
@@ -148,19 +138,19 @@ class LoopPatches:
         internals.set_received_signal(trainer, ends)
         validates = internals.validation_follows(trainer)
         if validates or trainer.should_stop or ends:
-            self._owner.drain()
+            self._drain()
         return validates
 
 
 class _DrainFirst(pl.Callback):
     """First of the callbacks, so that the others find everything drained."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, drain: Callable[[], None]) -> None:
+        self._drain = drain
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._owner.drain()
+        self._drain()
 
 
 class _AgreeLast(Checkpoint):
@@ -172,10 +162,6 @@ class _AgreeLast(Checkpoint):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._patches.stop_for_all()
-
-
-def _nothing() -> None:
-    return None
 
 
 def _timer_step(timer: Timer) -> Any:

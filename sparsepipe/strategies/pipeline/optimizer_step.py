@@ -176,11 +176,7 @@ class GlobalNorm:
 
 
 def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
-    """In place of what would take the norm of this stage's gradients.
-
-    Raises:
-        ConfigError: always.
-    """
+    """In place of what would take the norm of this stage's gradients."""
     kind = type(precision).__name__
     raise ConfigError(
         f"{kind} has a clip_grad_by_norm of its own, which on each rank knows the gradients of one "

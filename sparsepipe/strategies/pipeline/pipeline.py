@@ -125,19 +125,11 @@ class Settings(ABC):
 
     @abstractmethod
     def check_module(self, module: nn.Module) -> None:
-        """Refuse a module that is to be trained.
-
-        Raises:
-            ConfigError: it does not suit the options.
-        """
+        """Refuse a module that is to be trained."""
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
-        """Refuse a plan.
-
-        Raises:
-            ConfigError: it does not suit the options.
-        """
+        """Refuse a plan."""
 
     def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
         """The spans of each stage's layers that run once more in their backward.
@@ -155,9 +147,6 @@ class Settings(ABC):
         """Makes the maker of a worker, so that what may be refused is, before ranks meet.
 
         Without the optimizer ``over`` the rank's parameters it is for evaluation only.
-
-        Raises:
-            ConfigError: the optimizer does not suit.
         """
 
 

@@ -51,11 +51,7 @@ _CLOCKS = "and the ranks' clocks would disagree on the step"
 
 
 def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
-    """Refuse settings of the Trainer.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
+    """Refuse settings of the Trainer."""
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} does not go with a "
@@ -101,11 +97,7 @@ def _check_callback(callback: Callback) -> None:
 
 
 def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
-    """Refuse what a LightningModule does.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Refuse what a LightningModule does."""
     name = type(module).__name__
     if fitting and not module.automatic_optimization:
         raise ConfigError(
@@ -131,11 +123,7 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
 
 @contextmanager
 def one_optimizer() -> Iterator[None]:
-    """Explains that a module may have one optimizer only.
-
-    Raises:
-        ConfigError: there are several, which Lightning refuses with automatic optimization.
-    """
+    """Explains that a module may have one optimizer only."""
     try:
         yield
     except RuntimeError as error:
@@ -148,11 +136,7 @@ def one_optimizer() -> Iterator[None]:
 
 
 def check_optimizers(optimizers: list[Optimizer]) -> None:
-    """Refuse more than one optimizer.
-
-    Raises:
-        ConfigError: there is another number.
-    """
+    """Refuse more than one optimizer."""
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         raise ConfigError(
             f"configure_optimizers gives {len(optimizers)} optimizers of torch",
@@ -161,11 +145,7 @@ def check_optimizers(optimizers: list[Optimizer]) -> None:
 
 
 def check_schedulers(schedulers: Iterable[LRSchedulerConfig]) -> None:
-    """Refuse schedulers that would do something else on each rank.
-
-    Raises:
-        ConfigError: one watches a metric after each step.
-    """
+    """Refuse schedulers that would do something else on each rank."""
     for config in schedulers:
         if config.reduce_on_plateau and config.interval == "step":
             raise ConfigError(
@@ -176,11 +156,7 @@ def check_schedulers(schedulers: Iterable[LRSchedulerConfig]) -> None:
 
 
 def check_output(output: Any) -> torch.Tensor:
-    """The loss that a training step returned.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The loss that a training step returned."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, torch.Tensor):
         raise ConfigError(

@@ -199,11 +199,7 @@ class ShardedModule:
         return self._optimizer.collect(holds=self._is_first_replica)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Takes this rank's part of a whole optimizer's state.
-
-        Raises:
-            ConfigError: it is of another optimizer.
-        """
+        """Takes this rank's part of a whole optimizer's state."""
         assert self._optimizer is not None
         self._optimizer.load(state)
 

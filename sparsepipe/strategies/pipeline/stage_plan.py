@@ -78,11 +78,7 @@ def make_plan(
 
 
 def check_balance(balance: str) -> None:
-    """Refuse an unknown way to balance stages.
-
-    Raises:
-        ConfigError: naming the known ones.
-    """
+    """Refuse an unknown way to balance stages."""
     if balance not in get_args(Balance):
         raise ConfigError(
             f"balance={balance!r} is unknown", remedy=f"use one of {', '.join(get_args(Balance))}"

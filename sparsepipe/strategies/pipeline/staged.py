@@ -161,7 +161,7 @@ class StagedStrategy(WholeCheckpoints):
         check_initialised(module)
         self._is_partial = False
         self.begin_reading()
-        self._patches = LoopPatches(trainer, self)
+        self._patches = LoopPatches(trainer, self.replicas, drain=self.drain)
         self.precision_plugin.convert_module(module)
         placement = self._place(trainer, module)
         if self._alone:
