@@ -64,11 +64,6 @@ def build_module(
 ) -> pl.LightningModule:
     """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
 
-    Args:
-        spec: the configuration.
-        data: prepared, since it knows the classes.
-        plan: the plan file of the run, if it has one.
-
     Raises:
         ConfigError: the node builds neither.
         PlanError: the plan, or ``parallel.plan``, does not fit its layers.

@@ -216,10 +216,8 @@ def describe(hint: Any) -> str:
 
 
 def _writable(options: tuple[Any, ...]) -> list[Any]:
-    """Those of a union's types that YAML can write, or all where that is null at most.
-
-    Classes such as the tensor in ``float | Tensor`` are left out: they accept all, and
-    numbers would go unchecked.
+    """A union's types that YAML can write; classes such as the tensor in ``float | Tensor`` accept
+    all, and numbers would go unchecked.
     """
     found = [
         option

@@ -60,9 +60,8 @@ def _short(value: Any) -> str:
 
 
 def _sweep_or(name: str) -> str:
-    """The sweep that a job belongs to, by ``name`` and its command; ``name`` without a sweep.
-
-    A sweep that is started again is the same one, so that it has no time in it.
+    """The sweep of a job by ``name`` and its command, without a time, so that a restarted sweep is
+    the same one.
     """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
@@ -174,10 +173,7 @@ def resolve(config: DictConfig) -> RunSpec:
 
 
 def _given() -> dict[str, Any]:
-    """The overrides and the chosen options of groups of Hydra's job, for ``result.json``.
-
-    Without those of places, loggers and Hydra itself, which change nothing that a run computes.
-    """
+    """The overrides and the chosen options of groups of Hydra's job, for ``result.json``."""
     if not HydraConfig.initialized():
         return {}
     job = HydraConfig.get()
@@ -190,13 +186,7 @@ def _given() -> dict[str, Any]:
 
 
 def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
-    """Says in the house's terms why Hydra could not compose.
-
-    Args:
-        error: what Hydra raised.
-        overrides: the command line's assignments.
-        loader: knows the groups and their options.
-    """
+    """Says in the house's terms why Hydra could not compose."""
     for problem in _name_problems(overrides, loader):
         return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
     return ConfigError(

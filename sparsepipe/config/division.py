@@ -90,12 +90,7 @@ class Division:
             Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:
-        """A rank and its stage in words.
-
-        Args:
-            rank: which.
-            ranks: how many there are.
-        """
+        """A rank and its stage in words."""
         config = self.config or "-".join("1" * ranks)
         parts = config.split("-")
         plan = Plan.of(config=config, cuts=range(1, len(parts)), num_layers=len(parts))
@@ -109,11 +104,6 @@ class Division:
 
 def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
     """The division by ``parallel.plan``; None where models are not split.
-
-    Args:
-        spec: the configuration.
-        kept: the plan with which a run has begun, if it has. It goes on with that: shares of
-            FLOPs depend on the batch they are counted on, and weights on the plan.
 
     Raises:
         ConfigError: a key is in the wrong place or contradicts another, or the strategy cannot
@@ -134,6 +124,7 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
             "parallel.plan is set, and parallel.strategy splits no model",
             remedy="choose parallel=pipeline, or leave parallel.plan out",
         )
+    # FLOP shares depend on the batch that they are counted on, and weights on the plan.
     if kept is not None and kept.exists():
         return read_plan_file(kept, balance=chosen.balance)
     if chosen.file is not None:
@@ -152,11 +143,7 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
 
 
 def _found(name: str) -> Path:
-    """A plan file; a relative path that leads nowhere is looked for among those we ship.
-
-    Raises:
-        PlanError: it is none of those, and named as if it were.
-    """
+    """A plan file; a relative path that leads nowhere is looked for among those we ship."""
     path, shipped = expanded(name), assets_dir() / name
     if path.exists() or path.is_absolute():
         return path
@@ -209,11 +196,6 @@ def read_plan_file(
 
 def check_division(spec: RunSpec, module: pl.LightningModule, *, kept: Path | None = None) -> None:
     """Refuses a plan that does not fit the model.
-
-    Args:
-        spec: the configuration.
-        module: the model.
-        kept: as of :func:`division_of`.
 
     Raises:
         PlanError: it covers other layers.

@@ -127,11 +127,7 @@ list_options.tells = True  # type: ignore[attr-defined]
 
 
 def help_text(directories: Sequence[Traversable]) -> str:
-    """What ``sparsepipe --help`` prints; Hydra's own would take seconds to find the groups.
-
-    Args:
-        directories: of options, the house's own first.
-    """
+    """What ``sparsepipe --help`` prints; Hydra's own would take seconds to find the groups."""
     options: dict[str, list[str]] = {}
     for group in groups_in(directories):
         for option in group.options:

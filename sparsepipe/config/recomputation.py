@@ -40,11 +40,7 @@ _EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes")
 
 
 def recompute_of(parallel: Parallel) -> Setting:
-    """The setting of ``parallel.strategy``; ``none`` of one that is no synchronous pipeline.
-
-    Args:
-        parallel: resolved and checked.
-    """
+    """The setting of ``parallel.strategy``; ``none`` of one that is no synchronous pipeline."""
     if parallel.synchronous is None:
         return "none"
     setting: Setting = parallel.argument("recompute", "none")
@@ -121,12 +117,7 @@ def _refuse_file(spec: RunSpec) -> None:
 def synchronous_stages_of(
     parallel: Parallel, profiles: Mapping[str, Profile]
 ) -> SynchronousStages | None:
-    """What a search for the plan has to count; None where the pipeline is no synchronous one.
-
-    Args:
-        parallel: resolved and checked.
-        profiles: of the devices, by their names.
-    """
+    """What a search for the plan has to count; None where the pipeline is no synchronous one."""
     if (synchronous := parallel.synchronous) is None:
         return None
     return SynchronousStages(
@@ -154,13 +145,6 @@ def choose(
     """The cheapest layers to recompute with which all stages fit their devices.
 
     A batch is what a device of the first stage reads, and what profiles are of.
-
-    Args:
-        plan: on devices of the inventory.
-        profiles: of these, by their models.
-        inventory: with the memory of each.
-        parallel: with the schedule.
-        memory: what devices keep beside activations.
 
     Raises:
         ConfigError: a stage does not fit.
@@ -211,12 +195,7 @@ def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
 
 
 def recompute_argument(parallel: Parallel, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The strategy's argument ``recompute`` where the plan file decides it.
-
-    Args:
-        parallel: resolved and checked.
-        details: of the run's plan file, or of the one that is given.
-    """
+    """The strategy's argument ``recompute`` where the plan file decides it."""
     bounds = details.get("recomputed")
     if is_automatic(parallel):
         return {"recompute": {"layers": bounds} if bounds else "none"}

@@ -80,9 +80,6 @@ _Found = tuple[_Module, _Binding] | _Module
 def source_parameters(target: str) -> Parameters:
     """Reads the parameters of a class or function from its source.
 
-    Args:
-        target: its dotted name.
-
     Raises:
         Unreadable: only an import can show them, or that there is no such thing.
     """
@@ -327,11 +324,7 @@ def _class_parameters(module: _Module, definition: ast.ClassDef) -> Parameters:
 def _with_bases(
     module: _Module, definition: ast.ClassDef, *, steps: int = _MOST_STEPS
 ) -> Iterator[tuple[_Module, ast.ClassDef]]:
-    """A class and the classes it inherits from, nearest first.
-
-    Raises:
-        Unreadable: a base is not found, or several make the order unclear.
-    """
+    """A class and the classes it inherits from, nearest first."""
     yield module, definition
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in definition.bases]
     bases = [base for base in bases if _last_name(base) not in _PLAIN_BASES]

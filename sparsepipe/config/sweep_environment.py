@@ -44,12 +44,7 @@ def sweep_directory(config: DictConfig) -> Path:
 
 
 def command_of(overrides: Sequence[str]) -> str:
-    """A short name of what a sweep is asked for: the same whenever it is started again.
-
-    Args:
-        overrides: of the sweep, in any order. Those that do not change what is asked for do not
-            count: trackers, places, and whether all begins anew.
-    """
+    """A short name of what a sweep is asked for: the same whenever it is started again."""
     plain = (each.lstrip("+~") for each in overrides)
     kept = sorted(each for each in plain if not each.startswith(_NOT_COMMAND))
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]
@@ -67,12 +62,7 @@ def announced_start() -> float | None:
 
 
 def thread_variables(given: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
-    """The variable by which a job of ours hears how many threads its user has chosen.
-
-    Args:
-        given: variables that the user has set.
-        otherwise: what the user has chosen for each process in another way.
-    """
+    """The variable by which a job of ours hears how many threads its user has chosen."""
     return {_THREADS: _choice(str(given.get("OMP_NUM_THREADS", otherwise or "")))}
 
 

@@ -44,10 +44,6 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 
     Begins by removing what is left of clusters whose process was killed, their processes too.
 
-    Args:
-        inventory: several hosts and the link between them.
-        time_scale: how many times slower the links are made.
-
     Raises:
         NotPermitted: this process may not make namespaces.
         HardwareError: they cannot be made, or the link cannot be emulated.
@@ -151,12 +147,7 @@ def _log_layout(layout: Layout) -> None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """One process at a time makes a cluster.
-
-    Raises:
-        NotPermitted: the lock file cannot be made.
-        HardwareError: another process has taken too long.
-    """
+    """One process at a time makes a cluster."""
     with ExitStack() as held:
         try:
             held.enter_context(file_lock(_LOCK, wait_s=_LOCK_LIMIT_S))

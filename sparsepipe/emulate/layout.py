@@ -296,14 +296,7 @@ def owners(namespaces: Iterable[str]) -> set[Owner]:
 def leftovers(
     namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
 ) -> Leftovers:
-    """What belongs to no living process.
-
-    Args:
-        namespaces: all names there are.
-        interfaces: all names there are.
-        living: those of :func:`owners` that still run. Cables without namespaces of their
-            owner, which are made first, are leftovers too.
-    """
+    """What belongs to no living process."""
     pids = {owner.pid for owner in living}
     dead = [name for name in namespaces if (owner := owner_of(name)) and owner not in living]
     loose = [

@@ -179,14 +179,6 @@ def rates(
 ) -> Rates:
     """The rates of an epoch.
 
-    Args:
-        ends_s: when each step ended, the last one after the drain.
-        begin_s: when the first one began.
-        per_step: minibatches of a step, one for each replica of the first stage.
-        time_scale: how many times slower than the cluster all went.
-        ahead: steps that the first stage is ahead of its own backward passes, which go on as
-            fast as that stage alone can.
-
     Raises:
         ConfigError: there are too few steps for a steady part.
     """
@@ -205,10 +197,6 @@ def rates(
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
     """The first and the last step of an epoch's steady part, which lies between their ends.
-
-    Args:
-        steps: of the epoch.
-        ahead: as of :func:`rates`.
 
     Raises:
         ConfigError: there are too few steps.

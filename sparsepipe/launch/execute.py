@@ -84,13 +84,7 @@ def _group(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(spec: RunSpec, inventory: Inventory, *, kept: Path | None = None) -> Iterator[None]:
-    """All ranks in one group, until the block ends well.
-
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        kept: the plan with which the run has begun, if it has.
-    """
+    """All ranks in one group, until the block ends well."""
     cuda = inventory.accelerator == "cuda"
     backend = spec.parallel.argument("process_group_backend") or ("nccl" if cuda else "gloo")
     process_group.join(
@@ -176,7 +170,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_for_a_peer() -> Iterator[None]:
-    """Turns the agent's SIGTERM into what this rank had noticed already: whom it misses.
+    """Turns the agent's SIGTERM into the missing peer that this rank had noticed already.
 
     The agent sends it to all when one rank is gone, often before they have reported it.
     """
@@ -195,12 +189,7 @@ def _last_one(directory: RunDir) -> str:
 
 
 def user_error(error: Exception, run: Run) -> SparsePipeError | None:
-    """An error with its remedy; None of what tells one already, or is somebody's own.
-
-    Args:
-        error: what a task raised.
-        run: whose task.
-    """
+    """An error with its remedy; None of what tells one already, or is somebody's own."""
     if isinstance(error, SparsePipeError):
         return None
     if _refused_by_lightning(error):

@@ -163,11 +163,8 @@ def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
 
 
 def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks: int) -> RunDir:
-    """Runs under an outer launcher: every rank is here, rank 0 decides.
-
-    Data are prepared and the plan is settled before the group is joined, since its collectives
-    have a time limit.
-    """
+    """Runs under an outer launcher: every rank is here, rank 0 decides."""
+    # Data and plan are prepared before the group is joined: its collectives have a time limit.
     process_group.assert_world_size(ranks)
     found: RunDir | None = None
     with process_group.local_rank_first():
@@ -254,11 +251,6 @@ def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> It
     Makes none where nothing is emulated, or all ranks are on one host. Where this process may
     not make hosts, all ranks stay on this machine, with a warning, unless ``hardware.network``
     insists. Whatever is emulated, first goes what killed processes have left of clusters.
-
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        directory: of the run, whose plan is settled.
 
     Raises:
         HardwareError: they cannot be made.

@@ -118,10 +118,6 @@ _ONE_EACH = ("straight", "variance")
 def refuse_few_microbatches(spec: RunSpec, *, kept: Path | None = None) -> None:
     """Refuses fewer microbatches than a stage has devices, where a plan tells these.
 
-    Args:
-        spec: the configuration.
-        kept: the plan that the run has, if it has one already.
-
     Raises:
         ConfigError: some of these would have nothing to do; or there is no such number of parts.
     """
@@ -136,11 +132,6 @@ def refuse_empty_microbatches(spec: RunSpec, *, ranks: int, kept: Path | None = 
     """Refuses microbatches of a training of which some are empty in every step.
 
     Before a search has found the plan, they are refused where no plan could fill them all.
-
-    Args:
-        spec: the configuration.
-        ranks: of the run.
-        kept: the plan that the run has, if it has one already.
 
     Raises:
         ConfigError: a device of the first stage reads fewer samples than it cuts them into.

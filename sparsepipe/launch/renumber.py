@@ -44,11 +44,6 @@ def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
 
     Every rank must call it. Only as that rank does it know its device, with which it joins anew.
 
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        directory: of the run, with its plan.
-
     Raises:
         ConfigError: not every node sees the run's plan.
         PlanError: a node has another number of processes than devices are used there.
@@ -93,11 +88,6 @@ def new_ranks(
 
     Nodes that call themselves as the hosts are called are these; else the first node is the first
     host, and so on.
-
-    Args:
-        processes: in the order in which the launcher has numbered them.
-        by_node: the ranks of each host, in the order of its processes.
-        hosts: their names.
 
     Raises:
         PlanError: a node has more or fewer processes than its host has ranks.

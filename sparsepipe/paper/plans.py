@@ -134,12 +134,7 @@ def _numbers(stage: str) -> dict[str, int]:
 
 
 def best_paper_cuts(problem: Problem, gpus: int) -> Solution:
-    """The best plan that splits as Table III prints.
-
-    Args:
-        problem: all of whose devices count as alike.
-        gpus: how many.
-    """
+    """The best plan that splits as Table III prints."""
     return best_cuts(problem, [(int(number),) for number in PAPER[gpus].mp.split("-")])
 
 

@@ -45,10 +45,6 @@ _CHOOSING_STRATEGY = frozenset({"paper/schedule", "paper/trial"})
 def requests_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Request]:
     """Runs whose missing cells the report lists, by the scale and the overrides of jobs.
 
-    Args:
-        records: of all jobs of the sweep.
-        swept: keys and groups that the experiment sweeps by itself: they select its cells.
-
     Returns:
         None of them where any of their jobs has finished, since its run has a table, nor of jobs
         that were refused. Nothing where there are too many.

@@ -235,12 +235,6 @@ def write_chapters(
 ) -> list[FilledChapter]:
     """Writes a report, and logs where it is and what it lacks.
 
-    Args:
-        directory: of its files.
-        reported: its chapters.
-        rows: finished runs of each exhibit.
-        failures: jobs that have left none.
-
     Raises:
         DataError: a file cannot be written.
     """

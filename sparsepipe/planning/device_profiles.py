@@ -120,9 +120,6 @@ def check_workload(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
 def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
     """Refuses profiles of batches of unlike size; profiles without a size are accepted.
 
-    Args:
-        profiles: by the names of devices.
-
     Raises:
         ProfileError: batches were of unlike sizes.
     """

@@ -24,12 +24,6 @@ def places_of_ranks(
 ) -> tuple[Place, ...]:
     """The device of each rank: as the plan says, else in the inventory's order.
 
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        ranks: of the run, over all nodes.
-        kept: the plan with which the run has begun, if it has.
-
     Raises:
         ConfigError: one is made slower, and the strategy cannot do that, or the strategy has a
             slowdown of its own.
@@ -82,14 +76,7 @@ def order_of_devices(found: Sequence[Place], inventory: Inventory, *, nodes: int
 
 
 def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int) -> list[Place]:
-    """The devices of this rank's node, in the order of its processes.
-
-    Args:
-        found: the device of each rank.
-        inventory: the hardware.
-        rank: this one's number.
-        nodes: of the run.
-    """
+    """The devices of this rank's node, in the order of its processes."""
     by_node = ranks_of_nodes(found, inventory, nodes=nodes)
     return [found[other] for other in next(ranks for ranks in by_node if rank in ranks)]
 
@@ -98,12 +85,6 @@ def cuda_devices(
     found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int
 ) -> list[int]:
     """CUDA's numbers of the devices of this rank's node, in the order of its ranks.
-
-    Args:
-        found: the device of each rank.
-        inventory: the hardware.
-        rank: this one's number.
-        nodes: of the run.
 
     Raises:
         HardwareError: a device is not here.

@@ -17,11 +17,6 @@ from sparsepipe.schedule import Plan, Stage
 def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]) -> Plan:
     """The plan, its devices named ``host/model/number``; it tells what is recomputed.
 
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        profiles: of its devices, by their names.
-
     Raises:
         ConfigError: there is nothing to simulate.
         PlanError: the plan is none of a chain of these layers, or for other devices.
@@ -64,11 +59,7 @@ def _num_layers(profiles: Mapping[str, Profile]) -> int:
 
 
 def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
-    """Of ``parallel.plan``: a file, or config and cuts.
-
-    Raises:
-        PlanError: cuts are missing, or do not fit the model.
-    """
+    """Of ``parallel.plan``: a file, or config and cuts."""
     cuts = division.cuts
     config = division.config
     if config is None and cuts is not None:
@@ -93,12 +84,7 @@ def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
 
 
 def _devices(division: Division, inventory: Inventory, ranks: int) -> list[str]:
-    """Those that the plan names; else the first ones of the inventory, as ranks take them.
-
-    Raises:
-        HardwareError: the inventory has fewer.
-        PlanError: it has not the ones that are named.
-    """
+    """Those that the plan names; else the first ones of the inventory, as ranks take them."""
     there = [place.text for place in places(inventory)]
     if ranks > len(there):
         raise HardwareError(

@@ -24,12 +24,6 @@ from sparsepipe.utils.tables import write_csv
 def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:
     """Draws accumulated shares of compute time, activations and parameters.
 
-    Args:
-        profiles: of one model, by device: a panel each.
-        path: the picture.
-        cuts: first layers of a plan's stages behind the first. Those of a branching graph are
-            numbers of its states, and not drawn: the curves run over its nodes.
-
     Raises:
         DataError: the picture cannot be written.
     """

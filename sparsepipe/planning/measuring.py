@@ -48,12 +48,6 @@ def measure_devices(
 ) -> dict[str, tuple[Profile, Path]]:
     """A profile of each of some devices of this machine, and its file.
 
-    Args:
-        names: of the devices.
-        spec: of the training.
-        how: long they are measured.
-        run_job: runs the job of a configuration.
-
     Raises:
         SparsePipeError: what ended the run that measures.
         Stopped: a signal did.

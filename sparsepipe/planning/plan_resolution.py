@@ -87,12 +87,7 @@ def resolve_plan(
 
 
 def _resolve_by_hand(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
-    """Chooses which layers of a plan that is given are recomputed, and writes that plan.
-
-    Raises:
-        ConfigError: a device has no profile, or a stage does not fit.
-        PlanError: the plan is for other layers or devices.
-    """
+    """Chooses which layers of a plan that is given are recomputed, and writes that plan."""
     profiles = load_profiles(inventory, spec.model.name, given=spec.given_profiles)
     if missing := [name for name in _names(inventory) if name not in profiles]:
         raise ConfigError(
@@ -114,11 +109,7 @@ def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network for other classes, which are known once the data are there.
-
-    Raises:
-        ProfileError: the last layers are others.
-    """
+    """Refuses profiles of a network for other classes, which are known once the data are there."""
     num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(num_classes.values()):
         return

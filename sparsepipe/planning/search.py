@@ -82,13 +82,6 @@ def find_plan(
     count in that and in the stages' times. With ``recompute=auto`` the search recomputes in each
     stage the cheapest layers with which it fits. The plan file lists what is recomputed.
 
-    Args:
-        choice: the search, and what it takes into account.
-        spec: the configuration.
-        inventory: the hardware.
-        profiles: of its devices, by their names.
-        **origin: further entries of the plan file on what it was computed from.
-
     Raises:
         ConfigError: a setting does not suit the search, or layers that are named not the plan; or
             a search that does not look at the memory of each device has a plan that does not fit.
@@ -203,12 +196,7 @@ def _state_bytes(optimizer: Target) -> float:
 
 
 def fastest(problem: Problem, search: str) -> str:
-    """The device that takes the least time for all layers; ``mp`` counts all as that one.
-
-    Args:
-        problem: with the devices.
-        search: that takes all for like one.
-    """
+    """The device that takes the least time for all layers; ``mp`` counts all as that one."""
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
     name = problem.pool.kinds[total_s.index(min(total_s))].name
     if len({kind.name for kind in problem.pool.kinds}) > 1:
@@ -221,12 +209,7 @@ def fastest(problem: Problem, search: str) -> str:
 
 
 def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Solution:
-    """What the search finds.
-
-    Raises:
-        ConfigError: it does not use a setting that is given.
-        PlanError: see :func:`find_plan`.
-    """
+    """What the search finds."""
     search = choice.search
     assert search is not None, "nobody searches then"
     given = {

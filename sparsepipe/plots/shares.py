@@ -56,11 +56,7 @@ def accumulated_shares(
 
 
 def share_rows(devices: Mapping[str, Costs]) -> list[dict[str, float]]:
-    """What the figure shows, as rows by layer: accumulated shares in [0, 1], by device.
-
-    Args:
-        devices: costs by device, of equally many layers.
-    """
+    """What the figure shows, as rows by layer: accumulated shares in [0, 1], by device."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
         for device, costs in devices.items()

@@ -319,10 +319,6 @@ def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> 
 
     Stages take the times that the plan's search expected, or as long as one another; of both
     the backward is twice the forward, and messages take no time. Nothing of it is measured.
-
-    Args:
-        directory: of a run with a plan.
-        synchronous: its schedule, if it is such a one.
     """
     if not directory.plan.exists():
         return

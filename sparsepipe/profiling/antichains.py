@@ -25,10 +25,6 @@ MOST_STATES = 3_000
 def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
     """A graph as a profile: its layers if they form a chain, else its nodes and states.
 
-    Args:
-        graph: of a file.
-        meta: see :func:`~sparsepipe.profiling.graph_txt.chain_profile`.
-
     Raises:
         ProfileError: there are more than :data:`MOST_STATES`.
     """

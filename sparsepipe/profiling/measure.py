@@ -117,18 +117,7 @@ def _measured(
     slowed: Slowed,
     cut: Cut,
 ) -> tuple[list[Pass], list[float]]:
-    """The passes that count, and amid them seconds of steps of the whole network, and updates.
-
-    Args:
-        layers: the network, in training mode.
-        batches: its inputs.
-        device: where it runs.
-        numbers: of passes to warm up, and of those that count.
-        updates: that are timed; its parameters are put back afterwards.
-        between: is called after each pass with its number.
-        slowed: of a device that is made slower than it is.
-        cut: gives the parts of a batch.
-    """
+    """The passes that count, and amid them seconds of steps of the whole network, and updates."""
     passes: list[Pass] = []
     steps_s: list[float] = []
     with ExitStack() as afterwards:
@@ -202,13 +191,7 @@ def _first_bytes(layers: nn.Sequential) -> list[float]:
 def _rows(
     layers: nn.Sequential, passes: Sequence[Pass], amounts: Mapping[str, Sequence[float]]
 ) -> list[LayerProfile]:
-    """Of each layer; ``named_children()`` tells one that comes twice once only.
-
-    Args:
-        layers: the network.
-        passes: those that count.
-        amounts: of each layer, bytes or seconds by their names.
-    """
+    """Of each layer; ``named_children()`` tells one that comes twice once only."""
     return [
         _row(index, name, layer, passes, {key: float(of[index]) for key, of in amounts.items()})
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))

@@ -180,14 +180,7 @@ def _received(value: Any) -> Any:
 
 
 class _Kept:
-    """Storages that a forward pass keeps, each counted once.
-
-    Attributes:
-        sizes: for each layer so far.
-        outputs: of each layer's output, as far as it was not counted.
-        borders: marks of what each layer gets, and of the last one's output: storages, and what is
-            derived from the same coordinates.
-    """
+    """Storages that a forward pass keeps, each counted once."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         own = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)

@@ -257,9 +257,6 @@ _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
 def check_agreement(profiles: Mapping[str, Profile]) -> None:
     """Refuses profiles that no one model could have on several devices.
 
-    Args:
-        profiles: by device.
-
     Raises:
         ProfileError: layers, their kinds or their sizes differ, or what the profiles say of the
             model, the batch or the type of numbers; the message names both devices.

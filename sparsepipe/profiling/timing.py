@@ -108,12 +108,6 @@ def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: in
     """Floating-point operations a second of a product of two square matrices, by ``torch.mm``.
 
     In float32, without TF32. A product of n by n takes 2 n^3 operations.
-
-    Args:
-        device: that multiplies.
-        size: n.
-        warmups: products before those that count.
-        repeats: products that count.
     """
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))

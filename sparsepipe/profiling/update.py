@@ -79,9 +79,6 @@ class Updates:
     def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
         """Of each layer, in proportion to its trained parameters; those that come again once.
 
-        Args:
-            layers: the same network.
-
         Returns:
             Seconds of updates and of copies, by what they are called in a profile.
         """

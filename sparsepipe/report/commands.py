@@ -86,11 +86,7 @@ class Commands:
     composed: Composed | None = None
 
     def one(self, *overrides: str) -> str:
-        """A command that makes one run; a run for each seed where several are given.
-
-        Args:
-            overrides: keys or groups with their values.
-        """
+        """A command that makes one run; a run for each seed where several are given."""
         several = any(word.startswith("seed=") and "," in word for word in self.given)
         return self._line(("-m",) if several else (), overrides)
 
@@ -103,12 +99,7 @@ class Commands:
         return replace(self, given=overrides, environment=tuple(environment))
 
     def unlike(self, overrides: Sequence[str], expected: Mapping[str, Any]) -> tuple[str, ...]:
-        """Further overrides, of keys that would not be as expected with these alone.
-
-        Args:
-            overrides: keys or groups with their values.
-            expected: values by their keys.
-        """
+        """Further overrides, of keys that would not be as expected with these alone."""
         if self.composed is None:
             return ()
         found = self.composed((f"experiment={self.experiment}", *overrides), tuple(expected))
@@ -139,10 +130,6 @@ _PLACES = ("data.cache_dir", "data.root")
 
 def missing_commands(commands: Commands, existing: Collection[Commands]) -> dict[str, Commands]:
     """Commands of the cells that no run is for, by the title of their block.
-
-    Args:
-        commands: of the experiment, with the requests.
-        existing: those of the blocks that there are.
 
     Returns:
         Commands for each request that no block has. Without requests and blocks, those of the

@@ -131,12 +131,7 @@ def page(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Picture:
-    """A picture within the page.
-
-    Attributes:
-        uri: all of it.
-        width: in the page's pixels, of which an inch has 96.
-    """
+    """A picture within the page."""
 
     uri: str
     width: int

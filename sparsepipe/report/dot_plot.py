@@ -26,12 +26,7 @@ _PAPER: dict[str, Any] = {
 
 
 def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
-    """The block's pictured columns; None where none has a figure of ours.
-
-    Args:
-        chapter: names the columns and the heads of rows.
-        block: the figures.
-    """
+    """The block's pictured columns; None where none has a figure of ours."""
     columns = [
         column
         for column in block.columns

@@ -35,13 +35,7 @@ def _plain(value: Any) -> Any:
 def mean_of(
     rows: Sequence[Row], key: str | Callable[[Row], float | None], *, scale: float = 1.0
 ) -> Ours | None:
-    """The mean over runs with its spread; None where no run has the figure.
-
-    Args:
-        rows: runs that differ in their seed.
-        key: of the figure, or what finds it.
-        scale: by which it is multiplied.
-    """
+    """The mean over runs with its spread; None where no run has the figure."""
     find = key if callable(key) else _value_of(key)
     found = [(row, value) for row in rows if (value := find(row)) is not None]
     if not found:
@@ -69,13 +63,7 @@ def unlike_notes(
     *,
     of_one_seed: str = "the mean is of all",
 ) -> list[str]:
-    """Notes on runs that were averaged although they differ in more than their seeds.
-
-    Args:
-        rows: of one figure.
-        matters: settings, and keys of the machine, that count among runs of unlike seeds.
-        of_one_seed: what is made of runs that have even the seed in common.
-    """
+    """Notes on runs that were averaged although they differ in more than their seeds."""
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         by_seed.setdefault(row.get("seed"), []).append(row)

@@ -68,14 +68,7 @@ def of_memory(key: str) -> bool:
 def overrides_of(
     row: Row, command: Sequence[str], composed: Composed, matters: Matters
 ) -> tuple[str, ...]:
-    """The overrides that a run was made with and that its cell's command does not imply.
-
-    Args:
-        row: the run.
-        command: overrides of the command of its cell.
-        composed: composes configurations.
-        matters: which groups and keys count.
-    """
+    """The overrides that a run was made with and that its cell's command does not imply."""
     if row.get(_OVERRIDES) is not None:
         words = _recorded(row, matters)
         expected = composed(command, [_key_of(name) for name in words])
@@ -167,10 +160,6 @@ def _text(value: Any) -> str:
 
 def composed_values(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     """What keys are where the command line has these overrides.
-
-    Args:
-        overrides: keys or groups with their values.
-        keys: dotted.
 
     Returns:
         None for a key that is not there; without keys that only this machine knows, and

@@ -23,10 +23,6 @@ log = logging.getLogger(__name__)
 def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
     """Keeps two processes from working on one run.
 
-    Args:
-        directory: the run's directory.
-        wait_s: how long to wait for another process that works on the run.
-
     Raises:
         ConfigError: another process worked on the run for longer than ``wait_s``.
         SparsePipeError: the directory cannot be made.

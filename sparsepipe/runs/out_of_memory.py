@@ -85,11 +85,7 @@ def oom_kills() -> int | None:
 
 
 def kills_since(before: int | None) -> int | None:
-    """How many there were since a moment; None where that is not known.
-
-    Args:
-        before: what :func:`oom_kills` returned then.
-    """
+    """How many there were since a moment; None where that is not known."""
     now = oom_kills()
     return None if now is None or before is None else now - before
 

@@ -126,9 +126,6 @@ def claim(sweep: Path) -> None:
 
     Sweepers that search start jobs several times in one sweep: this is for its beginning alone.
 
-    Args:
-        sweep: the directory.
-
     Raises:
         ConfigError: another sweep runs in it, or it has files that no sweep has written but that
             this one would write over.
@@ -163,9 +160,6 @@ def end_early(error: Exception) -> bool:
 
     Sweepers that search raise where no job has a value, some also where the last one has none, and
     Hydra does not call its callbacks then.
-
-    Args:
-        error: what the sweeper has raised.
 
     Returns:
         Whether the sweeper is one that searches and jobs have failed, so that the error has been
@@ -205,11 +199,7 @@ def exit_code(records: Sequence[JobRecord]) -> int:
 
 
 def failures(records: Sequence[JobRecord]) -> Iterator[str]:
-    """A message about jobs that failed or were stopped, line by line.
-
-    Args:
-        records: of all jobs that have ended, some of which did not finish.
-    """
+    """A message about jobs that failed or were stopped, line by line."""
     counts = Counter(record.status for record in records)
     stopped = f", {counts['stopped']} stopped" if counts["stopped"] else ""
     yield f"{counts['failed']} of {len(records)} jobs failed{stopped}:"

@@ -42,11 +42,6 @@ class GpuLocks:
 
         GPUs that another sweep has are passed over where others do as well. This never waits, so
         that no two sweeps wait for each other.
-
-        Args:
-            slots: what this sweep has taken of the machine.
-            needed: what the job needs.
-            number: of the job, for one message when it has to wait for another sweep.
         """
         elsewhere: tuple[str, ...] = ()
         while (grant := slots.grant(needed, elsewhere=elsewhere)) is not None:
@@ -108,12 +103,7 @@ def _names(slots: Slots) -> dict[str, str]:
 
 
 def _locked(directory: Path, name: str) -> FileLock:
-    """The lock of a GPU, acquired.
-
-    Raises:
-        Timeout: another process has it.
-        OSError: the file cannot be made or locked.
-    """
+    """The lock of a GPU, acquired."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
         raise PermissionError(f"{directory} is another user's")

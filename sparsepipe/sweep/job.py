@@ -52,12 +52,6 @@ def run_swept(
     was killed with the last sweep and is about to end. A run without the figure that ``objective``
     names is finished, but its job has failed: no sweeper can use it.
 
-    Args:
-        job: the job.
-        resolved: makes its checked configuration.
-        fresh_processes: start a process even for a single rank.
-        wait_s: how long to wait for another process that works on the run.
-
     Returns:
         The record of a finished job.
 

@@ -52,13 +52,6 @@ def launch(
 
     As a number a directory is its objective, for sweepers that search.
 
-    Args:
-        config: of the sweep.
-        context: composes the configurations of jobs.
-        overrides: of each job.
-        first: number of the first one.
-        settings: of the sweep.
-
     Raises:
         ConfigError: this process is one of torchrun's.
         SystemExit: a signal came, and all jobs have ended.

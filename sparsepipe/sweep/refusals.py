@@ -38,10 +38,6 @@ def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
 
     Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
 
-    Args:
-        arguments: of the command line, as the user gave them.
-        loader: of the configuration.
-
     Raises:
         ConfigError: some of the experiments do.
     """

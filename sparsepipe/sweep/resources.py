@@ -40,11 +40,6 @@ def _gpus() -> tuple[Gpu, ...]:
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
     """What a job needs of the machine.
 
-    Args:
-        spec: the job's configuration.
-        there: the machine.
-        settings: of the sweep.
-
     Raises:
         SparsePipeError: the configuration cannot be run.
     """
@@ -60,11 +55,7 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
 
 
 def _kinds(spec: RunSpec, inventory: Inventory, there: Machine, *, ranks: int) -> tuple[str, ...]:
-    """Kinds of the GPUs that a job computes on.
-
-    All of the machine's GPUs where they are not known beforehand, or where a plan or a task names
-    some that are not the first of their kinds: a job that saw no others would find too few.
-    """
+    """Kinds of the GPUs that a job computes on."""
     task = task_class(spec)
     if inventory.accelerator != "cuda" or task.cores is not None:
         return ()

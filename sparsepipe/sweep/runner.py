@@ -70,11 +70,6 @@ class Runner:
     ) -> dict[int, JobRecord]:
         """Runs all jobs; one that fails does not end the others.
 
-        Args:
-            jobs: in their order.
-            same: by a job's number, others with the same configuration: they share its record.
-            known: records of jobs that could not be started.
-
         Returns:
             Records by number.
 
@@ -165,10 +160,7 @@ class Runner:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
 
     def _end_what_is_left(self, signals: Sequence[int]) -> None:
-        """After an error of the sweep itself: sends jobs SIGTERM, and kills them after their grace.
-
-        They leave their records themselves. A signal that comes meanwhile ends the grace.
-        """
+        """After an error of the sweep itself: sends jobs SIGTERM, and SIGKILL after their grace."""
         if not self._running:
             return
         log.warning(

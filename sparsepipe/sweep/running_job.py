@@ -88,14 +88,7 @@ class RunningJob:
 
     @classmethod
     def start(cls, ready: ReadyJob, grant: Grant, *, whole: bool, settings: Settings) -> RunningJob:
-        """Starts a job.
-
-        Args:
-            ready: the job.
-            grant: its cores and GPUs.
-            whole: that is all of the machine.
-            settings: of the sweep.
-        """
+        """Starts a job."""
         inherited = {**os.environ, **ready.env}  # threads that the user sets, here or for jobs
         variables = environment(grant, whole=whole, inherited=inherited)
         chosen = None if settings.cores_per_rank is None else grant.threads

@@ -218,13 +218,7 @@ def _of_kinds(free: Sequence[Gpu], kinds: Sequence[str]) -> tuple[str, ...] | No
 
 
 def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that limit a job to its grant; a user's own number of threads is kept.
-
-    Args:
-        grant: what the job gets.
-        whole: it has the machine to itself, and needs none.
-        inherited: variables of this process.
-    """
+    """The variables that limit a job to its grant; a user's own number of threads is kept."""
     if whole:
         return {}
     found = {}

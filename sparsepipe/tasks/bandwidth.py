@@ -170,11 +170,7 @@ def _log_pairs(count: int, ranks: int, *, all_pairs_up_to: int) -> None:
 
 
 def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
-    """What the host of each rank is called.
-
-    A single host of an inventory may stand for several nodes: these are called as they call
-    themselves.
-    """
+    """What the host of each rank is called."""
     hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
     nodes = sorted({*node_of})
     names = [places[node_of.index(node)].host for node in nodes]

@@ -138,14 +138,7 @@ class TrainEmulated(Task):
 def _trained(
     run: Run, profiles: Sequence[Profile], pulse: Pulse, *, minibatches: int
 ) -> pl.Trainer:
-    """The Trainer, after an epoch of as many minibatches for each rank that reads.
-
-    Args:
-        run: what is trained.
-        profiles: of the ranks' devices.
-        pulse: notes the pace.
-        minibatches: of each rank that reads.
-    """
+    """The Trainer, after an epoch of as many minibatches for each rank that reads."""
     profile = profiles[process_group.rank()]
     mode = run.spec.parallel.argument("mode")
     rows = _rows(run.spec, profile)
@@ -167,10 +160,7 @@ def _trained(
 
 
 def _rows(spec: RunSpec, profile: Profile) -> int | None:
-    """Of a minibatch that is cut: its samples, or else the least that makes each part of one size.
-
-    None where none is cut.
-    """
+    """Samples of a minibatch that is cut, or the least that divides evenly; None: it is not cut."""
     synchronous = spec.parallel.synchronous
     if synchronous is None:
         return None
@@ -179,13 +169,7 @@ def _rows(spec: RunSpec, profile: Profile) -> int | None:
 
 
 def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
-    """How fast it went, and what the plan promised, for ``result.json``.
-
-    Args:
-        found: in minibatches.
-        plan: as of any training.
-        size: samples of a minibatch, where the profile has it.
-    """
+    """How fast it went, and what the plan promised, for ``result.json``."""
     values: dict[str, Any] = {
         "minibatches": found.minibatches,
         "minibatches_per_s": found.steady_per_s,
@@ -239,11 +223,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
 
 
 def _with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
-    """All devices of the inventory, or those that a plan names; their hosts are this machine.
-
-    Raises:
-        ConfigError: devices or the plan do not suit the cluster, or stages are to share FLOPs.
-    """
+    """All devices of the inventory, or those that a plan names; their hosts are this machine."""
     given, division = spec.parallel, division_of(spec)
     chosen = named_places(inventory, (division and division.devices) or ())
     ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
@@ -356,11 +336,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
 
 
 def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
-    """The configuration of ``task=emulate`` with the settings of the task put into ``hardware``.
-
-    Raises:
-        ConfigError: a value cannot be, or ``hardware`` has another one.
-    """
+    """The configuration of ``task=emulate`` with the settings of the task put into ``hardware``."""
     task, hardware = spec.task, spec.hardware
     if hardware.get("emulate") is False:
         raise ConfigError(
@@ -385,11 +361,7 @@ def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
 
 
 def _minibatches(spec: RunSpec) -> int | None:
-    """The setting ``task.minibatches``.
-
-    Raises:
-        ConfigError: there are none, or the trainer has a number of its own.
-    """
+    """The setting ``task.minibatches``."""
     minibatches: int | None = spec.task.get("minibatches")
     if minibatches is None:
         return None

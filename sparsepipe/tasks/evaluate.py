@@ -172,16 +172,7 @@ def inference_rate(
     timed: int,
     most_s: float = math.inf,
 ) -> float:
-    """Shapes a second of this rank's forwards, kernel maps included, loading excluded.
-
-    Args:
-        trainer: that has tested the module.
-        module: the network, whole.
-        data: whose test split is taken.
-        warmup: forwards before the clock starts.
-        timed: forwards while it runs.
-        most_s: once these have taken longer, no more are made.
-    """
+    """Shapes a second of this rank's forwards, kernel maps included, loading excluded."""
     read = _some_batches(data.test_dataloader(), most=warmup + timed)
     if not read or not timed:
         return 0.0

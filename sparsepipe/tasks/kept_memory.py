@@ -42,9 +42,6 @@ def kept_values(run: Run) -> dict[str, float]:
     Nothing without profiles of the devices on batches as they are trained on, or with data
     parallelism. Where there are profiles that cannot be counted by, the log says why: a training is
     not to fail of it.
-
-    Args:
-        run: whose training is over.
     """
     parallel = run.spec.parallel
     if parallel.strategy is not None and parallel.plan is None:
@@ -104,14 +101,7 @@ def kept_bytes(
 def _counted(
     costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
-    """With what one minibatch keeps in a stage, on the devices that are in it.
-
-    Args:
-        costs: of the stage.
-        stage: which.
-        spans: of its layers that are recomputed.
-        profiles: by the names of devices.
-    """
+    """With what one minibatch keeps in a stage, on the devices that are in it."""
     held = [profiles[name] for name in dict.fromkeys(map(device_name, stage.devices))]
     stored, inside = most_kept(held, spans, first=stage.layers[0], last=stage.layers[1])
     return replace(costs, stored_bytes=stored, recomputed_bytes=inside)

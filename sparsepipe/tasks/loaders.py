@@ -50,11 +50,7 @@ def adapt_loaders(data: pl.LightningDataModule, *, seed: int, resume: Resume | N
 
 
 def _adapt(loader: DataLoader[Any], seed: int, epoch: int) -> None:
-    """Gives a loader its own generators and its workers deaf ears for Ctrl-C.
-
-    Each new iterator draws a seed for its workers; from torch's own generator that would
-    shift the dropout masks, by how much depends on the kind of workers.
-    """
+    """Gives a loader its own generators and its workers deaf ears for Ctrl-C."""
     loader.generator = torch.Generator()
     if isinstance(loader.sampler, RandomSampler) and loader.sampler.generator is None:
         loader.sampler.generator = torch.Generator()
@@ -91,11 +87,7 @@ class EpochSeeds(pl.Callback):
 
 
 def _begin_epoch(trainer: pl.Trainer, resume: Resume) -> None:
-    """Lets a checkpoint of an epoch's end be followed by the next epoch.
-
-    With ``max_steps`` Lightning takes every checkpoint for one within an epoch and would
-    end the finished epoch once more.
-    """
+    """Lets a checkpoint of an epoch's end be followed by the next epoch."""
     if resume.batches == 0:
         clear_restarting(trainer)
 

@@ -276,12 +276,7 @@ def _makes_optimizer(module: pl.LightningModule) -> bool:
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
-    """Batches of a whole training; None where its settings give it no end.
-
-    Args:
-        trainer: the arguments of Lightning's Trainer.
-        loaded: batches of the training split.
-    """
+    """Batches of a whole training; None where its settings give it no end."""
     epoch = _limited(loaded, trainer.overfit_batches or trainer.limit_train_batches)
     accumulated = int(trainer.accumulate_grad_batches)
     max_epochs, max_steps = trainer.max_epochs or -1, int(trainer.max_steps)
@@ -315,12 +310,7 @@ def _summary(found: Profile) -> str:
 
 
 def _share_of_training(found: Profile, training_s: float | None) -> str:
-    """What measuring took beside the training that it serves.
-
-    Args:
-        found: with what it took.
-        training_s: None: the training has no given end.
-    """
+    """What measuring took beside the training that it serves."""
     if training_s is None:
         return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
     share = found.meta["cost_s"] / training_s

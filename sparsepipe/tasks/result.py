@@ -145,10 +145,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def _expected(run: Run) -> dict[str, Any]:
-    """By the model of costs: simulated, not measured.
-
-    The plan has no times where layers are recomputed that its search did not count.
-    """
+    """By the model of costs: simulated, not measured."""
     details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
     bottleneck_s, size = details.get("bottleneck_s"), run.spec.data.get("batch_size")
     values: dict[str, Any] = {

@@ -138,11 +138,7 @@ class Simulate(Task):
         return {**searched, **(self.profiles or {})}
 
     def _profiles(self, spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-        """Of the inventory's devices; logs on what they were measured where data are others.
-
-        Raises:
-            ProfileError: one is broken or of another model, or they are of unlike batches.
-        """
+        """Of the inventory's devices; logs on what they were measured where data are others."""
         model = spec.model
         found = load_profiles(
             inventory, model.name, given=self._given(spec), settings=model.settings

@@ -142,15 +142,6 @@ class Contest:
     ) -> Contest:
         """Of a plan on all or some devices of an inventory.
 
-        Args:
-            plan: what is simulated. What its details say is recomputed is so under synchronous
-                schedules.
-            profiles: of the devices.
-            inventory: the hardware.
-            ways: how ranks talk.
-            is_dp: the plan is data parallelism.
-            scheduled: the plan's schedule.
-
         Raises:
             ConfigError: there is no such schedule, or a setting does not suit it or the plan.
             ProfileError: a device of the plan has no profile.
@@ -348,10 +339,7 @@ class Outcome:
 
 
 def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
-    """The pace of an epoch, in batches that devices of the first stage read, as profiles are.
-
-    Several of these may be a minibatch together; a last one that has fewer takes as long.
-    """
+    """The pace of an epoch, in batches that devices of the first stage read, as profiles are."""
     each = simulation.batches
     found = simulation.pace(ceil(minibatches / each))
     return replace(found, minibatches=minibatches, minibatch_s=found.minibatch_s / each)
@@ -366,11 +354,6 @@ def in_short(plan: Plan) -> str:
 
 def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
     """Prints the table, and writes it with the plan, the devices, the picture and the trace.
-
-    Args:
-        outcome: of a simulation.
-        directory: of the run.
-        title: of the picture.
 
     Raises:
         DataError: a file cannot be written.

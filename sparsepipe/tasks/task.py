@@ -81,13 +81,7 @@ class Run:
     def trainer(
         self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
     ) -> pl.Trainer:
-        """A Lightning Trainer as configured.
-
-        Args:
-            callbacks: come after the house's own.
-            silent: without rates, progress and loggers.
-            **instead: arguments in place of those that are configured.
-        """
+        """A Lightning Trainer as configured."""
         arguments = {**self.spec.trainer.built(), **instead}
         places = self.places
         cuda = self.inventory.accelerator == "cuda"
@@ -336,11 +330,7 @@ def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
 
 
 def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
-    """Processes of a run whose plan is searched for: one for each device that there is.
-
-    Raises:
-        ConfigError: other numbers of devices or nodes are asked for, or no model is split.
-    """
+    """Processes of a run whose plan is searched for: one for each device that there is."""
     if spec.parallel.plan is None:
         raise ConfigError(
             "parallel.search is set where no model is split",

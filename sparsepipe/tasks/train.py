@@ -191,11 +191,7 @@ def _show(
 
 
 def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
-    """Whether ranks can share the splits, to be known before they train for hours.
-
-    Returns:
-        Shapes of the test split; 0 without a test.
-    """
+    """Whether ranks can share the splits, to be known before they train for hours."""
     data.trainer = trainer  # which loaders of somebody's own may ask for their share
     with suppress(MisconfigurationException):  # there need be no validation
         data.val_dataloader()
@@ -250,11 +246,7 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
 
 
 def _agreed(run: Run, resume: Resume | None) -> bool:
-    """Whether an earlier process has trained to the end; all ranks must see that and ``resume``.
-
-    Raises:
-        ConfigError: they see different files, and would wait for each other in vain.
-    """
+    """Whether an earlier process has trained to the end; all ranks must see that and ``resume``."""
     fitted = resume is not None and run.directory.fitted.exists()
     seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
     everywhere = process_group.gather_objects(seen)

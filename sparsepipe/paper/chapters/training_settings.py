@@ -261,16 +261,7 @@ def settings_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """A run that is for a cell.
-
-    Attributes:
-        row: its result.
-        own: its setting, as far as it has one by itself.
-        unknown: attributes of the setting that it says nothing of.
-        command: of its cell, without overrides.
-        matters: keys of its configuration that count.
-        composed: returns values of composed configurations; None: unknown.
-    """
+    """A run that is for a cell."""
 
     row: Row
     own: Setting

@@ -36,11 +36,7 @@ Name = Literal["table1", "table2", "table3", "fig7", "fig9", "pipeline_depth"]
 
 @cache
 def printed(name: Name) -> tuple[Mapping[str, str], ...]:
-    """The rows of a table or figure, digit by digit as they are printed.
-
-    Args:
-        name: of the table or figure.
-    """
+    """The rows of a table or figure, digit by digit as they are printed."""
     file = resources.files(__package__).joinpath(f"{name}.csv")
     return tuple(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
 

@@ -275,11 +275,7 @@ def _read(path: Path) -> dict[int, Probe]:
 
 
 def _run(request: Path, *, output: Path, timeout_s: float) -> int | None:
-    """The exit status of a probe; None where it took too long.
-
-    Raises:
-        HardwareError: it did, and cannot be ended.
-    """
+    """The exit status of a probe; None where it took too long."""
     with output.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "sparsepipe.tasks.fitting.probe", str(request)],
@@ -338,13 +334,7 @@ def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
 
 
 def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError:
-    """Of steps that somebody killed, each time.
-
-    Args:
-        batch_size: of the steps.
-        times: they were tried.
-        for_memory: by the OOM killer, as far as anybody knows.
-    """
+    """Of steps that somebody killed, each time."""
     why = "most often for memory that others had taken" if for_memory else "not for memory"
     return SparsePipeError(
         f"training steps of batch size {batch_size} were killed (signal 9) {times} times, {why}: "
@@ -355,13 +345,7 @@ def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError
 
 
 def _broken(batch_size: int, code: int, output: str) -> SparsePipeError:
-    """Of steps that failed in another way.
-
-    Args:
-        batch_size: of the steps.
-        code: exit status; negative for a signal.
-        output: of the process.
-    """
+    """Of steps that failed in another way."""
     lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
     end = f"signal {-code}" if code < 0 else f"exit status {code}"
     return SparsePipeError(

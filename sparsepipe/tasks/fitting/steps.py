@@ -54,11 +54,7 @@ _INSTEAD: dict[str, Any] = {
 
 
 class _Batches:
-    """Copies of batches as a loader gives them: each new, without kernel maps of an earlier step.
-
-    Args:
-        batches: what there was before memory was measured.
-    """
+    """Copies of a loader's batches, each without the kernel maps of an earlier step."""
 
     def __init__(self, batches: list[Any]) -> None:
         self._batches = batches
@@ -168,10 +164,7 @@ def _limited(
 
 
 def _noting(path: Path) -> Callable[[int], object]:
-    """Notes what is resident, and what was at first, where it is left if this process is killed.
-
-    One short write each time, so that the numbers are always whole.
-    """
+    """Notes what is resident, and what was at first, where it is left if this process is killed."""
     before_bytes = status_bytes("VmRSS")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     return lambda resident_bytes: os.pwrite(
