@@ -20,15 +20,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
-from sparsepipe.config.completion import answerable
 from sparsepipe.config.listing import help_text
-from sparsepipe.config.objective import scored
-from sparsepipe.config.suggestions import told_by
 from sparsepipe.config.sweep_environment import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
-from sparsepipe.sweep.record import SweptJob
+from sparsepipe.sweep.record import SweptJob, scored
 from sparsepipe.sweep.refusals import refuse_several, refuse_within_torchrun
 from sparsepipe.utils.memory import no_garbage_collection
 
@@ -37,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Outcome:
-    """What is left to say when Hydra is done."""
+    """Errors and exit code of the command, reported when Hydra is done."""
 
     errors: list[SparsePipeError] = field(default_factory=list)
     exit_code: int = 0
@@ -50,9 +47,9 @@ def main() -> None:
         directories = [compose.config_dir(), *map(Path, _directories(arguments))]
         print(help_text([each for each in directories if each.is_dir()]))
         return
-    sys.argv[1:] = compose.admit(answerable(arguments, os.environ))
+    sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
     logs.configure()
-    # Hydra would print its own view of an error and leave with 1; ours says more.
+    # Hydra would print its own view of an error and exit with 1; ours is more specific.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     outcome = _Outcome()
     try:
@@ -95,10 +92,10 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
     try:
         if sweep:
             refuse_within_torchrun()
-        told = None if sweep else told_by(config, job.runtime.config_sources)
-        if told is not None:
+        printed = None if sweep else compose.printed_text(config, job.runtime.config_sources)
+        if printed is not None:
             if _is_first_rank():
-                print(told, flush=True)
+                print(printed, flush=True)
             return None
         # Checked before what runs a job is imported: that takes seconds.
         with no_garbage_collection():
@@ -149,9 +146,9 @@ def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:
     # Under torchrun every rank meets the same errors, but for those that name a rank.
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-    said = f"error: {ranks}{error}"
-    if "LOCAL_RANK" not in os.environ or _is_to_tell(said, sure=bool(ranks)):
-        print(said, file=sys.stderr, flush=True)
+    message = f"error: {ranks}{error}"
+    if "LOCAL_RANK" not in os.environ or _reports(message, sure=bool(ranks)):
+        print(message, file=sys.stderr, flush=True)
     outcome.exit_code = outcome.exit_code or error.exit_code
 
 
@@ -159,16 +156,15 @@ def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _is_to_tell(said: str, *, sure: bool) -> bool:
-    """Of all ranks, the first says it, or the one that is sure to be."""
+def _reports(message: str, *, sure: bool) -> bool:
+    """Whether this rank reports it: the first of all ranks, or the one that is named."""
     from sparsepipe.launch.job import first_to_report
     from sparsepipe.runs.signals import ignore
 
-    # The agent ends all ranks as soon as one has ended: before it asks, this one must be proof
-    # against that, since others that ask leave it to this one and end. This one ends soon, too:
-    # there are no sweeps here.
+    # The agent ends all ranks as soon as one has ended: before it checks whether it is the first,
+    # this one ignores that signal, since the others leave the report to it and end.
     ignore(signal.SIGTERM)
-    return sure or first_to_report(said)
+    return sure or first_to_report(message)
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:

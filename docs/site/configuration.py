@@ -19,7 +19,7 @@ import yaml
 from sparsepipe.config.check import describe
 from sparsepipe.config.listing import Group, groups_in
 from sparsepipe.config.schema import Config
-from sparsepipe.config.signature import parameters_of
+from sparsepipe.config.target import parameters_of
 
 GENERAL = "general"
 _HEAD = ("| key | default | type | |", "|---|---|---|---|")

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
-from sparsepipe.config.outputs import writing
 from sparsepipe.config.recomputation import with_spans
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
@@ -28,7 +27,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.trainer_internals import optimizer_steps
-from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.files import write_text_atomic, writing
 
 STATE_KEY = "RunCheckpoint"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.schema import Config, Limits, Node, NodeMap
-from sparsepipe.config.signature import parameters_of
 from sparsepipe.config.source_signature import Parameters
+from sparsepipe.config.target import parameters_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import DottedPath, is_dotted_path
 

@@ -7,7 +7,8 @@ valid one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sparsepipe.config.check import check, suggest
-from sparsepipe.config.listing import PARTS
-from sparsepipe.config.outputs import expanded
+from sparsepipe.config.check import check, check_task, suggest
+from sparsepipe.config.listing import PARTS, Source, directories_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import KEY, STUDY, in_place_of_scale
 from sparsepipe.config.schema import Config
-from sparsepipe.config.signature import present_name
+from sparsepipe.config.source_signature import Unreadable, has_attribute_in_source
 from sparsepipe.config.sweep_environment import announced_command
+from sparsepipe.config.target import locate, present_name
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.files import expanded
 
 CONFIG_NAME = "config"
 
@@ -85,6 +87,11 @@ _NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", 
 """How the overrides and groups begin that a run does not record."""
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
+
+
+_COMPLETION_FLAGS = {"-sc", "--shell-completion"}
+_CONFIG_DIRECTORY = re.compile(r"(?:--config-dir|-cd)[= ]\s*(\S+)\s")
+_PRINTED_WIDTH = (100, 24)  # where there is no terminal
 
 
 def config_dir() -> Path:
@@ -256,3 +263,77 @@ def _first_line(error: BaseException) -> str:
         cause = error.__cause__
     lines = [line for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__
+
+
+def completion_arguments(
+    arguments: Sequence[str], environment: MutableMapping[str, str]
+) -> list[str]:
+    """The command's arguments, with which Hydra can complete the line of a shell.
+
+    Unchanged where no shell completes; else the line in ``environment`` is made readable for Hydra.
+    """
+    line = environment.get("COMP_LINE")
+    if line is None or not _COMPLETION_FLAGS & set(arguments):
+        return list(arguments)
+    environment["COMP_LINE"] = readable(line)
+    return [*arguments, *_directories_in(line)]
+
+
+def readable(line: str) -> str:
+    """A line for Hydra to complete, whose words before the last it can compose.
+
+    It composes them to know which keys there are, and offers nothing where one is refused that our
+    command takes; see :func:`admit`.
+    """
+    before, space, last = line.rpartition(" ")
+    return " ".join(admit(before.split())) + space + last
+
+
+def _directories_in(line: str) -> list[str]:
+    # Hydra does not look in these by itself.
+    return [f"--config-dir={found}" for found in _CONFIG_DIRECTORY.findall(line)]
+
+
+def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
+    """The text of a task that only prints, such as ``task=list``; None where it makes a run.
+
+    But for the task, the configuration is neither resolved nor checked: that may import much and
+    require what is missing.
+
+    Raises:
+        ConfigError: an argument of the task cannot be used.
+    """
+    task = _printing_task(config)
+    if task is None:
+        return None
+    resolved = OmegaConf.to_container(config.task, resolve=True)
+    assert isinstance(resolved, dict)
+    node = {str(key): value for key, value in resolved.items()}
+    check_task(node)
+    node.pop("_target_")
+    width = shutil.get_terminal_size(_PRINTED_WIDTH).columns
+    return str(task(directories_of(sources), width=width, **node))
+
+
+def refuse_printing_task(spec: RunSpec) -> None:
+    """Raises a ConfigError for a task that only prints: it makes no run."""
+    if _prints_only(spec.task.path):
+        raise ConfigError(
+            "every job of a sweep would print the same", remedy="give this task without -m"
+        )
+
+
+def _printing_task(config: DictConfig) -> Callable[..., Any] | None:
+    try:
+        target = str(OmegaConf.select(config, "task._target_"))
+        return locate(target) if _prints_only(target) else None
+    except (ConfigError, OmegaConfBaseException):
+        return None  # the check of the whole configuration says what is wrong
+
+
+def _prints_only(target: str) -> bool:
+    """Whether a task prints and makes no run; others are not imported for this."""
+    try:
+        return has_attribute_in_source(present_name(target), "prints_only")
+    except Unreadable:
+        return bool(getattr(locate(target), "prints_only", False))

@@ -11,11 +11,11 @@ import pytorch_lightning as pl
 from torch import nn
 
 from sparsepipe.config.compose import assets_dir
-from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline.layers import find_layers
+from sparsepipe.utils.files import expanded
 
 _HANDED_ON = ("config", "cuts", "balance")
 

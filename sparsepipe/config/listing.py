@@ -56,7 +56,7 @@ _HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GRO
 
 
 class Source(Protocol):
-    """Where configuration comes from, as Hydra tells it."""
+    """Where Hydra found a part of the configuration."""
 
     @property
     def path(self) -> str:
@@ -100,7 +100,7 @@ class Group:
 def list_options(
     directories: Sequence[Traversable], *, width: int, group: str | None = None
 ) -> str:
-    """Says what there is to choose from.
+    """The groups and their options, as a table.
 
     Args:
         directories: the house's own first; of two options of the same name the first counts.
@@ -123,7 +123,7 @@ def list_options(
     return "\n\n".join(blocks if group else [_HEAD, *blocks])
 
 
-list_options.tells = True  # type: ignore[attr-defined]
+list_options.prints_only = True  # type: ignore[attr-defined]
 
 
 def help_text(directories: Sequence[Traversable]) -> str:
@@ -139,10 +139,10 @@ def help_text(directories: Sequence[Traversable]) -> str:
 
 def groups_in(directories: Sequence[Traversable]) -> list[Group]:
     """The groups of configuration directories: those that have a default first, in its order."""
-    told: dict[str, Group] = {}
+    defaults: dict[str, Group] = {}
     for directory in directories:
-        told = {**_pace_of(directory), **told}
-    options: dict[str, dict[str, Option]] = {name: {} for name in told}
+        defaults = {**_defaults_of(directory), **defaults}
+    options: dict[str, dict[str, Option]] = {name: {} for name in defaults}
     for directory in directories:
         for name, place in _groups(directory):
             for option in _options(place):
@@ -150,8 +150,8 @@ def groups_in(directories: Sequence[Traversable]) -> list[Group]:
     return [
         Group(
             name=name,
-            line=told[name].line if name in told else "",
-            default=told[name].default if name in told else None,
+            line=defaults[name].line if name in defaults else "",
+            default=defaults[name].default if name in defaults else None,
             options=tuple(sorted(found.values(), key=lambda option: option.name)),
         )
         for name, found in options.items()
@@ -179,12 +179,12 @@ def first_comment(text: str) -> str:
         if not line.startswith("# ") or line.startswith("#  "):
             break  # of a comment, a line further in is an example
         words.append(line.removeprefix("# ").strip())
-    said = " ".join(words)
-    sentence = _SENTENCE.match(said)
-    return (sentence.group() if sentence else said).rstrip(" .:;")
+    first_lines = " ".join(words)
+    sentence = _SENTENCE.match(first_lines)
+    return (sentence.group() if sentence else first_lines).rstrip(" .:;")
 
 
-def _pace_of(directory: Traversable) -> dict[str, Group]:
+def _defaults_of(directory: Traversable) -> dict[str, Group]:
     """Groups in the defaults list of a directory's ``config.yaml``."""
     file = directory / "config.yaml"
     matches = map(_DEFAULT.match, file.read_text().splitlines()) if file.is_file() else ()

@@ -19,8 +19,7 @@ from sparsepipe.config.schema import (
     SearchChoice,
     TrainerArguments,
 )
-from sparsepipe.config.signature import identity_name, present_name
-from sparsepipe.config.target import Target
+from sparsepipe.config.target import Target, identity_name, present_name
 from sparsepipe.errors import ConfigError
 
 _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))

@@ -1,14 +1,51 @@
-"""A node of the configuration with ``_target_``: what is called, and with which arguments."""
+"""Nodes of the configuration with ``_target_``: the callable, its parameters and arguments."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib
+import inspect
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sparsepipe.config.signature import locate, parameters_of
-from sparsepipe.config.source_signature import Parameters
+from sparsepipe.config.source_signature import Parameters, Unreadable, source_parameters
 from sparsepipe.errors import ConfigError, SparsePipeError
+
+_TASKS = {
+    "config.listing.list_options": ("listing.list_options", "config.listing.list_options"),
+    "paper.report_task.Report": ("report_task.report", "paper.report_task.report"),
+    "paper.table1.Table1": ("table1.table1", "paper.table1.table1"),
+    "paper.table3.Table3": ("table3.table3", "paper.table3.table3"),
+    "tasks.bandwidth.Bandwidth": ("bandwidth.bandwidth", "tasks.bandwidth.bandwidth"),
+    "tasks.emulate.TrainEmulated": ("emulated.train_emulated", "tasks.emulated.train_emulated"),
+    "tasks.evaluate.Evaluate": ("evaluate.evaluate", "tasks.evaluate.evaluate"),
+    "tasks.fitting.fit_batch.FitBatch": (
+        "fitting.fit_batch.fit_batch",
+        "tasks.fitting.fit_batch.fit_batch",
+    ),
+    "tasks.fitting.train_if_fits.TrainIfFits": (
+        "fitting.train_if_fits.train_if_fits",
+        "tasks.fitting.train_if_fits.train_if_fits",
+    ),
+    "tasks.partition.Partition": ("partition.partition", "tasks.partition.partition"),
+    "tasks.profile.ProfileLayers": ("profile.profile", "tasks.profile.profile"),
+    "tasks.simulate.Simulate": ("simulate.simulate", "tasks.simulate.simulate"),
+    "tasks.train.Train": ("train.train", "tasks.train.train"),
+    "tracking.loggers.wandb_logger": ("loggers.wandb_logger", "tracking.loggers.wandb_logger"),
+}
+"""Present names of tasks and loggers, below ``sparsepipe``; with each the name that identities of
+runs have, below ``sparsepipe.experiment``, and the name of the function that the task was."""
+_FORMER = {
+    f"sparsepipe.{now}": f"sparsepipe.experiment.{first}" for now, (first, _) in _TASKS.items()
+}
+_PRESENT = {
+    former: f"sparsepipe.{now}"
+    for now, (first, second) in _TASKS.items()
+    for former in (f"sparsepipe.experiment.{first}", f"sparsepipe.{second}")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +137,94 @@ class Target:
         target = self.parameters
         taken = {key: value for key, value in offered.items() if target.open or key in target.types}
         return self.build(**{k: v for k, v in taken.items() if k not in self.arguments})
+
+
+def parameters_of(target: str) -> Parameters:
+    """The signature of ``target``: as its source shows it, else as it is once imported.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    try:
+        return source_parameters(present_name(target))
+    except Unreadable:
+        return imported_parameters(target)
+
+
+def imported_parameters(target: str) -> Parameters:
+    """Imports ``target`` and reads its signature.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    found = locate(target)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return Parameters(types={}, required=(), open=True)  # builtins have no signature
+    kinds = inspect.Parameter
+    named = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    }
+    hints = _hints(found)
+    return Parameters(
+        types={name: hints.get(name, Any) for name in named},
+        required=tuple(name for name, value in named.items() if value.default is kinds.empty),
+        open=any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values()),
+    )
+
+
+def present_name(target: str) -> str:
+    """The present name of a task or logger, which may be given by its former one."""
+    return _PRESENT.get(target, target)
+
+
+def identity_name(target: str) -> str:
+    """What a task is called in the identity of a run, which outlives the places of modules."""
+    return _FORMER.get(target, target)
+
+
+def locate(target: str) -> Any:
+    """The object with this dotted name, which of a task may be a former one.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    parts = present_name(target).split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:length])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and module_name.startswith(error.name):
+                continue  # the tail may be a class
+            raise _unusable(target, f"its module needs {error.name}, which is missing") from error
+        for name in parts[length:]:
+            if not hasattr(found, name):
+                raise _unusable(target, f"{module_name} has no {name}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise _unusable(target, "it cannot be called")
+        return found
+    raise _unusable(target, f"there is no module {parts[0]}")
+
+
+def _unusable(target: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"'{target}' cannot be used: {reason}",
+        remedy="give the full dotted name of a class or function that can be imported",
+    )
+
+
+def _hints(found: Any) -> dict[str, Any]:
+    while isinstance(found, functools.partial):
+        found = found.func  # a partial has no hints of its own
+    # The constructor of a dataclass names inherited fields' types as their own modules do.
+    plain = inspect.isclass(found) and not dataclasses.is_dataclass(found)
+    source = inspect.unwrap(found.__init__ if plain else found)
+    try:
+        return typing.get_type_hints(source, include_extras=True)
+    except Exception:
+        return {}  # names that only a type checker sees: then types are not checked

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
-from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import NotPermitted, announce_hosts, clear, emulated_hosts
 from sparsepipe.errors import ConfigError, SparsePipeError
@@ -42,7 +41,7 @@ from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import launch, run_with_restarts
 from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
-from sparsepipe.utils.files import read_json
+from sparsepipe.utils.files import read_json, writing
 from sparsepipe.utils.host import git_commit, usable_cores
 
 log = logging.getLogger(__name__)

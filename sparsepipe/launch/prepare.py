@@ -6,11 +6,11 @@ from pathlib import Path
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
+from sparsepipe.config.compose import refuse_printing_task
 from sparsepipe.config.division import division_of
 from sparsepipe.config.recomputation import is_automatic, refuse_recompute, synchronous_stages_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
-from sparsepipe.config.suggestions import refuse_run
 from sparsepipe.config.sweep_environment import announced_threads
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory.microbatches import check_microbatches
@@ -35,7 +35,7 @@ def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     Raises:
         SparsePipeError: what can be refused before anything is prepared.
     """
-    refuse_run(spec)
+    refuse_printing_task(spec)
     spec = as_emulated(spec)
     refuse_search(spec)
     inventory = build_inventory(spec)

@@ -11,10 +11,10 @@ from typing import Any
 
 from sparsepipe.cluster import Device, Inventory
 from sparsepipe.config.compose import assets_dir
-from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile, graph_profile, read_graph
+from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
 
 log = logging.getLogger(__name__)

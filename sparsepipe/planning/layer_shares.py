@@ -8,7 +8,6 @@ from pathlib import Path
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import Division, read_plan_file
-from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ProfileError
 from sparsepipe.planning.device_profiles import (
@@ -18,6 +17,7 @@ from sparsepipe.planning.device_profiles import (
 )
 from sparsepipe.plots.shares import Costs, accumulated_shares, share_rows
 from sparsepipe.profiling import Profile, check_agreement
+from sparsepipe.utils.files import expanded
 from sparsepipe.utils.tables import write_csv
 
 

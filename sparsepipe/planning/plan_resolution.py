@@ -10,7 +10,6 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, num_classes_of
-from sparsepipe.config.outputs import writing
 from sparsepipe.config.recomputation import is_automatic
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
@@ -22,7 +21,7 @@ from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
 from sparsepipe.planning.search import find_plan, plan_table
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.files import write_text_atomic, writing
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor, nn
 from typing_extensions import override
 
-from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import CheckpointError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
+from sparsepipe.utils.files import expanded
 
 _SHOWN = 3
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sparsepipe.config.outputs import writing
 from sparsepipe.errors import ConfigError
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.utils.files import LockHeldError, file_lock
+from sparsepipe.utils.files import LockHeldError, file_lock, writing
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,13 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
-from sparsepipe.config.outputs import expanded
 from sparsepipe.config.recomputation import (
     is_automatic,
     recompute_argument,
 )
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
-from sparsepipe.utils.files import read_json, write_json, write_text_atomic
+from sparsepipe.utils.files import expanded, read_json, write_json, write_text_atomic
 
 _ATTEMPT, _STARTS = ".attempt", ".starts"
 

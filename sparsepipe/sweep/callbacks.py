@@ -18,14 +18,20 @@ from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from sparsepipe.config.outputs import expanded, writing
 from sparsepipe.config.sweep_environment import announce, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
 from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail
 from sparsepipe.sweep.record import JobRecord, records_of
 from sparsepipe.sweep.table import SweepJob, sweep_markdown, sweep_rows
-from sparsepipe.utils.files import LockHeldError, file_lock, read_json, write_text_atomic
+from sparsepipe.utils.files import (
+    LockHeldError,
+    expanded,
+    file_lock,
+    read_json,
+    write_text_atomic,
+    writing,
+)
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,11 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sparsepipe.config import compose
-from sparsepipe.config.objective import scored
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.sweep.board import own_texts
 from sparsepipe.sweep.callbacks import note_exit_code
-from sparsepipe.sweep.record import JobRecord, SweptJob, refusal
+from sparsepipe.sweep.record import JobRecord, SweptJob, refusal, scored
 from sparsepipe.sweep.refusals import refuse_within_torchrun
 from sparsepipe.sweep.slots import Machine, Settings, Slots
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.config.objective import value_of
-from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.config.check import suggest
+from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict
         ConfigError: the result has no such figure.
         DataError: the result cannot be read.
     """
-    value = value_of(run, objective)
+    value = objective_value(run, objective)
     try:
         ended_s = float(read_json(run / "DONE.json")["time"])
     except (DataError, KeyError, TypeError, ValueError):
@@ -213,3 +213,54 @@ def records_of(sweep: Path) -> list[JobRecord]:
         except DataError as error:
             log.warning("%s", error)
     return sorted(found.values(), key=lambda record: record.number)
+
+
+class ScoredRun(str):
+    """A run's directory that is also a number, the run's objective.
+
+    Hydra's sweepers take what a job returns: the run's directory. Those that search, as Optuna's
+    does, convert it to a float.
+    """
+
+    value: float
+
+    def __new__(cls, directory: str, value: float) -> ScoredRun:
+        run = super().__new__(cls, directory)
+        run.value = value
+        return run
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ScoredRun, (str(self), self.value)  # launchers hand it from process to process
+
+
+def scored(directory: str, value: float | None) -> str:
+    """The directory of a finished run, with the value of its objective where it has one."""
+    return directory if value is None else ScoredRun(directory, value)
+
+
+def objective_value(directory: Path, objective: str | None) -> float | None:
+    """A figure of a finished run's result; None without an objective.
+
+    Raises:
+        ConfigError: the result has no such figure.
+        DataError: the result cannot be read.
+    """
+    if objective is None:
+        return None
+    result = read_json(directory / "result.json")
+    figures = [key for key, value in result.items() if _is_number(value)]
+    if objective not in figures:
+        raise ConfigError(
+            f"objective={objective} is no figure of {directory}/result.json"
+            f"{suggest(objective, figures)}",
+            remedy="name one of its keys that has a number, such as test/accuracy; the run is "
+            "finished, and given again with another objective it is not done anew",
+        )
+    return float(result[objective])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -21,7 +21,6 @@ from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.division import division_of
-from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import are_there
@@ -33,7 +32,7 @@ from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch
 from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
-from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.files import write_text_atomic, writing
 
 log = logging.getLogger(__name__)
 

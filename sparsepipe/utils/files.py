@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sparsepipe.errors import DataError
+from sparsepipe.errors import DataError, OutputError
 
 PathLike = str | os.PathLike[str]
 
@@ -198,3 +198,25 @@ def _plain(value: Any) -> Any:
 
 def _plain_key(key: Any) -> str:
     return key if isinstance(key, str) else str(_plain(key))
+
+
+def expanded(path: str) -> Path:
+    """The path that is meant, with ``~`` and environment variables filled in."""
+    return Path(os.path.expandvars(path)).expanduser()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names ``path`` and the remedy when the block cannot write there.
+
+    Raises:
+        OutputError: no permission, no space, or no directory.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}",
+            remedy="free space and check permissions there, or set paths.outputs to another "
+            "directory",
+        ) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.config.completion import answerable, readable
+from sparsepipe.config.compose import completion_arguments, readable
 from tests.support.paths import CONF
 
 # The command under its own name, from wherever the tests run.
@@ -124,12 +124,12 @@ def test_directories_of_the_line_are_looked_in() -> None:
     asked = ["-sc", "query=bash"]
     for told in ("--config-dir mine", "--config-dir=mine", "-cd mine"):
         environment = {"COMP_LINE": f"sparsepipe {told} model="}
-        assert answerable(asked, environment) == [*asked, "--config-dir=mine"]
+        assert completion_arguments(asked, environment) == [*asked, "--config-dir=mine"]
 
 
 def test_other_commands_are_left_alone() -> None:
     for environment in ({}, {"COMP_LINE": "sparsepipe data.batch_size=4 mod"}):
         before = dict(environment)
-        assert answerable(["task=train"], environment) == ["task=train"]
+        assert completion_arguments(["task=train"], environment) == ["task=train"]
         assert environment == before
-    assert answerable(["-sc", "install=bash"], {}) == ["-sc", "install=bash"]
+    assert completion_arguments(["-sc", "install=bash"], {}) == ["-sc", "install=bash"]

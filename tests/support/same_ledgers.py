@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from pandas.testing import assert_frame_equal
 
-from sparsepipe.config.signature import present_name
+from sparsepipe.config.target import present_name
 
 TASK = "task._target_"
 CELL = ("task_name", "ranks", "representation", "data.resolution", "data.point_ratio")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.config.signature import identity_name, locate
+from sparsepipe.config.target import identity_name, locate
 from sparsepipe.tasks.fitting.fit_batch import FitBatch
 from sparsepipe.tasks.train import Train
 from tests.support.command_line import composed

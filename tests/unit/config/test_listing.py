@@ -13,9 +13,8 @@ from hydra.conf import ConfigSourceInfo
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from sparsepipe.config.compose import config_dir, config_loader
+from sparsepipe.config.compose import config_dir, config_loader, printed_text
 from sparsepipe.config.listing import first_comment, groups_in, list_options
-from sparsepipe.config.suggestions import told_by
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.prepare import resolve_run
 from tests.support.command_line import Shell, composed
@@ -154,11 +153,11 @@ def test_a_misspelt_setting_is_refused(tmp_path: Path) -> None:
 def test_no_run_is_made_of_it() -> None:
     config = OmegaConf.create({"task": {"_target_": "sparsepipe.config.listing.list_options"}})
     source = ConfigSourceInfo(path=str(config_dir()), schema="file", provider="main")
-    assert "task=train" in (told_by(config, [source]) or "")
-    with pytest.raises(ConfigError, match="every job of a sweep would tell the same"):
+    assert "task=train" in (printed_text(config, [source]) or "")
+    with pytest.raises(ConfigError, match="every job of a sweep would print the same"):
         resolve_run(composed("task=list"))
 
 
 def test_other_tasks_tell_nothing() -> None:
     for target in ("sparsepipe.tasks.partition.Partition", "no.where", "???"):
-        assert told_by(OmegaConf.create({"task": {"_target_": target}}), []) is None
+        assert printed_text(OmegaConf.create({"task": {"_target_": target}}), []) is None

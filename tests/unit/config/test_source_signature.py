@@ -10,13 +10,13 @@ import pytest
 
 from sparsepipe.config.check import describe
 from sparsepipe.config.compose import config_dir
-from sparsepipe.config.signature import imported_parameters
 from sparsepipe.config.source_signature import (
     Parameters,
     Unreadable,
     has_attribute_in_source,
     source_parameters,
 )
+from sparsepipe.config.target import imported_parameters
 
 OURS = sorted(
     {
@@ -52,14 +52,14 @@ def _by_depth(depth: int, width: float, *, sizes: Sequence[int], kind: Literal["
 shallow = partial(_by_depth, 3)
 narrow = partial(_by_depth, 3, width=0.5)
 same = several
-several.tells = True
+several.prints_only = True
 
 class Base:
     def __init__(self, size: Size | None, *, name: str = "x") -> None: ...
     @classmethod
     def of(cls, path: str) -> "Base": ...
 class Heir(Base):
-    tells = True
+    prints_only = True
 class Empty: ...
 @dataclass
 class Point:
@@ -158,9 +158,9 @@ def test_a_module_that_needs_what_is_not_installed(own_module: str, tmp_path: Pa
 
 
 def test_attributes(own_module: str) -> None:
-    assert has_attribute_in_source(f"{own_module}.several", "tells")
-    assert has_attribute_in_source(f"{own_module}.Heir", "tells")
-    assert not has_attribute_in_source(f"{own_module}.Base", "tells")
-    assert not has_attribute_in_source(f"{own_module}.shallow", "tells")
+    assert has_attribute_in_source(f"{own_module}.several", "prints_only")
+    assert has_attribute_in_source(f"{own_module}.Heir", "prints_only")
+    assert not has_attribute_in_source(f"{own_module}.Base", "prints_only")
+    assert not has_attribute_in_source(f"{own_module}.shallow", "prints_only")
     with pytest.raises(Unreadable):
-        has_attribute_in_source("no.where", "tells")
+        has_attribute_in_source("no.where", "prints_only")

@@ -21,8 +21,8 @@ from sparsepipe.cluster import Device
 from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.signature import locate
 from sparsepipe.config.sweep_environment import announce_hardware
+from sparsepipe.config.target import locate
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import find_device, places_of_ranks
 from sparsepipe.sweep.launch import hydra_config

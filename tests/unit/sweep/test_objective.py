@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.config.objective import scored, value_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.sweep.job import run_swept
-from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
+from sparsepipe.sweep.record import (
+    JobRecord,
+    SweptJob,
+    objective_value,
+    read_record,
+    records_of,
+    scored,
+)
 from sparsepipe.utils.files import write_json
 from tests.support.command_line import Shell, composed
 
@@ -29,8 +35,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_its_directory_and_a_number(run: Path) -> None:
-    assert value_of(run, "epoch_s") == 3.0
-    found = scored(str(run), value_of(run, "test/accuracy"))
+    assert objective_value(run, "epoch_s") == 3.0
+    found = scored(str(run), objective_value(run, "test/accuracy"))
     assert found == str(run)
     assert float(found) == 0.75
     # From one process to another.
@@ -39,7 +45,7 @@ def test_a_run_is_its_directory_and_a_number(run: Path) -> None:
 
 
 def test_without_an_objective_it_is_no_number(run: Path) -> None:
-    found = scored(str(run), value_of(run, None))
+    found = scored(str(run), objective_value(run, None))
     assert found == str(run)
     with pytest.raises(ValueError, match="could not convert"):
         float(found)
@@ -48,7 +54,7 @@ def test_without_an_objective_it_is_no_number(run: Path) -> None:
 @pytest.mark.parametrize("objective", ["test/acuracy", "kind", "done", "none"])
 def test_what_is_no_figure_is_refused(run: Path, objective: str) -> None:
     with pytest.raises(ConfigError, match=f"objective={objective} is no figure") as refused:
-        value_of(run, objective)
+        objective_value(run, objective)
     if objective == "test/acuracy":
         assert "(nearest: 'test/accuracy')" in refused.value.message
 
@@ -74,7 +80,7 @@ def test_a_job_leaves_its_value(swept: Callable[..., JobRecord]) -> None:
     record = swept(*PLANS, "objective=bottleneck_s")
     assert (record.status, record.exit_code) == ("finished", 0)
     assert record.run is not None
-    assert record.value == value_of(Path(record.run), "bottleneck_s")
+    assert record.value == objective_value(Path(record.run), "bottleneck_s")
     assert swept(*PLANS).value is None
 
 
