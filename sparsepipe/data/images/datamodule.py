@@ -31,7 +31,10 @@ class ImageDataModule(SplitDataModule):
         root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``.
         cache_dir: directory of drawn images.
-        batch_size, num_workers, val_share, seed: as in ``ShapeDataModule``.
+        batch_size: as in ``ShapeDataModule``.
+        num_workers: likewise.
+        val_share: likewise.
+        seed: likewise.
 
     Raises:
         ConfigError: a setting is out of its range.
