@@ -23,14 +23,29 @@ from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How ranks talk.
+
+    Args:
+        sends: how messages are handed over.
+        algorithm: of sums over replicas.
+        bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: they do
+            not.
+    """
+
+    network: Network
+    sends: Sends = AS_IN_TRAINING
+    algorithm: Algorithm = "ordered"
+    bucket_bytes: float | None = None
+
+
 class Engine:
     """One run.
 
     Ranks look ahead where the conditions for that hold (:mod:`.messages`).
 
     Args:
-        bucket_bytes: sums begin while the backward runs, in parts of at least so many bytes
-            (DDP's buckets); None: with the update, in one part.
         keep: whether spans, transfers and reductions are recorded.
     """
 
@@ -38,32 +53,27 @@ class Engine:
         self,
         workload: Workload,
         actions: Sequence[Iterable[Action]],
-        network: Network,
+        setting: Setting,
         *,
-        sends: Sends,
-        algorithm: Algorithm,
-        bucket_bytes: float | None,
         keep: bool,
-        detector: CycleDetector | None = None,
+        detector: CycleDetector | None,
     ) -> None:
         plan = self._plan = workload.plan
-        self._workload, self._network = workload, network
+        self._workload, self._setting = workload, setting
         self._keep, self._detector = keep, detector
         self.record = Record(plan=plan, minibatches=0)
         self._events = Events()
-        self._flows = Flows(self._events, network.bytes_per_s)
-        may_look_ahead = sends.outbox is None and sends.inbox != 0
-        self._looks_ahead = may_look_ahead and bucket_bytes is None and not keep
-        self._sums = [
-            self._sums_of(stage, algorithm, bucket_bytes) for stage in range(plan.num_stages)
-        ]
-        self._messages, self._ranks = self._lined_up(actions, sends)
+        self._flows = Flows(self._events, setting.network.bytes_per_s)
+        may_look_ahead = setting.sends.outbox is None and setting.sends.inbox != 0
+        self._looks_ahead = may_look_ahead and setting.bucket_bytes is None and not keep
+        self._sums = [self._sums_of(stage) for stage in range(plan.num_stages)]
+        self._messages, self._ranks = self._lined_up(actions)
         self._working = [rank for rank in self._ranks if rank.action is not None]
         first = [rank.action for rank in self._working]
         self._is_split = any(a is not None and a.microbatch is not None for a in first)
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
 
-    def _sums_of(self, stage: int, algorithm: Algorithm, bucket_bytes: float | None) -> Sums | None:
+    def _sums_of(self, stage: int) -> Sums | None:
         """None: there is nothing to sum, and no rank waits, as in training."""
         ranks, costs = self._plan.ranks_of(stage), self._workload.stages[stage]
         if len(ranks) == 1 or not costs.parameter_bytes:
@@ -77,25 +87,23 @@ class Engine:
         return Sums(
             self._events,
             self._flows,
-            self._network,
+            self._setting.network,
             costs,
             ranks,
-            algorithm=algorithm,
-            bucket_bytes=bucket_bytes,
+            algorithm=self._setting.algorithm,
+            bucket_bytes=self._setting.bucket_bytes,
             summed=summed,
             wake=lambda rank: self._ranks[rank].go_on(),
         )
 
-    def _lined_up(
-        self, actions: Sequence[Iterable[Action]], sends: Sends
-    ) -> tuple[Messages, list[Rank]]:
+    def _lined_up(self, actions: Sequence[Iterable[Action]]) -> tuple[Messages, list[Rank]]:
         """The ranks, and the lines between them: either knows the other."""
         wakes: list[Callable[[], None]] = []
         reschedules: list[Callable[[float], None]] = []
         messages = Messages(
             self._workload,
-            self._network,
-            sends,
+            self._setting.network,
+            self._setting.sends,
             self._events,
             self._flows,
             transfers=self.record.transfers if self._keep else None,
@@ -207,23 +215,6 @@ class Engine:
         return action.number * self._plan.replicas(self._plan.stage_of(rank))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How ranks talk.
-
-    Args:
-        sends: how messages are handed over.
-        algorithm: of sums over replicas.
-        bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: they do
-            not.
-    """
-
-    network: Network
-    sends: Sends = AS_IN_TRAINING
-    algorithm: Algorithm = "ordered"
-    bucket_bytes: float | None = None
-
-
 def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record:
     """Runs a schedule to its end, and records everything; the workload is of microbatches where the
     schedule has some.
@@ -247,14 +238,4 @@ def run_actions(
     """Lets every rank do its actions in order; with ``keep`` spans, transfers and reductions are
     recorded.
     """
-    engine = Engine(
-        workload,
-        actions,
-        setting.network,
-        sends=setting.sends,
-        algorithm=setting.algorithm,
-        bucket_bytes=setting.bucket_bytes,
-        keep=keep,
-        detector=detector,
-    )
-    return engine.run()
+    return Engine(workload, actions, setting, keep=keep, detector=detector).run()
