@@ -134,8 +134,8 @@ class Clock(pl.Callback):
         }
         if isinstance(worker, AsynchronousWorker):
             assert worker.weights is not None
-            self.pipeline["peak_versions"] = worker.weights.peak_versions
-            self.pipeline["peak_bytes"] = worker.weights.peak_bytes
+            self.pipeline["peak_versions"] = worker.weights.memory.peak_versions
+            self.pipeline["peak_bytes"] = worker.weights.memory.peak_bytes
 
     def found(self) -> Trained:
         """What was measured."""

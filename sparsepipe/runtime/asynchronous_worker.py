@@ -101,8 +101,8 @@ class AsynchronousWorker(StageWorker[Events]):
     def _end_segment(self, weights: Weights, minibatches: int) -> None:
         """Compares what ran with the schedule, and records it if that was asked for."""
         expected = _PEAKS[weights.mode](self._tally)
-        assert weights.segment_peak == expected, (
-            f"{weights.segment_peak} sets of weights, the schedule has {expected}"
+        assert weights.memory.segment_peak == expected, (
+            f"{weights.memory.segment_peak} sets of weights, the schedule has {expected}"
         )
         if self.segments is not None:
             self.segments.append(
@@ -110,7 +110,7 @@ class AsynchronousWorker(StageWorker[Events]):
                     minibatches=minibatches,
                     version_of_forward=dict(weights.version_of_forward),
                     version_of_backward=dict(weights.version_of_backward),
-                    peak_versions=weights.segment_peak,
+                    peak_versions=weights.memory.segment_peak,
                 )
             )
 

@@ -6,7 +6,7 @@ sizes of parts are those of :func:`torch.tensor_split`: as even as can be, the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, pairwise
@@ -174,15 +174,10 @@ def _leaves(batch: Any) -> Iterator[tuple[str, Any]]:
 def _is_leaf(node: Any) -> bool:
     if isinstance(node, SparseTensor):
         return True
-    return isinstance(node, list | tuple) and bool(node) and not _any(node, _has_samples)
-
-
-def _any(tree: Any, holds: Callable[[Any], bool]) -> bool:
-    return any(map(holds, pytree.tree_leaves(tree, is_leaf=lambda x: isinstance(x, SparseTensor))))
-
-
-def _has_samples(leaf: Any) -> bool:
-    return not isinstance(leaf, _SHARED)
+    if not isinstance(node, list | tuple) or not node:
+        return False
+    inside = pytree.tree_leaves(node, is_leaf=lambda x: isinstance(x, SparseTensor))
+    return all(isinstance(leaf, _SHARED) for leaf in inside)
 
 
 def _samples_of(leaf: Any) -> int | None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +22,8 @@ from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import Part, split
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind
-from sparsepipe.schedule import Action, MinibatchSupply, Plan
-
-
-class Order(Protocol):
-    """What a rank does in a run: such as :func:`~sparsepipe.schedule.gpipe_order`."""
-
-    def __call__(
-        self, plan: Plan, rank: int, intake: MinibatchSupply, microbatches: int, /
-    ) -> Iterator[Action]: ...
+from sparsepipe.schedule import Action, MinibatchSupply
+from sparsepipe.schedule.synchronous import MicrobatchOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +66,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     def __init__(
         self,
         *,
-        order: Order,
+        order: MicrobatchOrder,
         microbatches: int,
         parameters: Mapping[str, nn.Parameter],
         norms: MinibatchNorms,

@@ -98,17 +98,10 @@ def pace(
         record = run_actions(workload, actions, setting, keep=False, detector=detector)
         return record, detector.cycle
 
-    runs = _runs(run, minibatches, enough=_enough(plan, period))
+    runs = [run(minibatches)]
+    if runs[0][1] is None and minibatches < (enough := _enough(plan, period)):
+        runs.append(run(enough))  # the first does not tell the pace
     return _pace_of(runs, minibatches, splits=splits)
-
-
-def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[Run]:
-    """A run of so many minibatches; then a longer one, where the first does not tell the pace."""
-    first = run(minibatches)
-    _, cycle = first
-    if cycle is None and minibatches < enough:
-        return [first, run(enough)]
-    return [first]
 
 
 def _pace_of(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:

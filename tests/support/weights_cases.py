@@ -166,7 +166,7 @@ def alive_after(runner: Runner, actions: str, **forward: Callable[[int], Any]) -
             runner.backward(minibatch)
         else:
             runner.update()
-        yield runner.weights.versions_alive
+        yield 1 + runner.weights.memory.copies
 
 
 def assert_same(found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None]) -> None:

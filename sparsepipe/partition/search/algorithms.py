@@ -216,16 +216,16 @@ def search_by_name(name: str) -> Search:
 
     def checked(problem: Problem) -> Solution:
         result = found(problem)
-        solution = result if isinstance(result, Solution) else _solution(tuple(result), name)
+        solution = (
+            result
+            if isinstance(result, Solution)
+            else Solution(stages=tuple(result), strategy=name)
+        )
         _check_stages(solution.stages, problem, name)
         spans = check_memory(solution.stages, problem)
         return replace(solution, spans=solution.spans if spans is None else spans)
 
     return checked
-
-
-def _solution(stages: tuple[Choice, ...], name: str) -> Solution:
-    return Solution(stages=stages, strategy=name)
 
 
 def _check_stages(stages: Sequence[Choice], problem: Problem, name: str) -> None:

@@ -138,11 +138,10 @@ class Direct(_OnDevice):
 
     def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
         with self._beside():
-            received = [_device_bytes(spec, self._device) for spec in specs]
+            received = [
+                torch.empty(spec.size_bytes, dtype=torch.uint8, device=self._device)
+                for spec in specs
+            ]
             for flat in received:
                 dist.recv(flat, src=self._other, group=self._nccl)
         return received
-
-
-def _device_bytes(spec: TensorSpec, device: torch.device) -> Tensor:
-    return torch.empty(spec.size_bytes, dtype=torch.uint8, device=device)

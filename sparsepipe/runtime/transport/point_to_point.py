@@ -199,7 +199,8 @@ class Wire:
         finish([self._line.receive(self._block, tag=_Tag.HEADER)])
         missing = missing_bytes(self._block)
         if missing is None:
-            self._free_posted()
+            for buffer in self._posted.pooled if self._posted else ():  # nothing comes into it
+                self._pool.give_back(buffer)
             return None
         mode = TransferMode.read(self._block)
         blocks = [self._block]
@@ -223,11 +224,6 @@ class Wire:
         finish(host.works)
         arrival.messages = header.assemble(host.flat, arrival.device_tensors, device=self._device)
         return arrival
-
-    def _free_posted(self) -> None:
-        """Nothing more comes into what was posted beforehand."""
-        for buffer in self._posted.pooled if self._posted else ():
-            self._pool.give_back(buffer)
 
     def _post(self, sizes: Sizes, *, tag: int) -> _Tensors:
         found = _Tensors()

@@ -49,8 +49,7 @@ class Weights:
             caller says how far both look ahead.
 
     Attributes:
-        mode: the mode.
-        predict_backward: as given.
+        memory: counts the sets of weights in use.
         version_of_forward: by minibatch, the version that its forward used (that it was predicted
             from, for SpecTrain).
         version_of_backward: the same of its backward.
@@ -71,7 +70,7 @@ class Weights:
     ) -> None:
         self.mode = _checked(mode, predict_backward=predict_backward)
         self.predict_backward = predict_backward
-        self._memory = Memory(parameters)
+        self.memory = Memory(parameters)
         self._policy = self._policy_for(optimizer, replicas=replicas)
         self._matched = self.mode is not Mode.NONE and not predict_backward
         self._flights: dict[int, _Flight] = {}
@@ -81,39 +80,19 @@ class Weights:
     def _policy_for(self, optimizer: Optimizer | None, *, replicas: int) -> Policy:
         match self.mode:
             case Mode.STASH:
-                return Stash(self._memory)
+                return Stash(self.memory)
             case Mode.VERTICAL_SYNC:
-                return VerticalSync(self._memory, replicas=replicas)
+                return VerticalSync(self.memory, replicas=replicas)
             case Mode.SPECTRAIN:
-                predictor = Predictor(self._memory.parameters, optimizer)
-                return SpecTrain(self._memory, predictor, predict_backward=self.predict_backward)
+                predictor = Predictor(self.memory.parameters, optimizer)
+                return SpecTrain(self.memory, predictor, predict_backward=self.predict_backward)
             case Mode.NONE:
-                return Policy(self._memory)
+                return Policy(self.memory)
 
     @property
     def version(self) -> int:
         """Updates since the segment began: the version that the parameters hold."""
         return self._policy.version
-
-    @property
-    def versions_alive(self) -> int:
-        """Sets of weights in memory that are in use, the parameters' own included."""
-        return 1 + self._memory.copies
-
-    @property
-    def peak_versions(self) -> int:
-        """Most sets in use at a time, over all segments."""
-        return self._memory.peak_versions
-
-    @property
-    def segment_peak(self) -> int:
-        """Most sets in use at a time since the segment began."""
-        return self._memory.segment_peak
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes in use at a time; parameters that do not learn count once."""
-        return self._memory.peak_bytes
 
     @property
     def in_flight(self) -> tuple[int, ...]:
@@ -139,7 +118,7 @@ class Weights:
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
         weights = self._policy.take(ahead=ahead, included=included)
-        parameters = self._memory.parameters.items()
+        parameters = self.memory.parameters.items()
         leaves = {name: _leaf(p, weights.tensors.get(name)) for name, p in parameters}
         self._flights[minibatch] = _Flight(weights=weights, leaves=leaves)
         self.version_of_forward[minibatch] = weights.version
@@ -191,7 +170,7 @@ class Weights:
         """
         assert not self._flights, f"in flight: {self.in_flight}"
         self._policy.restart()
-        self._memory.restart()
+        self.memory.restart()
         self.version_of_forward.clear()
         self.version_of_backward.clear()
 

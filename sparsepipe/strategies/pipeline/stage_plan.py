@@ -158,7 +158,8 @@ def _flops(
         precision.forward_context(),
     ):
         # As Lightning's loops hand a batch to a step.
-        batch = precision.convert_input(_first_batch(loop))
+        read = [_read(loader) for loader in internals.loaders_of(loop)]
+        batch = precision.convert_input(internals.combined_batch(loop, read))
         batch = internals.transfer_batch(module, batch, device=device)
         with _buffers_kept(module), undrawn(generators_of(module, layers).values()):
             opened = run_until_layers(layers, lambda: step(batch, *numbers))
@@ -181,12 +182,8 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
             child._buffers[name] = buffer.copy_(value)
 
 
-def _first_batch(loop: Any) -> Any:
-    """One batch; iterators that exist already stay as they are."""
-    return internals.combined_batch(loop, [_read(loader) for loader in internals.loaders_of(loop)])
-
-
 def _read(loader: Any) -> Any:
+    """One batch; iterators that exist already stay as they are."""
     if isinstance(loader, Padded):
         loader = loader.loader
     with undrawn(_generators(loader, set())):

@@ -67,7 +67,7 @@ class Pair:
         if self.vertical:
             alive |= set(range(self.included // self.replicas, self.newest))
         self.peak = max(self.peak, len(alive))
-        assert weights.versions_alive == len(alive)
+        assert 1 + weights.memory.copies == len(alive)
         assert weights.version == self.newest
         assert weights.in_flight == tuple(self.expected)
         assert_same(clones(self.runner.network), self.oracle.history[-1])
@@ -85,8 +85,8 @@ class Pair:
             self.end(m)
         weights = self.runner.weights
         set_bytes = sum(p.nbytes for p in self.runner.network.parameters())
-        assert weights.peak_versions == self.peak
-        assert weights.peak_bytes == self.peak * set_bytes
+        assert weights.memory.peak_versions == self.peak
+        assert weights.memory.peak_bytes == self.peak * set_bytes
         assert_same(self.runner.network.state_dict(), self.oracle.state())
 
 
@@ -142,7 +142,7 @@ def test_versions_in_memory_are_those_counted_by_hand(name: str) -> None:
     actions, expected = STASHED[name]
     runner = Runner(CASES["mlp"], "stash")
     assert list(alive_after(runner, actions)) == [int(n) for n in expected.split()]
-    assert runner.weights.peak_versions == max(int(n) for n in expected.split())
+    assert runner.weights.memory.peak_versions == max(int(n) for n in expected.split())
 
 
 def test_vertical_sync_keeps_what_a_later_minibatch_may_ask_for() -> None:
@@ -153,7 +153,7 @@ def test_vertical_sync_keeps_what_a_later_minibatch_may_ask_for() -> None:
     assert list(alive_after(runner, actions, included=lambda m: max(0, m - 2))) == expected
     assert runner.weights.version_of_forward == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}
     runner.weights.restart()
-    assert runner.weights.versions_alive == 1
+    assert 1 + runner.weights.memory.copies == 1
 
 
 def test_vertical_sync_frees_what_is_known_not_to_be_needed() -> None:
@@ -162,9 +162,9 @@ def test_vertical_sync_frees_what_is_known_not_to_be_needed() -> None:
     runner.weights.keep_from(1)  # the next minibatch will use version 1, which is to come
     runner.backward(0)
     runner.update()
-    assert runner.weights.versions_alive == 1
+    assert 1 + runner.weights.memory.copies == 1
     runner.forward(1, included=1)
-    assert runner.weights.peak_versions == 1
+    assert runner.weights.memory.peak_versions == 1
 
 
 def test_vertical_sync_counts_minibatches_not_updates() -> None:
@@ -186,7 +186,7 @@ def test_buffers_are_used_again() -> None:
             runner.backward(m - 2)
             runner.update()
         places.add(runner.network[0].weight.data_ptr())
-    assert len(places) == runner.weights.peak_versions == 3
+    assert len(places) == runner.weights.memory.peak_versions == 3
 
 
 def test_a_segment_counts_from_zero_and_keeps_the_peak() -> None:
@@ -196,7 +196,7 @@ def test_a_segment_counts_from_zero_and_keeps_the_peak() -> None:
     assert runner.weights.version == 0
     assert runner.weights.version_of_forward == runner.weights.version_of_backward == {}
     list(alive_after(runner, "F0 B0 U0"))
-    assert runner.weights.peak_versions == 2
+    assert runner.weights.memory.peak_versions == 2
 
 
 def test_parameters_that_do_not_learn_are_not_copied() -> None:
@@ -210,7 +210,7 @@ def test_parameters_that_do_not_learn_are_not_copied() -> None:
     runner.update()
     assert frozen.data_ptr() == place
     learning = sum(p.nbytes for p in runner.network.parameters() if p.requires_grad)
-    assert runner.weights.peak_bytes == frozen.nbytes + 2 * learning
+    assert runner.weights.memory.peak_bytes == frozen.nbytes + 2 * learning
 
 
 def test_memory_layouts_are_kept() -> None:

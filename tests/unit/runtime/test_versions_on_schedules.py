@@ -162,7 +162,7 @@ def test_no_more_versions_than_forwards_ahead(config: str) -> None:
     pipeline = compare("mlp", config, "stash", 25)
     for number, rank in enumerate(pipeline.ranks):
         stage = pipeline.plan.stage_of(number)
-        assert rank.weights.peak_versions == pipeline.plan.warmup(stage) + 1
+        assert rank.weights.memory.peak_versions == pipeline.plan.warmup(stage) + 1
 
 
 @pytest.mark.parametrize("minibatches", [1, 6, 13])
@@ -184,7 +184,7 @@ def test_the_schedule_foretells_the_peak(config: str, minibatches: int) -> None:
 )
 def test_vertical_sync_keeps_what_was_counted_by_hand(config: str, peaks: list[int]) -> None:
     pipeline = compare("mlp", config, "vertical_sync", 20)
-    assert [rank.weights.peak_versions for rank in pipeline.ranks] == peaks
+    assert [rank.weights.memory.peak_versions for rank in pipeline.ranks] == peaks
 
 
 def test_each_segment_has_a_peak_of_its_own() -> None:

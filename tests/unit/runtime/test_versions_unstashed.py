@@ -63,7 +63,7 @@ def test_without_versions_the_backward_sees_the_present_weights() -> None:
     assert runner.network[0].weight.data_ptr() == leaves["0.weight"].data_ptr() == place
     assert runner.weights.version_of_forward == {0: 0, 1: 0}
     assert runner.weights.version_of_backward == {0: 0, 1: 1}
-    assert runner.weights.peak_versions == 1
+    assert runner.weights.memory.peak_versions == 1
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -202,7 +202,7 @@ def test_each_minibatch_in_flight_holds_a_prediction() -> None:
     actions = "F0 F1 F2 B0 U0 F3 B1 U1 B2 U2 B3 U3"
     expected = [2, 3, 4, 3, 3, 4, 3, 3, 2, 2, 1, 1]
     assert list(alive_after(runner, actions, ahead=lambda m: min(m, 2))) == expected
-    assert runner.weights.peak_versions == 4
+    assert runner.weights.memory.peak_versions == 4
 
 
 class Slow(torch.optim.SGD):
