@@ -17,10 +17,8 @@ from sparsepipe.models import Classifier
 
 
 def build_inventory(spec: RunSpec) -> Inventory:
-    """The hardware of a configuration; on processors where it is emulated.
-
-    Raises:
-        ConfigError: the node builds something else.
+    """The hardware of a configuration: emulated hardware is on processors. Raises a ConfigError
+    where the node builds something else.
     """
     target = spec.inventory_target
     inventory = inventory_seen_by_sweep(target) or target.build()
@@ -36,10 +34,8 @@ def build_inventory(spec: RunSpec) -> Inventory:
 
 
 def build_data(spec: RunSpec) -> pl.LightningDataModule:
-    """The data module of a configuration.
-
-    Raises:
-        ConfigError: the node builds something else.
+    """The data module of a configuration. Raises a ConfigError where the node builds something
+    else.
     """
     data = spec.data.build()
     if not isinstance(data, pl.LightningDataModule):
@@ -51,7 +47,7 @@ def build_data(spec: RunSpec) -> pl.LightningDataModule:
 
 
 def ready_data(spec: RunSpec) -> str:
-    """Makes the data ready; what they hold."""
+    """Prepares the data and returns their fingerprint."""
     data = build_data(spec)
     data.prepare_data()
     fingerprint = getattr(data, "fingerprint", None)

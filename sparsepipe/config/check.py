@@ -88,7 +88,6 @@ def _check_dataclass(value: Any, schema: type, *, path: str) -> Iterator[str]:
 
 
 def _dataclass_in(hint: Any) -> type | None:
-    """The dataclass that a hint names, alone or beside null."""
     kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
     return next((kind for kind in kinds if is_dataclass(kind)), None)
 
@@ -203,7 +202,6 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """A type hint in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(option) for option in _writable(arguments))

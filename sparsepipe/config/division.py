@@ -1,4 +1,4 @@
-"""How a configuration wants a model to be split: ``parallel.plan``, before there is a model."""
+"""How ``parallel.plan`` splits a model into stages."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Division:
             Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:
-        """A rank and its stage in words."""
+        """A rank and its stage, for messages."""
         config = self.config or "-".join("1" * ranks)
         parts = config.split("-")
         plan = Plan.of(config=config, cuts=range(1, len(parts)), num_layers=len(parts))
@@ -195,12 +195,7 @@ def read_plan_file(
 
 
 def check_division(spec: RunSpec, module: pl.LightningModule, *, kept: Path | None = None) -> None:
-    """Refuses a plan that does not fit the model.
-
-    Raises:
-        PlanError: it covers other layers.
-        ConfigError: the model has no layers to split.
-    """
+    """Refuses a plan for other layers (PlanError), or a model without layers (ConfigError)."""
     division = division_of(spec, kept=kept)
     if division is not None:
         name = find_layers(module, spec.parallel.argument("layers"))

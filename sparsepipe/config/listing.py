@@ -59,22 +59,15 @@ class Source(Protocol):
     """Where Hydra found a part of the configuration."""
 
     @property
-    def path(self) -> str:
-        """A directory or a package."""
+    def path(self) -> str: ...
 
     @property
-    def schema(self) -> str:
-        """``file`` or ``pkg``, or another for what has no files."""
+    def schema(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A file of a group.
-
-    Args:
-        name: as it is chosen, ``directory/file`` where it lies in a directory of the group.
-        line: what it is.
-    """
+    """A file of a group."""
 
     name: str
     line: str
@@ -82,14 +75,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Options of which one is chosen.
-
-    Args:
-        name: what it is called.
-        line: what is chosen.
-        default: the option that counts where none is named.
-        options: sorted by name.
-    """
+    """Options of which one is chosen."""
 
     name: str
     line: str = ""
@@ -160,7 +146,7 @@ def groups_in(directories: Sequence[Traversable]) -> list[Group]:
 
 
 def directories_of(sources: Iterable[Source]) -> list[Traversable]:
-    """Where sources of configuration lie; those of Hydra itself are left out."""
+    """Directories of configuration sources, without those of Hydra itself."""
     found: list[Traversable] = []
     for source in sources:
         if source.schema == "file" and Path(source.path).is_dir():

@@ -223,7 +223,7 @@ def log_chosen(chosen: RecomputedLayers) -> None:
 
 
 def _limits(inventory: Inventory) -> dict[str, float]:
-    """Memory of each device, by the name that plans give it."""
+    """Memory of each device, by its name in plans."""
     memory = {
         (host.name, device.name): device.memory_bytes
         for host in inventory.hosts

@@ -129,7 +129,7 @@ class RunSpec:
         return cls.from_dict({"force": False, **{str(key): item for key, item in value.items()}})
 
     def to_yaml(self) -> str:
-        """The text of ``config.yaml``, which has all but ``force``."""
+        """The text of ``config.yaml``: everything but ``force``."""
         from omegaconf import OmegaConf
 
         settings = {key: value for key, value in self._values.items() if key != "force"}
@@ -177,7 +177,6 @@ class RunSpec:
 
     @property
     def given_profiles(self) -> Mapping[str, str]:
-        """Profile files of ``parallel.search``, by the names of devices."""
         search = self.parallel.search
         return (search and search.profiles) or {}
 
@@ -226,7 +225,6 @@ class RunSpec:
         }
 
     def flat(self) -> dict[str, Any]:
-        """The plain values by dotted keys."""
         return flatten(self._values)
 
 
@@ -269,7 +267,6 @@ def _parsed(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dataclass_in(hint: Any) -> type | None:
-    """The dataclass that a hint names, alone or beside null."""
     kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
     return next((kind for kind in kinds if is_dataclass(kind)), None)
 

@@ -48,7 +48,6 @@ class Limits:
     most: float
 
     def hold(self, value: float) -> bool:
-        """Whether ``value`` is in the range."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
@@ -67,7 +66,7 @@ def _node_map(*given: str) -> dict[str, NodeMap]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where things lie."""
+    """Directories."""
 
     data: str
     cache: str

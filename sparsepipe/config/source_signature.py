@@ -373,7 +373,6 @@ def _field_options(value: ast.expr | None) -> dict[str, ast.expr]:
 
 
 def _last_name(node: ast.expr) -> str:
-    """The name of a decorator, base or annotation, whatever it is called with or subscripted by."""
     if isinstance(node, (ast.Call, ast.Subscript)):
         return _last_name(node.func if isinstance(node, ast.Call) else node.value)
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -39,7 +39,6 @@ def announce(config: DictConfig) -> None:
 
 
 def sweep_directory(config: DictConfig) -> Path:
-    """The directory by the sweep's configuration."""
     return Path(str(config.hydra.sweep.dir)).absolute()
 
 
@@ -87,12 +86,7 @@ _VARIABLE = "SPARSEPIPE_HARDWARE"
 
 
 def hardware_message(target: Target, inventory: Inventory) -> dict[str, Any]:
-    """The whole machine's hardware as plain values, for :func:`announce_hardware` in a job.
-
-    Args:
-        target: what builds the inventory.
-        inventory: what it builds where all of the machine is seen.
-    """
+    """The whole machine's hardware as plain values, for :func:`announce_hardware` in a job."""
     return {"node": target.to_dict(), "inventory": yaml.safe_load(inventory.to_yaml())}
 
 

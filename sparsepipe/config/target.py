@@ -67,12 +67,10 @@ class Target:
         return cls(node["_target_"], {k: v for k, v in node.items() if k != "_target_"})
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping with ``_target_`` that this was parsed from."""
         return {"_target_": self.path, **self.arguments}
 
     @property
     def name(self) -> str:
-        """The name without its module."""
         return self.path.rpartition(".")[2]
 
     @property
@@ -94,7 +92,7 @@ class Target:
         return parameters_of(self.path)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument, or ``default`` where the configuration gives none of this name."""
+        """An argument, or ``default``."""
         return self.arguments.get(name, default)
 
     def replace(self, **arguments: Any) -> Target:
@@ -102,11 +100,7 @@ class Target:
         return Target(self.path, {**self.arguments, **arguments})
 
     def locate(self) -> Any:
-        """The callable itself.
-
-        Raises:
-            ConfigError: it cannot be imported or called.
-        """
+        """The callable itself. Raises a ConfigError where it cannot be imported or called."""
         return locate(self.path)
 
     def build(self, **given: Any) -> Any:

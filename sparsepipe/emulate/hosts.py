@@ -147,7 +147,7 @@ def _log_layout(layout: Layout) -> None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """One process at a time makes a cluster."""
+    """Lets one process at a time make a cluster."""
     with ExitStack() as held:
         try:
             held.enter_context(file_lock(_LOCK, wait_s=_LOCK_LIMIT_S))
@@ -185,7 +185,7 @@ def signals_held() -> Iterator[None]:
 
 
 def _taken_over(came: list[int]) -> dict[signal.Signals, Any]:
-    """The former handlers of the signals that are noted now; none in a thread, which sets none."""
+    """The former handlers of the signals that are now recorded; none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
 

@@ -50,12 +50,7 @@ _CABLE = re.compile(r"spe(\d+)c\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process, also when its number is given to another one later.
-
-    Args:
-        pid: its number.
-        started: when it was, in the kernel's ticks since the machine's start.
-    """
+    """A process, also when its number is given to another one later."""
 
     pid: int
     started: int
@@ -102,12 +97,10 @@ class Layout:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The hosts' and the bridge's."""
         return (*(station.namespace for station in self.stations), self.switch)
 
     @property
     def cables(self) -> tuple[str, ...]:
-        """Interfaces of this machine."""
         return tuple(station.cable for station in self.stations)
 
 
@@ -229,10 +222,7 @@ def _station(station: Station, layout: Layout) -> list[Command]:
 
 
 def limiting(layout: Layout) -> list[Command]:
-    """Commands that limit the links as :func:`making` does, also where they are limited already.
-
-    Ranks that start anew find them as those before have left them.
-    """
+    """Commands that limit the links as :func:`making` does, also where they are limited already."""
     return [command for station in layout.stations for command in _buckets(station, layout)]
 
 
@@ -245,7 +235,7 @@ def lifting(layout: Layout) -> list[Command]:
 
 
 def _buckets(station: Station, layout: Layout) -> list[Command]:
-    """Of what a host sends and of what it gets."""
+    """Commands for the two token buckets of a host."""
     bucket = (
         "tbf",
         "rate", f"{round(8 * layout.rate_bytes_per_s)}bit",
@@ -260,14 +250,7 @@ def _buckets(station: Station, layout: Layout) -> list[Command]:
 
 
 def unmaking(namespaces: Sequence[str], cables: Sequence[str]) -> list[Command]:
-    """Commands that remove what there is of a cluster.
-
-    Args:
-        namespaces: of its hosts and its bridge; with the last process in one go its
-            interfaces, their other ends and their buckets.
-        cables: interfaces of this machine, which go with the namespaces at their other ends, but
-            somewhat later.
-    """
+    """Commands that remove what there is of a cluster."""
     return [
         *(("ip", "link", "del", cable) for cable in cables),
         *(("ip", "netns", "del", namespace) for namespace in namespaces),
@@ -296,7 +279,7 @@ def owners(namespaces: Iterable[str]) -> set[Owner]:
 def leftovers(
     namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
 ) -> Leftovers:
-    """What belongs to no living process."""
+    """Namespaces and cables of processes that have ended."""
     pids = {owner.pid for owner in living}
     dead = [name for name in namespaces if (owner := owner_of(name)) and owner not in living]
     loose = [
@@ -308,11 +291,7 @@ def leftovers(
 
 
 def free_block(namespaces: Iterable[str]) -> int:
-    """The least number that no cluster uses.
-
-    Raises:
-        HardwareError: there is none.
-    """
+    """The least number that no cluster uses. Raises a HardwareError where all are taken."""
     found = (_NAMESPACE.fullmatch(name) for name in namespaces)
     taken = {int(match[3]) for match in found if match}
     for block in range(BLOCKS):
@@ -325,14 +304,7 @@ def free_block(namespaces: Iterable[str]) -> int:
 
 
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
-    """The inventory with processors for devices, at their own speed.
-
-    Names, memory and profiles stay: a device is as fast as its profile, whatever its slowdown.
-
-    Args:
-        inventory: the hardware.
-        link_bytes_per_s: between hosts; None: the inventory's.
-    """
+    """The inventory with processors for devices; speeds come from profiles, without slowdowns."""
     return replace(
         joined_by(inventory, link_bytes_per_s),
         hosts=tuple(

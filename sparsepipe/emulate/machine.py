@@ -96,31 +96,27 @@ def refusal(command: Command, output: str) -> HardwareError:
 
 
 def namespaces() -> list[str]:
-    """Names of all network namespaces that have one."""
     with suppress(FileNotFoundError):
         return sorted(path.name for path in NAMESPACES.iterdir())
     return []
 
 
 def interfaces() -> list[str]:
-    """Names of this process's network interfaces."""
     return [name for _, name in socket.if_nameindex()]
 
 
 def this_process() -> Owner:
-    """This process, as an owner of namespaces."""
     started = _started(os.getpid())
     assert started is not None
     return Owner(pid=os.getpid(), started=started)
 
 
 def living(owners: Iterable[Owner]) -> set[Owner]:
-    """Those that still run."""
     return {owner for owner in owners if _started(owner.pid) == owner.started}
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started; None: it has ended, or is waited for by its parent."""
+    """Start time of a process in kernel ticks; None where it has ended or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -130,7 +126,7 @@ def _started(pid: int) -> int | None:
 
 
 def living_in(namespace: str) -> list[int]:
-    """Processes in a network namespace."""
+    """Process ids in a network namespace."""
     found = []
     with suppress(FileNotFoundError):
         place = (NAMESPACES / namespace).stat()
@@ -143,10 +139,7 @@ def living_in(namespace: str) -> list[int]:
 
 
 def end_processes(of: Collection[str]) -> list[int]:
-    """Kills all processes of namespaces and waits for their end; those that still run.
-
-    This process is not killed.
-    """
+    """Kills the other processes of namespaces, and returns those that remain."""
     handles: dict[int, int] = {}
     try:
         for namespace in of:

@@ -58,7 +58,7 @@ class Pace:
         self._owed_s = 0.0
 
     def now_s(self) -> float:
-        """The time, for :meth:`take`."""
+        """The clock's time, for :meth:`take`."""
         return self._clock()
 
     def take(self, seconds: float, *, since_s: float | None = None) -> None:
@@ -85,7 +85,7 @@ class Zeros:
         self._memory = torch.zeros(0)
 
     def of(self, count: int, *more: int) -> Tensor:
-        """float32 [count], or of more dimensions."""
+        """float32 [count, *more]."""
         shape = torch.Size((count, *more))
         if self._memory.numel() < shape.numel():
             self._memory = torch.zeros(shape.numel())
@@ -148,15 +148,14 @@ class ReplayLayer(nn.Module):
 
     @property
     def cut(self) -> bool:
-        """Whether minibatches come in parts."""
         return self._rows is not None
 
     def share(self, value_n: Tensor) -> float:
-        """Of a minibatch, which an input is."""
+        """The share of a minibatch that an input is."""
         return 1.0 if self._rows is None else value_n.shape[0] / self._rows
 
     def output(self, value_n: Tensor) -> Tensor:
-        """Zeros, as many as belong to an input."""
+        """Zeros in the shape of the output for an input."""
         size_bytes = self.profile.activation_bytes
         return ZEROS.of(*shape_of(size_bytes, self._rows, of_rows=value_n.shape[0]))
 

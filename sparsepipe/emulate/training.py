@@ -90,13 +90,6 @@ def pause_for_updates(
     """Lets an optimizer's step take the profiled time of updating the parameters that it holds.
 
     A pipeline's stage removes the parameters of other stages from the optimizer.
-
-    Args:
-        optimizer: of the whole network.
-        layers: of the network, those of a profile.
-        pace: lets the time pass.
-        since_s: returns when the optimizer began to compute the step, by the pace; None: it
-            computes nothing.
     """
     update_s = {
         layer.weight_p: layer.profile.update_s or 0.0
@@ -112,7 +105,7 @@ def pause_for_updates(
 
 
 class UnmovedSGD(torch.optim.SGD):
-    """SGD by gradients that are all zeros: there is nothing to compute."""
+    """SGD without computation, since all gradients are zeros."""
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -123,13 +116,7 @@ class UnmovedSGD(torch.optim.SGD):
 
 
 class ReplayData(pl.LightningDataModule):
-    """As many minibatches for each rank that reads.
-
-    Args:
-        profile: has the size of the network's input.
-        minibatches: in an epoch.
-        rows: as of :class:`ReplayModule`.
-    """
+    """As many minibatches for each rank that reads."""
 
     def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()

@@ -97,9 +97,8 @@ def joined(spec: RunSpec, inventory: Inventory, *, kept: Path | None = None) -> 
 
 
 def meet(spec: RunSpec) -> None:
-    """Lets ranks agree on what is to be done, before they know which devices they will have.
-
-    Therefore over gloo; the group is left when they do know, see ``renumber``.
+    """Joins a gloo group in which ranks agree on the work before they know their devices; see
+    ``renumber``.
     """
     process_group.join("gloo", timeout_s=_timeout_s(spec))
 
@@ -109,7 +108,7 @@ def _timeout_s(spec: RunSpec) -> float:
 
 
 def _cuda_device(spec: RunSpec, inventory: Inventory, kept: Path | None) -> Any:
-    """This rank's, as the Trainer will have it."""
+    """This rank's device, as the Trainer will have it."""
     import torch
 
     nodes = spec.parallel.num_nodes
@@ -119,7 +118,7 @@ def _cuda_device(spec: RunSpec, inventory: Inventory, kept: Path | None) -> Any:
 
 
 def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
-    """Says with a stop how to go on, and what was lost where ranks took too long."""
+    """Adds to a stop how to resume, and what was lost where ranks took too long."""
     again = "it again without force=true" if spec.force else "the same command again"
     lost = ""
     if stop.unresponsive:
@@ -132,14 +131,14 @@ def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
 
 
 def kept_from_saving(error: Exception) -> TypeGuard[SparsePipeError]:
-    """Whether this, and not the signal, is why a run that was to stop wrote no checkpoint."""
+    """Whether this error, not the signal, prevented the checkpoint of a stopped run."""
     # A signal to all processes breaks connections and ends loader workers in passing.
     broken_in_passing = isinstance(error, TransportError | DataError)
     return isinstance(error, SparsePipeError) and not broken_in_passing
 
 
 def explain_unsaved(error: SparsePipeError, signum: int, directory: RunDir) -> None:
-    """Says with such an error what the run was about to do, and what is left of it."""
+    """Adds to such an error that the run was stopping, and which checkpoint is left."""
     stop, why = signal.Signals(signum).name, error.message
     error.message = f"stopped by {stop} without a checkpoint: {why}; {_last_one(directory)}"
     error.remedy += "; then run the command again, without force=true, to go on"
@@ -189,7 +188,7 @@ def _last_one(directory: RunDir) -> str:
 
 
 def user_error(error: Exception, run: Run) -> SparsePipeError | None:
-    """An error with its remedy; None of what tells one already, or is somebody's own."""
+    """An error with a remedy for out-of-memory and the like; None for all others."""
     if isinstance(error, SparsePipeError):
         return None
     if _refused_by_lightning(error):
@@ -225,7 +224,7 @@ def _no_memory(error: Exception, run: Run) -> HardwareError:
 
 
 def _whose(error: Exception, run: Run) -> str:
-    """The GPU or the machine and, where that is known, what was done on it."""
+    """The GPU or machine of an error and, if known, the operation."""
     rank, where = process_group.rank(), "this machine"
     if run.inventory.accelerator == "cuda" and not of_machine(error):
         where = run.spec.task.get("device") or run.places[rank].name
@@ -235,10 +234,8 @@ def _whose(error: Exception, run: Run) -> str:
 
 
 def limit_threads() -> None:
-    """Lets this process have no more threads than cores, where nobody says how many.
-
-    Torch starts as many as there are cores to run on; with a quota that is worth fewer they would
-    stop each other.
+    """Limits this process's threads to its share of cores, unless the user has set a number: with a
+    quota, torch would start too many.
     """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

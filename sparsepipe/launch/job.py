@@ -132,7 +132,7 @@ def _run_here(
 
 
 def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: SignalWatch) -> None:
-    """Tells trackers of a run what its ranks could not."""
+    """Reports to trackers what ranks could not: a run that failed."""
     try:
         log_outcome(Run(spec=spec, directory=directory, inventory=inventory, watch=watch))
     finally:
@@ -195,7 +195,7 @@ def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks:
 def _decide(
     spec: RunSpec, inventory: Inventory, found: RunDir, held: contextlib.ExitStack
 ) -> tuple[Path, bool] | SparsePipeError:
-    """The run's directory, locked and settled, and whether it is finished; or what is wrong."""
+    """The run's directory, locked and with its plan, and whether it is finished; or the error."""
     try:
         held.enter_context(locked(found))
         if _finished(found, spec):

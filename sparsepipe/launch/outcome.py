@@ -38,14 +38,7 @@ def log_outcome(run: Run) -> None:
 def log_report(
     loggers: Mapping[str, Target], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:
-    """Logs a sweep's report, its tables and pictures, as a run of its own, if a tracker is chosen.
-
-    Args:
-        loggers: as they are configured.
-        directory: of the report; a tracker's files are below.
-        run_id: the run's identity there.
-        settings: the configuration that it has there.
-    """
+    """Logs a sweep's report with its files as a run of its own, if a tracker is chosen."""
     for target in loggers.values():
         if not _is_tracker(target):
             continue
@@ -58,18 +51,18 @@ def log_report(
 
 
 def _is_tracker(target: Target) -> bool:
-    """Whether a logger is ours; users' own get nothing here."""
+    """Whether a logger is one of ours; users' own loggers get nothing here."""
     return target.locate() is wandb_logger
 
 
 def _trackers(run: Run) -> Iterator[RunLogger]:
-    """Those of this rank."""
+    """Trackers of this rank."""
     if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
 
 
 def _log_result(tracked: Any, run: Run) -> None:
-    """What is not among the settings; ``test/accuracy`` and the like come as they are called."""
+    """Logs values that are not settings, under the keys of ``result.json``."""
     if not run.directory.result.exists():
         return
     settings = run.spec.flat()
@@ -116,7 +109,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _confusion(path: Path) -> Any:
-    """The chart that Weights & Biases draws of labels and predictions."""
+    """Weights & Biases' chart of labels and predictions."""
     import wandb
 
     rows = _rows(path)
@@ -136,7 +129,7 @@ def _confusion(path: Path) -> Any:
 
 
 def _stages(path: Path) -> list[dict[str, Any]]:
-    """A plan by hand or by equal shares, of which no search has left figures."""
+    """The stages of a plan that was not searched for, so that there are no figures."""
     plan = Plan.from_json(path.read_text(encoding="utf-8"))
     return [
         {

@@ -75,13 +75,7 @@ def prepare(spec: RunSpec, inventory: Inventory) -> RunDir:
 
 
 def refuse_search(spec: RunSpec) -> None:
-    """Refuses to search for the plan of a task that splits nothing.
-
-    A task that runs as one process says so as ``alone``.
-
-    Raises:
-        ConfigError: the task runs as one process.
-    """
+    """Raises a ConfigError where a plan is searched for a task that runs as one process."""
     task = task_class(spec)
     if task.alone and (search := spec.search) is not None:
         own = (
@@ -157,7 +151,7 @@ def refuse_empty_microbatches(spec: RunSpec, *, ranks: int, kept: Path | None = 
 
 
 def _most(search: SearchChoice, spec: RunSpec, ranks: int) -> int:
-    """Devices that the first stage of a plan of a search has at most."""
+    """The most devices that the first stage of a searched plan can have."""
     if search.search in _ONE_EACH:
         return 1
     stages = synchronous_stages_of(spec.parallel, {})
@@ -166,7 +160,7 @@ def _most(search: SearchChoice, spec: RunSpec, ranks: int) -> int:
 
 
 def _trains_on_data(spec: RunSpec) -> bool:
-    """Emulated trainings have the batches of their profiles."""
+    """Whether the task trains on the data; emulations have batches of their profiles."""
     return issubclass(task_class(spec), Train) and spec.emulation is None
 
 

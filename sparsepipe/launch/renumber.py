@@ -24,14 +24,7 @@ from sparsepipe.runtime.collectives import process_group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Where a process was started.
-
-    Args:
-        node: number of its node.
-        host: what that calls itself.
-        local: number of the process on its node.
-        beside: processes of its node.
-    """
+    """Where a process was started."""
 
     node: int
     host: str
@@ -58,7 +51,7 @@ def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
 
 
 def _as_planned(spec: RunSpec, inventory: Inventory, directory: RunDir) -> list[int] | None:
-    """The rank that each process is to be; None: it does not matter."""
+    """The new rank of each process; None: ranks stay as they are."""
     nodes = spec.parallel.num_nodes
     me = Process(
         node=int(os.environ.get("GROUP_RANK", "0")),

@@ -36,13 +36,7 @@ def paper_inventory(gpus: int) -> Inventory:
 
 
 def paper_problem(gpus: int, model: str, bandwidth: float) -> Problem:
-    """How to split the model over them.
-
-    Args:
-        gpus: how many, 5 to 8.
-        model: of costs.
-        bandwidth: of all links, bytes/s.
-    """
+    """The partition problem of the paper's GPUs, with links of ``bandwidth`` bytes/s."""
     inventory, profiles = _inputs(gpus)
     return Problem.of(
         inventory,
@@ -54,7 +48,7 @@ def paper_problem(gpus: int, model: str, bandwidth: float) -> Problem:
 
 @cache
 def _inputs(gpus: int) -> tuple[Inventory, dict[str, Profile]]:
-    """Read once: tables ask for them many times."""
+    """Cached: tables need them many times."""
     inventory = paper_inventory(gpus)
     return inventory, load_profiles(inventory, MODEL, given={})
 
@@ -73,7 +67,6 @@ class PaperRow:
 
     @property
     def hete_config(self) -> str:
-        """GPUs of each stage of HETE-MP."""
         return "-".join(str(sum(_numbers(stage).values())) for stage in self.hete_mp)
 
 
@@ -145,11 +138,6 @@ def paper_mp_plan(
 
     Stages take them in the order in which Table III lists them, as MP by our own search does:
     TITAN V, TITAN Xp, RTX 2080 Ti.
-
-    Args:
-        gpus: how many.
-        model: of costs, by which cuts are best.
-        bandwidth_bytes_per_s: of all links.
     """
     problem = paper_problem(gpus, model, bandwidth_bytes_per_s)
     best = best_paper_cuts(as_uniform(problem, MP_DEVICE), gpus)

@@ -93,7 +93,7 @@ def _is_of_cell(name: str, swept: Collection[str]) -> bool:
 
 
 def _seeds(records: Sequence[JobRecord]) -> str:
-    """As one override; empty where no job has one."""
+    """The seeds of jobs as one override; empty without any."""
     words = (each.lstrip("+").partition("=") for record in records for each in record.overrides)
     found = dict.fromkeys(value for name, _, value in words if name == "seed")
     return f"seed={','.join(found)}" if found else ""
@@ -109,7 +109,7 @@ class SweepReport(Callback):
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Makes the report; where that fails, the runs are there all the same."""
+        """Writes the report; a failure is a warning."""
         # Every command makes its callbacks: what they need should be read by sweeps alone.
         from sparsepipe.launch.outcome import log_report
         from sparsepipe.paper.report_task import ReportContents, write_chapters
@@ -141,7 +141,7 @@ class SweepReport(Callback):
 
 
 def _scales(config: DictConfig) -> list[str]:
-    """At which the sweep runs its experiment: as the command line says, or the experiment."""
+    """The scales of the sweep, from the command line or the experiment."""
     params = config.hydra.sweeper.get("params") or {}
     given = [word.lstrip("+").partition("=") for word in config.hydra.overrides.task]
     texts = [params.get("scale"), *(value for name, _, value in given if name == "scale")]
@@ -149,7 +149,7 @@ def _scales(config: DictConfig) -> list[str]:
 
 
 def _failures(config: DictConfig) -> list[Failure]:
-    """Jobs of the sweep that did not finish, with their errors."""
+    """Unfinished jobs of the sweep, with their errors."""
     from sparsepipe.report.documents import Failure
 
     return [
@@ -160,7 +160,7 @@ def _failures(config: DictConfig) -> list[Failure]:
 
 
 def _loggers(config: DictConfig) -> dict[str, Target]:
-    """The trackers that the sweep's jobs have, in whose groups the sweep is named."""
+    """Trackers of the sweep's jobs, whose groups are named after the sweep."""
     with hydra_config(config):
         nodes = OmegaConf.to_container(config.logger, resolve=True)
     assert isinstance(nodes, dict)

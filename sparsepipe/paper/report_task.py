@@ -74,19 +74,8 @@ class ReportContents:
         swept: Sequence[str] = (),
         requests: Sequence[Request] = (),
     ) -> Self:
-        """By a configuration and the arguments of ``task=report``.
-
-        Args:
-            name: of the experiment.
-            outputs: directory of all runs.
-            exhibits: see ``task=report``.
-            where: likewise.
-            scale: likewise.
-            swept: scales of a sweep, whose missing cells are listed; rows of others count too.
-            requests: further runs that the sweep requested and of which none has finished.
-
-        Raises:
-            ConfigError: nothing of the paper has such a name.
+        """The contents for the arguments of ``task=report``, or of a sweep with its scales and
+        unfinished requests. Raises a ConfigError for an unknown exhibit.
         """
         names = _names(name, exhibits)
         given = name not in (ALL, NONE, *CHAPTERS)
@@ -101,15 +90,9 @@ class ReportContents:
         )
 
     def rows(self) -> dict[str, list[Row]]:
-        """The finished runs of each exhibit.
-
-        Raises:
-            DataError: there are some, and they cannot be read.
-        """
         return {exhibit: self._rows(self.name or exhibit) for exhibit in self.exhibits}
 
     def commands(self) -> dict[str, Commands]:
-        """What makes the commands that fill the cells of each exhibit."""
         is_usual = composed_values((), (_OUTPUTS,)).get(_OUTPUTS) == self.outputs
         return {
             exhibit: Commands(
@@ -124,7 +107,7 @@ class ReportContents:
         }
 
     def _rows(self, experiment: str) -> list[Row]:
-        """Rows of an experiment; none where it has no finished run, since gaps are reported too."""
+        """Rows of an experiment; empty without finished runs, since gaps are reported too."""
         try:
             frame = load_results(self.source, experiment=experiment)
         except NoRunsError as error:
@@ -203,11 +186,10 @@ class Report(Task):
         write_result(run, {"exhibits": list(reported.exhibits), **counts})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The task is one process."""
         return in_one_process(spec)
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
-        """A fingerprint of the rows that count, and of this version: with others, it is another."""
+        """A fingerprint of the rows and of this version."""
         reported = self._reported(spec)
         rows = reported.rows()
         _read.clear()
@@ -233,11 +215,7 @@ def write_chapters(
     *,
     failures: Sequence[Failure] = (),
 ) -> list[FilledChapter]:
-    """Writes a report, and logs where it is and what it lacks.
-
-    Raises:
-        DataError: a file cannot be written.
-    """
+    """Writes a report, and logs where it is and how many figures are missing."""
     (title, *others) = [CHAPTERS[name].title for name in reported.exhibits]
     chapters = write_report(
         directory,

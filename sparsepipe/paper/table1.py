@@ -93,13 +93,12 @@ class Table1(Task):
         )
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
-        """What the speeds depend on and an inventory need not name."""
+        """The properties of the machine that measurements depend on."""
         del spec, inventory
         return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
 
 
 def _write_table(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
-    """Prints and writes the table and how it was taken."""
     text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
     log.info("%s\n\n%s", method, text)
     write_csv(run.directory.path / "table.csv", rows)
@@ -109,14 +108,7 @@ def _write_table(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> No
 def table(
     place: Place, inventory: Inventory, *, multiplied: Speed, copied: Speed
 ) -> list[dict[str, str]]:
-    """The paper's rows as columns, and one more.
-
-    Args:
-        place: the device that was measured.
-        inventory: where it is.
-        multiplied: its speed.
-        copied: that of its memory.
-    """
+    """The paper's rows as columns, and one more."""
     paper = [
         (f"{device.name} (paper)", _printed(device))
         for host in paper_inventory(8).hosts
@@ -156,7 +148,7 @@ def _with_spread(speed: Speed, scale: float, digits: str) -> str:
 
 
 def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
-    """Of a GPU; of a processor what its host has, of which the inventory gives cores shares."""
+    """Memory of a GPU; of a processor the host's, which the inventory divides by cores."""
     if place.accelerator != "cpu":
         return memory_of(place, inventory)
     (host,) = [host for host in inventory.hosts if host.name == place.host]

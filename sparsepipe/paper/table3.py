@@ -71,7 +71,7 @@ class Table3(Task):
     orders: list[str] | None = None
 
     def run(self, run: Run) -> None:
-        """Writes the tables, what other settings yield, and the paper's MP as plans."""
+        """Writes the tables, the effect of other settings, and the paper's MP as plans."""
         run.assert_one_rank()
         rows = _rows(
             self.mp_cost_model, self.hete_cost_model, self.bandwidth_bytes_per_s, self.order
@@ -100,20 +100,20 @@ class Table3(Task):
         write_result(run, {"kind": "simulated", **counts, **_flat(rows)})
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
-        """Of the inventories and profiles that the table is made of."""
+        """A fingerprint of the inventories and profiles."""
         del spec, inventory
         return "-".join(fingerprint_of(paper_inventory(gpus), MODEL, given={}) for gpus in PAPER)
 
 
 def _flat(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What ``result.json`` keeps of the rows, so that a report can be made of it."""
+    """The rows as entries of ``result.json``, for reports."""
     return {
         f"{row['gpus']}gpu/{row['strategy']}/{name}": row[name] for row in rows for name in _KEPT
     }
 
 
 def _rows(mp_model: str, hete_model: str, bandwidth: float, order: str) -> list[dict[str, Any]]:
-    """Of the table: MP and HETE-MP by turns."""
+    """The table's rows: MP and HETE-MP alternate."""
     return [
         row
         for gpus in PAPER
@@ -152,7 +152,6 @@ def _write(
 
 
 def _write_plans(run: Run, model: str, bandwidth: float) -> None:
-    """The paper's MP."""
     for gpus in PAPER:
         plan = paper_mp_plan(gpus, model=model, bandwidth_bytes_per_s=bandwidth)
         write_text_atomic(run.directory.path / f"mp_{gpus}gpu.json", plan.to_json())
@@ -222,7 +221,7 @@ def _first(
 
 
 def _best_order_s(problem: Problem) -> float:
-    """Of HETE-MP in the best order of kinds."""
+    """The bottleneck of HETE-MP with the best order of kinds."""
     names = [f"{kind.host}/{kind.name}" for kind in problem.pool.kinds]
     return min(
         _bottleneck_s(problem, hete_mp(problem, order=list(order))) for order in permutations(names)
@@ -249,7 +248,7 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
 
 
 def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str, Any]:
-    """Which of the paper's rows come out with some settings."""
+    """The paper's rows that result from these settings."""
     rows = [
         _mp_row(gpus, model, bandwidth)
         if strategy == "MP"
@@ -266,12 +265,12 @@ def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str
 
 
 def _second_layers(num_stages: int, problem: Problem) -> str:
-    """Of the paper's plan of HETE-MP: known where the second stage is the last."""
+    """Layers of the second stage in the paper's HETE-MP plan; known for two stages."""
     return f"{CUT}-{problem.spans.num_layers - 1}" if num_stages == 2 else "..."
 
 
 def _verdict(same: bool, printed_s: float, ours_s: float) -> str:
-    """What the paper's plan is, beside ours, by our cost model."""
+    """The paper's plan compared with ours by our cost model."""
     if same:
         return "equal"
     if math.isclose(printed_s, ours_s, rel_tol=EQUAL):

@@ -88,12 +88,12 @@ def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: s
 
 
 def workload(spec: RunSpec) -> dict[str, Any]:
-    """Settings of the data by which a step takes longer or shorter."""
+    """Settings of the data on which the time of a step depends."""
     return {name: spec.data.get(name) for name in _WORKLOAD}
 
 
 def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]:
-    """In words, what was measured on other batches than those of a configuration."""
+    """Messages about profiles measured on other batches than those of a configuration."""
     found = []
     for device, profile in profiles.items():
         for name, configured in workload(spec).items():
@@ -176,19 +176,19 @@ def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inv
 
 
 def backend_name(spec: RunSpec) -> str | None:
-    """What computes sparse layers; None where there are none."""
+    """The backend that computes sparse layers; None without such layers."""
     return spec.backend.name if spec.backend else None
 
 
 def optimizer_words(spec: RunSpec) -> str:
-    """An optimizer and what it is set to use, by which an update takes longer or shorter."""
+    """The optimizer and the settings on which the time of an update depends."""
     optimizer = spec.optim.optimizer
     used = [k for k, v in optimizer.arguments.items() if v and k not in ("_partial_", "lr")]
     return " ".join([optimizer.path, *sorted(used)])
 
 
 def dtype_of(spec: RunSpec) -> str:
-    """What numbers a configuration computes with, as torch calls it; else its precision."""
+    """Torch's name of the numbers that a configuration computes with; else its precision."""
     precision = str(spec.trainer.precision)
     return _DTYPES.get(precision, precision)
 
@@ -207,13 +207,13 @@ def _threads(device: Device, inventory: Inventory) -> str | None:
 
 
 def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:
-    """Of an inventory and its profiles of a model; see :func:`load_profiles`."""
+    """Fingerprint of the profiles of an inventory; see :func:`load_profiles`."""
     profiles = load_profiles(inventory, model, given=given)
     return _digest(inventory.to_yaml() + _text_of(profiles))
 
 
 def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
-    """Of what profiles hold, wherever they lie."""
+    """Fingerprint of the content of profiles, wherever the files are."""
     return _digest(_text_of(profiles))
 
 
@@ -243,5 +243,5 @@ def load_profile(name: str) -> Profile:
 
 
 def origin_of(profile: Profile) -> dict[str, Any]:
-    """What a plan file tells of a profile that it was computed from."""
+    """The entries of a plan file about a profile that it was computed from."""
     return {"fingerprint": _digest(profile.to_json()), "source": profile.meta.get("source")}

@@ -40,7 +40,7 @@ def places_of_ranks(
 
 
 def are_there(division: Division | None, inventory: Inventory) -> bool:
-    """Whether a plan names devices, and the inventory has them all."""
+    """Whether a plan names devices and the inventory has all of them."""
     if division is None or division.devices is None:
         return False
     return named_places(inventory, division.devices) is not None
@@ -161,29 +161,28 @@ def prepare_device(place: Place, inventory: Inventory) -> torch.device:
 
 
 def memory_of(place: Place, inventory: Inventory) -> int | None:
-    """What a device has, as far as the inventory says."""
     devices = [device for host in inventory.hosts for device in host.devices]
     found = next(device.memory_bytes for device in devices if device.name == place.name)
     return None if found is None else int(found)
 
 
 def devices_beside(place: Place, inventory: Inventory) -> int:
-    """Devices of the same host, this one included."""
+    """Number of devices of the same host, this one included."""
     return sum(other.host == place.host for other in places(inventory))
 
 
 def words_of_device(place: Place, inventory: Inventory) -> list[str]:
-    """What the time of a layer depends on and an inventory need not name."""
+    """Properties of a device that its layer times depend on and inventories may lack."""
     share = max(1, usable_cores() // devices_beside(place, inventory))
     return [*words_of_machine(), f"{os.environ.get(_THREADS, share)} threads"]
 
 
 def words_of_machine() -> list[str]:
-    """What any measurement here depends on and an inventory need not name."""
+    """Properties of this machine that measurements depend on and inventories may lack."""
     return [cpu_name(), f"torch {torch.__version__}", f"sparsepipe {__version__}"]
 
 
 def without_links(inventory: Inventory) -> Inventory:
-    """Its devices: what layers cost on them does not depend on how they are connected."""
+    """The inventory without links, on which the cost of layers does not depend."""
     hosts = tuple(replace(host, link=None) for host in inventory.hosts)
     return replace(inventory, hosts=hosts, link=None)

@@ -78,7 +78,7 @@ class OtherProfiles:
 
     @property
     def words(self) -> list[str]:
-        """For a fingerprint of the picture."""
+        """Parts of the fingerprint of the picture."""
         of_plan = []
         if self.plan is not None:
             of_plan = [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]

@@ -131,14 +131,14 @@ def _group(name: str) -> dict[str, Any]:
 
 
 def _run(spec: RunSpec, run_job: RunJob, *, what: str) -> RunDir:
-    """Runs what measures, or takes up what another process has measured meanwhile."""
+    """Runs a measurement, or uses one that another process has finished meanwhile."""
     with _explained(what):
         return run_job(spec, fresh_processes=True, wait_s=_WAIT_S)
 
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Tells an error in the words of the training, which is all that its user knows of."""
+    """Rephrases an error for the user of the training, who did not start this measurement."""
     try:
         yield
     except SparsePipeError as error:

@@ -86,7 +86,7 @@ def resolve_plan(
 
 
 def _resolve_by_hand(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
-    """Chooses which layers of a plan that is given are recomputed, and writes that plan."""
+    """Chooses the recomputed layers of a given plan and writes that plan."""
     profiles = load_profiles(inventory, spec.model.name, given=spec.given_profiles)
     if missing := [name for name in _names(inventory) if name not in profiles]:
         raise ConfigError(

@@ -119,7 +119,7 @@ def find_plan(
 
 
 def _search_details(choice: SearchChoice, device: str | None) -> dict[str, object]:
-    """What a plan file tells of the search."""
+    """Entries of a plan file about the search."""
     return {
         "search": choice.search,
         "device": device,
@@ -131,7 +131,7 @@ def _search_details(choice: SearchChoice, device: str | None) -> dict[str, objec
 def _origin_details(
     problem: Problem, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> dict[str, object]:
-    """What a plan file tells of what it was computed from."""
+    """Entries of a plan file about its inputs."""
     return {
         "memory": None if problem.memory is None else asdict(problem.memory),
         "inventory": _inventory_details(inventory),
@@ -161,7 +161,7 @@ def _problem(
 
 
 def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:
-    """Where some profiles have the time of an update and others have none."""
+    """Warns where only some profiles have the time of an update."""
     unknown = [name for name, profile in profiles.items() if profile.update_s is None]
     if 0 < len(unknown) < len(profiles):
         log.warning(
@@ -171,10 +171,7 @@ def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:
 
 
 def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
-    """What stages keep, by the settings, or else by the training's; None: no matter.
-
-    Versions of the weights that ``vertical_sync`` keeps beyond those of stashing are not counted.
-    """
+    """Memory that stages need, by the settings of the search or the training; None: unlimited."""
     if not choice.memory:
         return None
     mode = spec.parallel.argument("mode")
@@ -189,7 +186,7 @@ def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
 
 
 def _state_bytes(optimizer: Target) -> float:
-    """Of an optimizer for each byte of parameters; of one that we do not know, as of Adam."""
+    """Bytes of optimizer state for each byte of parameters; of unknown optimizers, as of Adam."""
     if optimizer.name == "SGD" and not optimizer.get("momentum"):
         return 0.0
     return _STATE_BYTES.get(optimizer.name, _STATE_BYTES_ELSE)
@@ -278,7 +275,7 @@ def plan_table(explanation: Explanation) -> str:
 
 
 def _nodes_in_words(explanation: Explanation) -> list[str]:
-    """Which nodes of a branching graph each stage holds."""
+    """Nodes of a branching graph in each stage, as text."""
     if not explanation.nodes:
         return []
     lines = [
@@ -292,12 +289,6 @@ def recomputing(
     plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
     """A given plan, with the layers to recompute in its details.
-
-    Args:
-        plan: on devices of the inventory.
-        spec: the configuration.
-        inventory: the hardware.
-        profiles: of its devices, by their names; they count where layers are to be chosen.
 
     Raises:
         ConfigError: the setting does not suit the plan, or a stage does not fit.

@@ -61,7 +61,6 @@ def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[st
 
 
 def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    """The figure that :func:`confusion_matrix` writes."""
     counts = _checked(counts_KK, classes)
     num_classes = len(classes)
     share_KK = _row_shares(counts)
@@ -90,7 +89,6 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
 
 
 def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    """The figure that :func:`per_class_accuracy` writes."""
     counts = _checked(counts_KK, classes)
     shown = [k for k in range(len(classes)) if counts[k].sum()]
     accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}

@@ -74,8 +74,6 @@ def antichain_states(graph: Graph) -> list[State]:
 
 
 class _Links:
-    """Neighbours as numbers."""
-
     def __init__(self, graph: Graph) -> None:
         number = {name: place for place, name in enumerate(graph.nodes)}
         before = graph.predecessors()
@@ -86,7 +84,7 @@ class _Links:
         self._closed: dict[int, int] = {}
 
     def closed(self, node: int) -> int:
-        """A node and all before it."""
+        """A node and all its predecessors."""
         waiting = [node]
         while waiting:
             top = waiting[-1]
@@ -101,7 +99,7 @@ class _Links:
         return self._closed[node]
 
     def grown(self, layers: int) -> Iterator[int]:
-        """States one layer further on, with what that layer waits for."""
+        """States with one layer more, and that layer's predecessors."""
         seen = 0
         for node in _ones(layers):
             for successor in _ones(self.after[node] & ~layers & ~seen):
@@ -109,7 +107,7 @@ class _Links:
             seen |= self.after[node]
 
     def state(self, layers: int) -> State:
-        """What the layers cost together."""
+        """The total cost of the layers."""
         members = [(n, self.nodes[n]) for n in _ones(layers)]
         return State(
             layers=layers,
@@ -133,7 +131,7 @@ def _bits(numbers: Iterator[int]) -> int:
 
 
 def _ones(bits: int) -> Iterator[int]:
-    """Numbers of the bits that are set, from the lowest on."""
+    """Indices of the set bits, ascending."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

@@ -48,7 +48,6 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The class of the layer."""
         return self.text.partition("(")[0]
 
 
@@ -163,7 +162,7 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
 
 
 def input_of(graph: Graph) -> dict[str, float]:
-    """What the ``meta`` of a graph's profile tells of its inputs, where it has some."""
+    """Entries of the ``meta`` of a graph's profile about its inputs."""
     return {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
 
 

@@ -90,7 +90,7 @@ def measure(
 
 
 def _of_steps(batches: Sequence[Any], steps_s: Sequence[float]) -> dict[str, Any]:
-    """What is known of the network in one piece."""
+    """Entries of ``meta`` about the network in one piece."""
     return {
         "step_s": median_and_spread(steps_s)[0],
         "kind": "measured",
@@ -117,7 +117,7 @@ def _measured(
     slowed: Slowed,
     cut: Cut,
 ) -> tuple[list[Pass], list[float]]:
-    """The passes that count, and amid them seconds of steps of the whole network, and updates."""
+    """The measured passes, and seconds of whole steps between them."""
     passes: list[Pass] = []
     steps_s: list[float] = []
     with ExitStack() as afterwards:
@@ -144,7 +144,7 @@ def _measured(
 def _sizes(
     layers: nn.Sequential, batches: Sequence[Any], passes: Sequence[Pass], device: torch.device
 ) -> dict[str, list[float]]:
-    """Bytes of each layer, by what they are called in a profile."""
+    """Bytes of each layer, by their names in a profile."""
     batch = heaviest(layers, batches)  # limits of memory are for the worst
     begins, ends = border_bytes(layers, batch)
     return {
@@ -178,7 +178,7 @@ def _most(passes: Sequence[Pass]) -> list[float]:
 
 
 def _first_bytes(layers: nn.Sequential) -> list[float]:
-    """Bytes of the parameters of each layer; those that come again count once."""
+    """Parameter bytes of each layer; shared parameters count once."""
     seen: set[int] = set()
     found = []
     for layer in layers:
@@ -191,7 +191,7 @@ def _first_bytes(layers: nn.Sequential) -> list[float]:
 def _rows(
     layers: nn.Sequential, passes: Sequence[Pass], amounts: Mapping[str, Sequence[float]]
 ) -> list[LayerProfile]:
-    """Of each layer; ``named_children()`` tells one that comes twice once only."""
+    """The layers of the profile; unlike ``named_children()``, with layers that occur twice."""
     return [
         _row(index, name, layer, passes, {key: float(of[index]) for key, of in amounts.items()})
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))

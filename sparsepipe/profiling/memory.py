@@ -54,7 +54,6 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs an operator; see torch's own documentation of modes."""
         named = dict(kwargs or {})
         for storage in _storages((args, named)):
             self._known.setdefault(storage, True)
@@ -168,7 +167,7 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
 
 def _received(value: Any) -> Any:
-    """As a stage gets it: without what was derived, and no leaf, so that layers may change it."""
+    """The value without derived tensors and not a leaf, so that layers may change it in place."""
     leaves, tree = pytree.tree_flatten(value)
     copies = [
         leaf.detach().requires_grad_(leaf.requires_grad).clone()
@@ -203,7 +202,7 @@ class _Kept:
         return tensor.detach()
 
     def mark(self, value: Any) -> None:
-        """Marks what passes from one layer to the next."""
+        """Marks the tensors that pass between layers."""
         caches = coordinate_caches(value)
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
         marks = {id(cache) for cache in caches}
@@ -217,7 +216,7 @@ class _Kept:
         return next((end for end in ends if not self.borders[end] & before), ends[-1])
 
     def give(self, value: Any) -> None:
-        """Counts what a layer has given, and no layer has saved yet."""
+        """Counts those outputs of a layer that no layer has saved yet."""
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         counted = self._there | self._alive.keys()
@@ -225,7 +224,7 @@ class _Kept:
 
 
 def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> _Kept:
-    """Of a pass; what it received counts for the first layer if it is to count."""
+    """Storages kept by a pass; the received input counts for the first layer if requested."""
     kept = _Kept(layers)
     levels: list[CoordinateCache] = []
     with saved_tensors_hooks(kept.note, lambda tensor: tensor):

@@ -82,7 +82,7 @@ def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Sl
 def _forward(
     layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], Pass]:
-    """What each layer got, as leaves, and gave, each in a graph of its own; and the figures."""
+    """Input and output of each layer, each in a graph of its own, and the figures."""
     whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
     found = Pass(

@@ -70,7 +70,7 @@ class Column:
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
 
     def text(self, value: float | str) -> str:
-        """A value of ours in print."""
+        """A value of ours as it is printed."""
         return value if isinstance(value, str) else self.form.format(value)
 
 
@@ -136,7 +136,6 @@ class Cell:
 
     @property
     def missing(self) -> bool:
-        """It could be filled, and is not."""
         return self.ours is None and bool(self.command)
 
     @property
@@ -178,7 +177,6 @@ class Block:
 
     @property
     def columns(self) -> list[Column]:
-        """Those of its cells."""
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
     @property

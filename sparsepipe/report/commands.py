@@ -31,7 +31,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """In words, without places, which belong to a machine."""
+        """The request as text, without paths, which belong to a machine."""
         words = (word for word in self.overrides or () if not word.startswith("data.root="))
         return self._in_words(words)
 
@@ -42,13 +42,13 @@ class Request:
 
     @property
     def setting(self) -> tuple[str, ...]:
-        """What of the command line says which runs can be compared."""
+        """Overrides that determine which runs can be compared."""
         scale = (f"scale={self.scale}",) if self.scale else ()
         return (*scale, *(self.overrides or ()))
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Of the command line, but for the task."""
+        """Overrides without those of the task."""
         return (*self.setting, self.seeds) if self.seeds else self.setting
 
     def _in_words(self, words: Iterable[str]) -> str:
@@ -95,7 +95,7 @@ class Commands:
         return self._line(("-m",), overrides)
 
     def giving(self, *overrides: str, environment: Sequence[str] = ()) -> Self:
-        """Commands that all have these overrides and no others, but for the name and the place."""
+        """Commands with exactly these overrides, apart from name and paths."""
         return replace(self, given=overrides, environment=tuple(environment))
 
     def unlike(self, overrides: Sequence[str], expected: Mapping[str, Any]) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class Commands:
 
 
 def _quoted(argument: str) -> str:
-    """As a shell takes it, which is to fill in variables."""
+    """The argument in double quotes, in which a shell expands variables."""
     return f'"{argument}"' if _FROM_ENVIRONMENT.fullmatch(argument) else shlex.quote(argument)
 
 
@@ -151,7 +151,7 @@ def missing_commands(commands: Commands, existing: Collection[Commands]) -> dict
 
 
 def _title(request: Request, alike: Mapping[str, int]) -> str:
-    """Of its own where only places differ: else one block would be that of several."""
+    """The request's title, with paths where only these differ."""
     return request.title if alike[request.title] == 1 else request.placed_title
 
 
@@ -165,7 +165,7 @@ def _requests(commands: Commands, *, is_any_covered: bool) -> list[Request]:
 
 
 def _swept_scale(commands: Commands) -> str | None:
-    """None where the experiment has none, or nobody knows."""
+    """The default scale of the experiment's sweep; None where there is none."""
     if commands.composed is None:
         return None
     experiment = f"experiment={commands.experiment}"
@@ -174,7 +174,7 @@ def _swept_scale(commands: Commands) -> str | None:
 
 
 def _is_covered(request: Request, block: Commands) -> bool:
-    """Whether runs of what is request come into a block that is there."""
+    """Whether runs of a request belong to an existing block."""
     scales = {word for word in block.given if word.startswith("scale=")}
     if scales != ({f"scale={request.scale}"} if request.scale else set()):
         return False

@@ -18,12 +18,7 @@ from sparsepipe.utils.tables import markdown_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A job that did not finish.
-
-    Attributes:
-        job: which, as the command line has it.
-        error: why, with a remedy.
-    """
+    """A job that did not finish."""
 
     job: str
     error: str
@@ -32,7 +27,7 @@ class Failure:
 def markdown(
     title: str, chapters: Sequence[FilledChapter], failures: Sequence[Failure] = ()
 ) -> str:
-    """The whole report."""
+    """The whole report as Markdown."""
     citation = citation_of(chapters)
     parts = [f"# {title}", _introduction(citation), *_failures(failures)]
     for chapter in chapters:
@@ -109,7 +104,7 @@ def page(
     pictures: Mapping[str, bytes],
     failures: Sequence[Failure] = (),
 ) -> str:
-    """The whole report."""
+    """The whole report as one HTML page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, ""),
         autoescape=True,

@@ -103,7 +103,7 @@ def _write(axes: Axes, words: str, place: int, *, beside: float | None) -> None:
 
 
 def _words(cell: Cell) -> str:
-    """In place of a number of ours."""
+    """Text in place of a number of ours."""
     if cell.missing:
         return MISSING
     return cell.ours.value if cell.ours and isinstance(cell.ours.value, str) else ""
@@ -121,7 +121,7 @@ def _legend(block: Block) -> list[Line2D]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """In lines of about a width, broken between parts."""
+    """Wraps a text to about this width, at semicolons."""
     lines = [""]
     for part in text.split("; "):
         joined = f"{lines[-1]}; {part}" if lines[-1] else part

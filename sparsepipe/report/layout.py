@@ -17,7 +17,7 @@ NOTHING = "-"
 
 
 class Role(Enum):
-    """Whose a text is."""
+    """The origin of a text."""
 
     LABEL = "label"
     PAPER = "paper"
@@ -43,7 +43,6 @@ class Text:
 
     @property
     def plain(self) -> str:
-        """In one line."""
         small = f" ({self.small})" if self.small else ""
         marks = f" [{', '.join(self.marks)}]" if self.marks else ""
         return self.text + small + marks
@@ -51,12 +50,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Columns of one quantity.
-
-    Attributes:
-        title: of the quantity; empty over the labels of rows.
-        heads: of the columns.
-    """
+    """Columns of one quantity."""
 
     title: str
     heads: tuple[str, ...]
@@ -64,20 +58,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Cells that one command fills.
-
-    Attributes:
-        command: which.
-        cells: by row, in words, the quantities that the command fills; none where the row lacks
-            all and the command fills them.
-    """
+    """Cells that one command fills."""
 
     command: str
     cells: Mapping[str, tuple[str, ...]]
 
     @property
     def text(self) -> str:
-        """What is missing, in words."""
         return "; ".join(
             f"{row}: {', '.join(names)}" if names else row for row, names in self.cells.items()
         )
@@ -120,7 +107,6 @@ class BlockLayout:
 
     @property
     def counted(self) -> str:
-        """The same in a sentence."""
         filled, fillable = self.filled
         words = f", {self.uncounted} of them in words or as a bound" if self.uncounted else ""
         return f"{filled} of {fillable} figures are there{words}."
@@ -215,7 +201,7 @@ def spread_text(column: Column, ours: Ours) -> str:
 
 
 def compared_text(cell: Cell) -> str:
-    """Ours against the paper's, in print."""
+    """Our value against the paper's, as it is printed."""
     if cell.column.compare is Compare.WORDS:
         return (cell.ours.note if cell.ours else "") or NOTHING
     value = cell.compared
@@ -276,13 +262,13 @@ def fill(chapter: Chapter, rows: Sequence[Row], commands: Commands | None = None
 
 
 def citation_of(chapters: Sequence[FilledChapter]) -> str:
-    """What columns "paper" have the figures of, where a chapter says nothing else."""
+    """The source of the columns "paper", where a chapter names no other."""
     found = dict.fromkeys(each.definition.citation for each in chapters)
     return next(iter(found))
 
 
 def citation_text(each: FilledChapter, common: str) -> str:
-    """What a chapter says of that; empty where it is what all have."""
+    """The sentence with a chapter's own source; empty where it is the common one."""
     own = each.definition.citation
     return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
 

@@ -1,4 +1,4 @@
-"""Figures of finished runs: means over seeds, where they were taken, which are no speedups."""
+"""Figures of finished runs: means over seeds, their machines, and when times are no speedup."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from sparsepipe.report.chapter import Ours, Row
 
 
 def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Rows of a ledger without what they lack, and with lists as such.
-
-    Args:
-        records: missing values are None, lists and mappings JSON text.
-    """
+    """Rows of a ledger without what they lack, and with lists as such."""
     return [
         {key: _plain(value) for key, value in record.items() if value is not None}
         for record in records
@@ -111,13 +107,11 @@ class Place:
 
     @property
     def short_commit(self) -> str:
-        """As it is printed."""
         number, dash, changed = self.commit.partition("-")
         return number[:12] + dash + changed
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Where a run was."""
         return cls(
             kind=str(row.get("kind", "unknown")),
             hardware=hardware_text(row),
@@ -138,7 +132,7 @@ def hardware_text(row: Row) -> str:
 
 
 def letters(rows: Iterable[Row]) -> dict[Place, str]:
-    """A letter for each place, in the order in which runs name them."""
+    """A letter for each place, in the order of the runs."""
     places = list(dict.fromkeys(Place.of(row) for row in rows))
     return {place: _letter(number) for number, place in enumerate(places)}
 

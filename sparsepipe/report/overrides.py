@@ -84,15 +84,7 @@ def overrides_of(
 def is_made_by(
     row: Row, command: Sequence[str], others: Sequence[str], composed: Composed, matters: Matters
 ) -> bool:
-    """Whether a command with further overrides gives a run's configuration.
-
-    Args:
-        row: the run; keys that it does not have are not compared.
-        command: overrides of the command of its cell.
-        others: further ones.
-        composed: composes configurations.
-        matters: which groups and keys count.
-    """
+    """Whether a command with further overrides gives a run's configuration."""
     set_keys = [each.partition("=")[0] for each in others]
     null = [key for key in set_keys if matters(key) and key not in row and _has_none(row, key)]
     own = (*_keys(row, matters), *_recorded(row, matters))
@@ -147,7 +139,7 @@ def word(key: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """As Hydra reads it; a share of 1.0 is another thing there than 1."""
+    """A value in Hydra's syntax, in which 1.0 and 1 differ."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, Mapping):

@@ -22,10 +22,8 @@ _SHOWN = 3
 
 
 def find_checkpoint(source: str) -> Path:
-    """The checkpoint file that a path names: itself, or the last of a run directory.
-
-    Raises:
-        CheckpointError: there is none.
+    """The checkpoint file of a path: itself, or the last one of a run directory. Raises a
+    CheckpointError without one.
     """
     path = expanded(source)
     for candidate in (path, RunDir(path).last):
@@ -38,11 +36,7 @@ def find_checkpoint(source: str) -> Path:
 
 
 def first_weights(spec: RunSpec) -> dict[str, str]:
-    """For ``result.json`` of a training: which file its first weights are from, if any.
-
-    Raises:
-        CheckpointError: there is no such file.
-    """
+    """The entry of ``result.json`` with the file of the first weights, if any."""
     named = spec.checkpoint
     return {} if named is None else {"first_weights": file_fingerprint(find_checkpoint(named))}
 

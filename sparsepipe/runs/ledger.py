@@ -166,7 +166,7 @@ def _table(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
-    """Of a tree of runs, and of ledgers in directories without runs."""
+    """Rows of a tree of runs, and of ledgers in directories without runs."""
     if not source.is_dir():
         raise NoRunsError(
             f"there is no {source}",
@@ -196,7 +196,7 @@ def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
 
 
 def _ledgers(root: Path) -> list[Path]:
-    """Files of ledgers at or below a directory, one of each directory that has no runs."""
+    """Files of ledgers at or below a directory, one for each directory without runs."""
     files = [
         [path / name for name in (PARQUET, CSV) if (path / name).is_file()]
         for path in directories_without_runs(root, (PARQUET, CSV))
@@ -205,7 +205,7 @@ def _ledgers(root: Path) -> list[Path]:
 
 
 def _rows_found(file: Path, *, asked_for: bool) -> list[dict[str, Any]]:
-    """Of a file with a ledger's name, which may be anybody's own unless it was given."""
+    """Rows of a file with a ledger's name, which may be unrelated unless it was given."""
     try:
         return _rows_of_file(file)
     except DataError as error:
@@ -283,7 +283,7 @@ def _read_csv(source: Path) -> list[dict[str, Any]]:
 def _chosen(
     rows: list[dict[str, Any]], key: str, value: str | None, source: Path
 ) -> list[dict[str, Any]]:
-    """Rows with a value, which some must have; all rows for None."""
+    """Rows with a value of a key; all rows for None. Some must have it."""
     if value is None:
         return rows
     found = [row for row in rows if row.get(key) == value]

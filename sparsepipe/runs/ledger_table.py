@@ -35,13 +35,7 @@ _CONFIG = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the ledger.
-
-    Args:
-        name: the key in ``result.json``.
-        dtype: the type, if all values are of it.
-        unit: of its numbers; empty where they have none.
-    """
+    """A column of the ledger."""
 
     name: str
     dtype: Dtype
@@ -193,7 +187,7 @@ def cell_text(value: Any) -> str:
 
 
 def cell_value(text: str) -> Any:
-    """What a cell's text says."""
+    """The value of a cell's text."""
     if not text:
         return None
     try:

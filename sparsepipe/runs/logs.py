@@ -1,4 +1,4 @@
-"""Logging of the house, on stderr: stdout's last line is the run directory."""
+"""Logging on stderr: the last line of stdout is the run directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOISE = (
 
 
 class _Stderr(logging.Handler):
-    """Writes to what ``sys.stderr`` is by then: a progress bar puts lines above itself."""
+    """Looks up ``sys.stderr`` at each message: progress bars replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -33,7 +33,7 @@ class _Stderr(logging.Handler):
 
 
 def configure() -> None:
-    """Sends the house's messages to stderr, on rank 0 only."""
+    """Sends this package's messages to stderr, on rank 0 only."""
     handler = _Stderr()
     handler.setFormatter(logging.Formatter("[sparsepipe] %(message)s"))
     house = logging.getLogger("sparsepipe")
@@ -43,7 +43,7 @@ def configure() -> None:
 
 
 def quiet() -> None:
-    """Silences what other libraries say about things the house has decided."""
+    """Silences messages of other libraries about settings that this package makes itself."""
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)

@@ -32,19 +32,19 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
 
 
 def of_machine(error: BaseException) -> bool:
-    """Whether what it says that there is no more of is the machine's memory, not a GPU's."""
+    """Whether the error is about the machine's memory, not a GPU's."""
     return isinstance(error, MemoryError) or _has(str(error), _OF_MACHINE)
 
 
 def memory_line(error: BaseException) -> str:
-    """What it says of that: of several lines, as loader workers' have, the one with such words."""
+    """The line of the error's message about memory; loader workers' messages have several lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _has(line, (*_OF_MACHINE, *_OF_GPU))]
     return (named or lines[-1:] or [type(error).__name__])[0]
 
 
 def filled_share(budget_bytes: int | None) -> float:
-    """Of the GPU's memory, or of the budget of it, what was taken at most; 0 without a GPU."""
+    """Peak share of the GPU's memory, or of its budget; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0.0
     whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -52,7 +52,7 @@ def filled_share(budget_bytes: int | None) -> float:
 
 
 def empty_device() -> None:
-    """Gives back what a step has left on the GPU, forgets its peak, and lets all memory be used."""
+    """Frees the GPU's cached memory, resets its peak and its limit."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -66,9 +66,8 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 
 
 def oom_kills() -> int | None:
-    """Of this process's control group, else of the machine; None where nobody counts.
-
-    It only grows: what counts is the difference between two moments.
+    """Number of OOM kills in this process's control group, else on the machine, ever growing; None
+    where unknown.
     """
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
@@ -85,19 +84,19 @@ def oom_kills() -> int | None:
 
 
 def kills_since(before: int | None) -> int | None:
-    """How many there were since a moment; None where that is not known."""
+    """Number of OOM kills since ``before``; None where unknown."""
     now = oom_kills()
     return None if now is None or before is None else now - before
 
 
 def counters(own: str) -> list[Path]:
-    """Files that count them for the control groups of ``/proc/self/cgroup``, the nearest first."""
+    """Files that count OOM kills for the control groups of ``/proc/self/cgroup``, nearest first."""
     names, before = ("memory.events",), ("memory.oom_control",)
     return [path for (path,) in group_files(own, "memory", names=names, names_before=before)]
 
 
 def kills_in(text: str) -> int | None:
-    """What such a file says."""
+    """The count in the text of such a file."""
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":

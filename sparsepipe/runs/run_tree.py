@@ -25,14 +25,7 @@ _REPORT = "report"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """What lies in a tree.
-
-    Args:
-        rows: what ``result.json`` of each finished run holds, by the run's directory; without
-            reports, which have no figures of their own.
-        unfinished: runs that are not finished.
-        broken: finished runs whose ``result.json`` cannot be read.
-    """
+    """What lies in a tree."""
 
     rows: Mapping[Path, dict[str, Any]]
     unfinished: int = 0
@@ -99,7 +92,7 @@ def directories_without_runs(root: Path, names: Collection[str]) -> list[Path]:
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Directories in order of their names, and whether each is a run's, into which none leads."""
+    """Directories by name, and whether each is a run's; runs are not entered."""
     ahead, seen = [root], set()
     while ahead:
         path = ahead.pop()
@@ -119,7 +112,7 @@ def moment(time_s: float) -> str:
 
 
 def identity_text(row: Mapping[str, Any]) -> str:
-    """Which run a row is of."""
+    """Name of a row's run."""
     return f"run {row.get('run_id')} of experiment {row.get('name')}"
 
 
@@ -147,7 +140,7 @@ def _may_be_row(path: Path) -> bool:
 
 
 def _read_run(path: Path) -> dict[str, Any]:
-    """What ``result.json`` holds, and what older versions have not written into it."""
+    """The content of ``result.json``, with keys that older versions did not write."""
     found = read_json(path / _RESULT)
     if not isinstance(found, dict):
         raise DataError(f"{path / _RESULT} holds no mapping of keys to values", remedy="")

@@ -31,32 +31,25 @@ _ATTEMPT, _STARTS = ".attempt", ".starts"
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """A run's directory.
-
-    Args:
-        path: absolute.
-    """
+    """A run's directory."""
 
     path: Path
 
     @property
     def run_id(self) -> str:
-        """The run's identity."""
         return self.path.name
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
-        """One row an epoch."""
+        """One row for each epoch."""
         return self.path / "metrics.csv"
 
     @property
     def result(self) -> Path:
-        """What came out, flat."""
         return self.path / "result.json"
 
     @property
@@ -81,7 +74,7 @@ class RunDir:
 
     @property
     def confusion(self) -> Path:
-        """How many test shapes of which class were taken for which."""
+        """Counts of test shapes by true and predicted class."""
         return self.path / "confusion.csv"
 
     @property
@@ -91,12 +84,11 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """Directory of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def last(self) -> Path:
-        """The checkpoint to go on from."""
+        """The checkpoint to resume from."""
         return self.checkpoints / "last.ckpt"
 
     @property
@@ -106,7 +98,7 @@ class RunDir:
 
     @property
     def fitted(self) -> Path:
-        """Exists once training has ended, of itself and not by a stop; what came of it."""
+        """Written when training has ended by itself: its values."""
         return self.checkpoints / "fitted.json"
 
     @property
@@ -132,7 +124,7 @@ class RunDir:
 
     @property
     def _attempts(self) -> Path:
-        """Beside the directory: whatever becomes of that, no attempt has another's number."""
+        """Beside the run's directory, so that no two attempts have one number."""
         return self.path.with_name(f".{self.run_id}{_ATTEMPT}")
 
     def open(self, spec: RunSpec) -> None:
@@ -159,7 +151,6 @@ class RunDir:
             shutil.rmtree(self.path)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Marks the run as finished."""
         write_json(self.done, dict(summary))
 
 

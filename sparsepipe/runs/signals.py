@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def ignore(*signums: signal.Signals) -> None:
-    """Lets a process say why it ends without being interrupted; it heeds them no more."""
+    """Ignores signals from now on, while this process reports why it ends."""
     if threading.current_thread() is threading.main_thread():
         for signum in signums:
             signal.signal(signum, signal.SIG_IGN)
@@ -40,14 +40,14 @@ class SignalWatch:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Takes over the signals until the block ends."""
+        """Installs the handlers until the block ends."""
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
         self.install()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Gives the signals back, but for those that :func:`ignore` has taken since."""
+        """Restores the handlers, but for those that :func:`ignore` has set since."""
         for signum, handler in self._before.items():
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, handler)
@@ -92,7 +92,9 @@ class SignalWatch:
 
 
 def _as_child(signum: int) -> None:
-    """In a forked helper: a terminal's Ctrl-C is for the parent, other signals end it."""
+    """In a forked helper: ignores a terminal's Ctrl-C, which is for the parent; other signals end
+    it.
+    """
     if signum != signal.SIGINT:
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Going:
-    """The progress of a job that runs.
-
-    Args:
-        elapsed_s: since it began.
-        share: of it that is done, from 0 to 1; None where that is unknown.
-        share_before: that was done when it began.
-    """
+    """Progress of a running job; ``share`` is done, from 0 to 1, and None where unknown."""
 
     elapsed_s: float
     share: float | None = None
@@ -44,13 +38,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A sweep at a moment.
-
-    Args:
-        rows: jobs that run, and those that have ended.
-        total: how many jobs there are.
-        done_s: how long finished jobs took, without those that had been finished before.
-    """
+    """A snapshot of a sweep. ``done_s`` are durations of jobs that this sweep has finished."""
 
     rows: Sequence[Row]
     total: int
@@ -58,17 +46,15 @@ class Board:
 
     @property
     def running(self) -> list[Row]:
-        """Jobs that run."""
         return [row for row in self.rows if row.going is not None]
 
     @property
     def ended(self) -> list[Row]:
-        """Jobs that have ended."""
         return [row for row in self.rows if row.going is None]
 
     @property
     def waiting(self) -> int:
-        """How many have not begun."""
+        """Number of jobs that have not begun."""
         return self.total - len(self.rows)
 
     @property
@@ -79,7 +65,6 @@ class Board:
 
     @property
     def summary(self) -> str:
-        """The sweep in a line."""
         failed = sum(row.state == "failed" for row in self.ended)
         parts = [f"{len(self.ended)} of {self.total} jobs done"]
         if failed:

@@ -52,7 +52,7 @@ class SweepEnd(Callback):
     """Logs at a sweep's end which jobs failed, with the last lines of their logs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Claims the sweep's directory, and announces it to the jobs."""
+        """Claims the sweep's directory, and passes its name to the jobs."""
         try:
             claim(sweep_directory(config))
         except SparsePipeError as error:
@@ -62,7 +62,6 @@ class SweepEnd(Callback):
         _running.append(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Logs jobs that failed or were stopped."""
         _running.clear()
         records = records_of(sweep_directory(config))
         note_exit_code(records)  # of jobs that another launcher than ours has run
@@ -75,7 +74,6 @@ class SweepTable(Callback):
     """Logs a table of all jobs, and writes ``table.md`` and ``table.csv`` into the directory."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Makes the table, unless no job has finished."""
         directory = sweep_directory(config)
         jobs = records_of(directory)
         if not any(job.run for job in jobs):
@@ -102,7 +100,6 @@ class SweepLedger(Callback):
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Gathers the runs; a ledger that cannot be made is a warning, and ends no sweep."""
         own = (expanded(str(config.paths.outputs)) / str(config.name)).absolute()
         runs = (Path(job.run) for job in records_of(sweep_directory(config)) if job.run)
         for experiment in sorted({own, *(run.parent for run in runs)}):
@@ -118,7 +115,7 @@ class SweepSearch(Callback):
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Rewrites the sweeper's file; a sweep without a search has none."""
+        """Rewrites the sweeper's file, if there is one."""
         file = sweep_directory(config) / _BEST
         if not file.is_file():
             return
@@ -190,7 +187,7 @@ def end_early(error: Exception) -> bool:
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:
-    """Lets the command end with the exit code of these jobs, where it has none yet."""
+    """Records the exit code of these jobs for the command."""
     _exit_codes.append(exit_code(records))
 
 

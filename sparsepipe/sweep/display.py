@@ -36,11 +36,10 @@ class Lines:
         pass
 
     def began(self, row: Row, board: Callable[[], Board]) -> None:
-        """Logs which."""
         log.info("job %d: %s", row.number, row.text)
 
     def ended(self, row: Row, board: Callable[[], Board]) -> None:
-        """Logs how, and how far the sweep is."""
+        """Logs the job's state and the sweep's progress."""
         why = f": {row.detail}" if row.detail else ""
         how = "was finished before" if row.state == "before" else f"{row.state} after "
         took = "" if row.state == "before" else duration_text(row.seconds)
@@ -51,11 +50,7 @@ class Lines:
 
 
 class LiveView(Lines):
-    """A table that is drawn anew below all other output.
-
-    Args:
-        console: the terminal.
-    """
+    """A table that is drawn anew below all other output."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -70,17 +65,15 @@ class LiveView(Lines):
         self._live.stop()
 
     def began(self, row: Row, board: Callable[[], Board]) -> None:
-        """Draws the table."""
         self._draw(board())
 
     def ended(self, row: Row, board: Callable[[], Board]) -> None:
-        """A failure stays above the table."""
+        """Leaves a failure above the table."""
         if row.state not in ("finished", "before"):
             log.info("job %d (%s) %s: %s", row.number, row.text, row.state, row.detail)
         self._draw(board())
 
     def show(self, board: Callable[[], Board]) -> None:
-        """Draws it anew twice a second."""
         if time.monotonic() - self._shown_s >= _EVERY_S:
             self._draw(board())
 
@@ -133,11 +126,7 @@ def _bar(row: Row) -> ProgressBar | str:
 
 
 class SafeDisplay:
-    """Shows a sweep until its view fails, then nothing any more.
-
-    Args:
-        view: the view.
-    """
+    """Shows a sweep until its view fails, then nothing any more."""
 
     def __init__(self, view: Lines) -> None:
         self._view: Lines | None = view
@@ -150,7 +139,6 @@ class SafeDisplay:
         self.show(lambda view: view.__exit__(None, None, None))
 
     def show(self, action: Callable[[Lines], object]) -> None:
-        """Lets the view show something."""
         if self._view is None:
             return
         try:

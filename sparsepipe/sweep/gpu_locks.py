@@ -98,7 +98,7 @@ def machine_wide() -> GpuLocks:
 
 
 def _names(slots: Slots) -> dict[str, str]:
-    """Names of GPUs that are the same in all sweeps, by their tokens in this one."""
+    """Names of GPUs that all sweeps share, by this sweep's tokens."""
     return {gpu.token: gpu.uuid or gpu.token for gpu in slots.machine.gpus}
 
 

@@ -74,7 +74,7 @@ def launch(
 
 
 def _nothing(config: Any) -> None:
-    """In place of the task function: the job runs in another process."""
+    """Stands for the task function, which runs in another process."""
 
 
 def _compose(

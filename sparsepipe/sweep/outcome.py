@@ -1,4 +1,4 @@
-"""What has become of a job, by its own record and by how its process ended. Pure."""
+"""The outcome of a job, by its own record and by how its process ended. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What has become of a job."""
+    """Status, error and exit code of a job."""
 
     status: Status
     error: str | None = None
@@ -51,12 +51,7 @@ class Outcome:
 
 
 def outcome(record: JobRecord | None, end: End) -> Outcome:
-    """What has become of a job.
-
-    Args:
-        record: the job's own, where it has left one.
-        end: how its processes ended.
-    """
+    """The outcome of a job, by its own record if there is one and by the end of its processes."""
     found = _outcome(record, end)
     if found.status == "finished" or not end.left:
         return found

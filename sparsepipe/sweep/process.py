@@ -29,12 +29,7 @@ MARK_VARIABLE = "SPARSEPIPE_SWEEP_JOB"
 
 @dataclass(slots=True)
 class JobProcess:
-    """The processes of a job.
-
-    Args:
-        first: the process that the sweep started; the others are its descendants.
-        mark: of all of them.
-    """
+    """The processes of a job."""
 
     first: subprocess.Popen[bytes]
     mark: str
@@ -97,18 +92,15 @@ class JobProcess:
         self.first.send_signal(signum)
 
     def kill(self) -> None:
-        """Kills all of them."""
         with suppress(ProcessLookupError, PermissionError):
             if self.first.poll() is None:
                 os.killpg(self.first.pid, signal.SIGKILL)
         kill_marked(self.mark)
 
     def exit_code(self) -> int | None:
-        """Exit code of the first process; None while it runs."""
         return self.first.poll()
 
     def alive(self) -> list[int]:
-        """Numbers of the processes that still run."""
         first = [self.first.pid] if self.first.poll() is None else []
         return sorted({*first, *marked(self.mark)})
 

@@ -16,13 +16,7 @@ _TAIL_BYTES = 16_384
 
 
 def write_started(job: SweptJob, run: Path, *, mark: str | None) -> None:
-    """Writes a job's run directory to ``started.json``; the job goes on where that fails.
-
-    Args:
-        job: the job.
-        run: its run's directory.
-        mark: of the job's processes, where our launcher has started them.
-    """
+    """Writes a job's run directory to ``started.json``; the job goes on where that fails."""
     try:
         write_json(job.started, {"run": str(run), "mark": mark})
     except DataError as error:

@@ -31,13 +31,7 @@ Status = Literal["finished", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptJob:
-    """A job of a sweep, before it has a result.
-
-    Args:
-        number: from 0.
-        overrides: from the command line, those of all jobs included.
-        sweep: the sweep's directory.
-    """
+    """A job of a sweep, before it has a result."""
 
     number: int
     overrides: tuple[str, ...]
@@ -45,27 +39,25 @@ class SweptJob:
 
     @property
     def path(self) -> Path:
-        """Its own directory."""
         return self.sweep / "jobs" / str(self.number)
 
     @property
     def file(self) -> Path:
-        """The input of its process."""
+        """The input of the job's process."""
         return self.path / "job.yaml"
 
     @property
     def log(self) -> Path:
-        """The output of its process."""
+        """The output of the job's process."""
         return self.path / "log.txt"
 
     @property
     def started(self) -> Path:
-        """Its run directory, once that is known."""
+        """Names the run directory as soon as it is known."""
         return self.path / "started.json"
 
     @property
     def record(self) -> Path:
-        """Its result; see :class:`JobRecord`."""
         return self.path / "record.json"
 
 
@@ -103,7 +95,6 @@ class JobRecord:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return max(0.0, self.ended_s - self.began_s)
 
     @property
@@ -113,7 +104,6 @@ class JobRecord:
 
 
 def record_of(job: SweptJob, **values: Any) -> JobRecord:
-    """A record with what is known of the job."""
     return JobRecord(number=job.number, overrides=job.overrides, **values)
 
 

@@ -18,7 +18,6 @@ from sparsepipe.utils.host import quota_limits, usable_core_numbers
 
 
 def machine() -> Machine:
-    """The cores and GPUs that this process may use."""
     return Machine(cores=usable_core_numbers(), gpus=_gpus(), binds=not quota_limits())
 
 

@@ -88,7 +88,6 @@ class RunningJob:
 
     @classmethod
     def start(cls, ready: ReadyJob, grant: Grant, *, whole: bool, settings: Settings) -> RunningJob:
-        """Starts a job."""
         inherited = {**os.environ, **ready.env}  # threads that the user sets, here or for jobs
         variables = environment(grant, whole=whole, inherited=inherited)
         chosen = None if settings.cores_per_rank is None else grant.threads
@@ -108,16 +107,16 @@ class RunningJob:
 
     @property
     def elapsed_s(self) -> float:
-        """Since it began."""
         return time.monotonic() - self._began_s
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has been sent a signal to end."""
         return self._ended_by is not None
 
     def note_epochs(self) -> None:
-        """Notes how many epochs its run had before; to be called often, from its start on."""
+        """Records the epochs that the run had before the job; called repeatedly from the job's
+        start.
+        """
         if self.epochs_before is None:
             if self.ready.spec.force:  # the run's earlier epochs are about to be removed
                 self.epochs_before = 0

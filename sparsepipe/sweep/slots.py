@@ -101,14 +101,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a job gets.
-
-    Args:
-        cores: their numbers.
-        gpus: their tokens.
-        threads: for each of its processes.
-        binds: whether it keeps to its cores.
-    """
+    """What a job gets."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -165,7 +158,6 @@ class Slots:
 
     @property
     def gpus_used(self) -> frozenset[str]:
-        """Tokens of the GPUs that jobs have."""
         return frozenset(token for job in self.taken for token in job.gpus)
 
     def grant(self, needed: Demand, *, elsewhere: Sequence[str] = ()) -> Grant | None:
@@ -191,11 +183,9 @@ class Slots:
         return Grant(cores=cores, gpus=gpus, threads=threads, binds=self.machine.binds)
 
     def with_job(self, grant: Grant) -> Slots:
-        """The slots once a job runs."""
         return replace(self, taken=(*self.taken, grant))
 
     def without_job(self, grant: Grant) -> Slots:
-        """The slots once a job has ended."""
         left = list(self.taken)
         left.remove(grant)
         return replace(self, taken=tuple(left))
@@ -207,7 +197,7 @@ class Slots:
 
 
 def _of_kinds(free: Sequence[Gpu], kinds: Sequence[str]) -> tuple[str, ...] | None:
-    """Tokens of free GPUs of these kinds, in the machine's order; None where there are too few."""
+    """Tokens of free GPUs of these kinds, in the machine's order; None where some are missing."""
     chosen: list[Gpu] = []
     for kind in kinds:
         alike = [gpu for gpu in free if gpu.kind == kind and gpu not in chosen]

@@ -12,14 +12,7 @@ from sparsepipe.utils.tables import markdown_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
-    """One job of a sweep.
-
-    Args:
-        overrides: keys and values as the command line has them.
-        run: its directory; None where it did not finish.
-        result: what ``result.json`` holds; empty where it did not finish.
-        stopped: it was ended before it could finish or fail.
-    """
+    """One job of a sweep."""
 
     overrides: Mapping[str, str]
     run: str | None
@@ -28,7 +21,6 @@ class SweepJob:
 
     @property
     def status(self) -> str:
-        """``finished``, ``stopped`` or ``failed``."""
         if self.run is not None:
             return "finished"
         return "stopped" if self.stopped else "failed"

@@ -235,17 +235,17 @@ class Links:
 
     @property
     def inside(self) -> dict[str, Link]:
-        """The link inside each host that has several ranks."""
+        """Links inside hosts with several ranks, by host."""
         found = {host: self._link({host}) for host in dict.fromkeys(self.host_of)}
         return {host: link for host, link in found.items() if link is not None}
 
     @property
     def between(self) -> Link | None:
-        """The link between any two hosts; None where there is one host."""
+        """The link between hosts; None with one host."""
         return self._link(None)
 
     def eq4_s(self, reduction: ReductionTime) -> float:
-        """What the paper's Eq. 4 takes for the sum, as the partitioner counts it."""
+        """The time of the sum by the paper's Eq. 4, as the partitioner counts it."""
         pool = self._pool
         hosts = [self.host_of[rank] for rank in reduction.ranks]
         slowest = pool.sync_bytes_per_s([hosts.count(kind.host) for kind in pool.kinds])
@@ -254,7 +254,7 @@ class Links:
         )
 
     def put_into(self, inventory: Inventory) -> Inventory:
-        """The inventory with these links; others stay. Hosts that it does not have come new."""
+        """The inventory with these links; others stay, unknown hosts are added."""
         inside = self.inside
         names = list(dict.fromkeys(self.host_of))
         like = inventory.hosts[0]
@@ -270,7 +270,7 @@ class Links:
 
     @property
     def named(self) -> list[tuple[str, str | None, Link]]:
-        """All links: what each is called, the host that it is inside of, and its figures."""
+        """Name, host (None: between hosts) and figures of all links."""
         found: list[tuple[str, str | None, Link]] = []
         found += [(f"inside {host}", host, link) for host, link in self.inside.items()]
         return found + ([] if self.between is None else [("between hosts", None, self.between)])
@@ -328,7 +328,6 @@ def _rounded(value: float) -> float:
 
 
 def as_json(links: Links) -> dict[str, Any]:
-    """All of it, for ``bandwidth.json``."""
     between = links.between
     return {
         "hosts": {host: asdict(link) for host, link in links.inside.items()},
@@ -365,7 +364,6 @@ def as_json(links: Links) -> dict[str, Any]:
 
 
 def as_rows(links: Links) -> list[dict[str, Any]]:
-    """All of it, for ``bandwidth.csv``: a row for each measurement."""
     values = as_json(links)
     rows: list[Mapping[str, Any]] = [
         {
@@ -391,7 +389,6 @@ def as_rows(links: Links) -> list[dict[str, Any]]:
 
 
 def as_text(links: Links) -> str:
-    """All of it as tables, with the links as YAML for an inventory at the end."""
     parts = ["MB/s from rank to rank, by size of message", _pair_table(links)]
     parts += ["sums over ranks", _sum_table(links.reductions, links)]
     for what, host, link in links.named:
@@ -405,7 +402,7 @@ def as_text(links: Links) -> str:
 
 
 def doubts(links: Links) -> list[str]:
-    """Where one figure for a link hides pairs that are unlike."""
+    """Warnings where the figure of a link averages pairs that differ."""
     return [
         f"{what} one pair of ranks is {ratio:.1f} times as fast as another: the link's one figure, "
         "with which the partitioner counts, is their median (bandwidth.json has them all)"
@@ -415,7 +412,6 @@ def doubts(links: Links) -> list[str]:
 
 
 def snippet(links: Links) -> str:
-    """The links as an inventory has them, in YAML."""
     hosts = [{"name": host, "link": asdict(link)} for host, link in links.inside.items()]
     value: dict[str, Any] = {"hosts": hosts} if hosts else {}
     if links.between is not None:

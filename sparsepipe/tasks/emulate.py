@@ -138,7 +138,7 @@ class TrainEmulated(Task):
 def _trained(
     run: Run, profiles: Sequence[Profile], pulse: Pulse, *, minibatches: int
 ) -> pl.Trainer:
-    """The Trainer, after an epoch of as many minibatches for each rank that reads."""
+    """The Trainer, after an epoch with this number of minibatches for each rank that reads."""
     profile = profiles[process_group.rank()]
     mode = run.spec.parallel.argument("mode")
     rows = _rows(run.spec, profile)
@@ -169,7 +169,7 @@ def _rows(spec: RunSpec, profile: Profile) -> int | None:
 
 
 def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
-    """How fast it went, and what the plan promised, for ``result.json``."""
+    """Measured and planned speed, for ``result.json``."""
     values: dict[str, Any] = {
         "minibatches": found.minibatches,
         "minibatches_per_s": found.steady_per_s,
@@ -223,7 +223,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
 
 
 def _with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
-    """All devices of the inventory, or those that a plan names; their hosts are this machine."""
+    """The configuration on all devices of the inventory, or on those that a plan names."""
     given, division = spec.parallel, division_of(spec)
     chosen = named_places(inventory, (division and division.devices) or ())
     ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
@@ -336,7 +336,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
 
 
 def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
-    """The configuration of ``task=emulate`` with the settings of the task put into ``hardware``."""
+    """The configuration of ``task=emulate`` with the task's settings in ``hardware``."""
     task, hardware = spec.task, spec.hardware
     if hardware.get("emulate") is False:
         raise ConfigError(
@@ -361,7 +361,7 @@ def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
 
 
 def _minibatches(spec: RunSpec) -> int | None:
-    """The setting ``task.minibatches``."""
+    """The setting ``task.minibatches``, checked."""
     minibatches: int | None = spec.task.get("minibatches")
     if minibatches is None:
         return None

@@ -66,7 +66,7 @@ class Clock(pl.Callback):
         self.seconds = time.perf_counter() - self._started
 
     def values(self) -> dict[str, float]:
-        """The test's time on the rank that took longest, and the rate; every rank must ask."""
+        """Time of the slowest rank and the rate; collective."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
         shapes = sum(shapes for _, shapes in parts)
@@ -196,7 +196,7 @@ def inference_rate(
 
 
 def _some_batches(loader: Any, *, most: int) -> list[Any]:
-    """The first batches, which take turns: dense ones are so large that few have to do."""
+    """The first batches, used in turn; few of them where dense ones are large."""
     found, held_bytes = [], 0
     for batch in islice(iter(loader), most):
         found.append(batch)

@@ -101,14 +101,14 @@ def kept_bytes(
 def _counted(
     costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
-    """With what one minibatch keeps in a stage, on the devices that are in it."""
+    """Costs with what one minibatch keeps in a stage on its devices."""
     held = [profiles[name] for name in dict.fromkeys(map(device_name, stage.devices))]
     stored, inside = most_kept(held, spans, first=stage.layers[0], last=stage.layers[1])
     return replace(costs, stored_bytes=stored, recomputed_bytes=inside)
 
 
 def _profiles(run: Run) -> dict[str, Profile]:
-    """Of the run's devices: given, or measured before it."""
+    """Profiles of the run's devices: given, or measured before it."""
     spec = run.spec
     kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
     given = {**spec.given_profiles, **(kept.get("measured") or {})}

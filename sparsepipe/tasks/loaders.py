@@ -23,13 +23,7 @@ _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
 def adapt_loaders(data: pl.LightningDataModule, *, seed: int, resume: Resume | None = None) -> None:
-    """Makes loaders leave Ctrl-C and torch's generator alone, and training begin at ``resume``.
-
-    Args:
-        data: the data module; its loader methods are replaced on this object.
-        seed: of the loaders' own generators.
-        resume: where the first training loader begins.
-    """
+    """Makes loaders leave Ctrl-C and torch's generator alone, and training begin at ``resume``."""
     pending = [resume] if resume is not None else []
 
     def adapted(hook: Callable[[], Any], *, train: bool) -> Any:
@@ -50,7 +44,9 @@ def adapt_loaders(data: pl.LightningDataModule, *, seed: int, resume: Resume | N
 
 
 def _adapt(loader: DataLoader[Any], seed: int, epoch: int) -> None:
-    """Gives a loader its own generators and its workers deaf ears for Ctrl-C."""
+    """Gives a loader generators of its own, since torch's would shift the dropout masks, and
+    workers that ignore Ctrl-C.
+    """
     loader.generator = torch.Generator()
     if isinstance(loader.sampler, RandomSampler) and loader.sampler.generator is None:
         loader.sampler.generator = torch.Generator()
@@ -87,7 +83,9 @@ class EpochSeeds(pl.Callback):
 
 
 def _begin_epoch(trainer: pl.Trainer, resume: Resume) -> None:
-    """Lets a checkpoint of an epoch's end be followed by the next epoch."""
+    """Starts the next epoch after an epoch's last checkpoint, which Lightning with ``max_steps``
+    takes for one within the epoch.
+    """
     if resume.batches == 0:
         clear_restarting(trainer)
 
@@ -110,7 +108,7 @@ def seed_model(seed: int) -> None:
 
 
 def mixed(*numbers: int) -> int:
-    """One seed from several numbers, another for each of their combinations."""
+    """One seed from several numbers, different for each combination."""
     entropy = [number % 2**64 for number in numbers]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 

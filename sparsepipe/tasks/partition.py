@@ -63,7 +63,7 @@ class Partition(Task):
 
 
 def _found(run: Run, choice: SearchChoice) -> Found:
-    """The best plan by the profiles that there are."""
+    """The best plan by the available profiles."""
     measured = load_profiles(
         run.inventory,
         run.spec.model.name,
@@ -76,7 +76,7 @@ def _found(run: Run, choice: SearchChoice) -> Found:
 
 
 def _values(found: Found) -> dict[str, Any]:
-    """What is expected of a plan, by the model of costs."""
+    """Expected values of a plan, by the cost model."""
     return {
         "kind": "simulated",
         "plan_config": found.plan.config,

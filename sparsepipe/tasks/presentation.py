@@ -57,7 +57,6 @@ class StartLine(pl.Callback):
 
 
 def network(run: Run, module: pl.LightningModule) -> str:
-    """A network's name and size."""
     name = run.spec.model.name
     layers = getattr(module, "layers", None)
     parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
@@ -67,14 +66,14 @@ def network(run: Run, module: pl.LightningModule) -> str:
 
 
 def where(run: Run) -> str:
-    """What a run computes on."""
+    """The devices of a run, as text."""
     names = {device.name for host in run.inventory.hosts for device in host.devices}
     processes = "1 process" if run.ranks == 1 else f"{run.ranks} processes"
     return f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
 
 
 def split(run: Run, trainer: pl.Trainer) -> str:
-    """Into which stages a pipeline splits the network, as an addition to a line."""
+    """The stages of a pipeline, as text."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
         return ""
@@ -91,7 +90,7 @@ def split(run: Run, trainer: pl.Trainer) -> str:
 
 
 def num_shapes(loaders: Any) -> int:
-    """Shapes of one loader or of several, over all ranks; 0 where that is unknown."""
+    """Shapes of the loaders over all ranks; 0 where unknown."""
     found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
     datasets = [getattr(loader, "dataset", None) for loader in found]
     return sum(len(dataset) for dataset in datasets if isinstance(dataset, Sized))
@@ -110,7 +109,7 @@ def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
 
 
 def log_profiling(values: Mapping[str, Any]) -> None:
-    """Logs what the profiles of a plan cost, whether they were measured for it or found."""
+    """Logs the time that the profiles of a plan took."""
     if "profiling_share_of_training" in values:
         log.info(
             "the plan's profiles, measured for this run or before, took %.0f s, %.1f %% of the "
@@ -122,7 +121,7 @@ def log_profiling(values: Mapping[str, Any]) -> None:
 
 
 def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
-    """Logs what a test found, how fast, and the pictures left."""
+    """Logs the results of a test, its speed and its pictures."""
     parts = []
     if "test/accuracy" in values:
         mean = values.get("test/class_accuracy")

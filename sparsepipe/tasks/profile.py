@@ -128,7 +128,7 @@ class ProfileLayers(Task):
         return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 
     def hardware(self, inventory: Inventory) -> Inventory:
-        """Its devices: what layers cost on them does not depend on how they are connected."""
+        """The devices alone: costs of layers do not depend on links."""
         return without_links(inventory)
 
     def processes(self, spec: RunSpec, inventory: Inventory) -> int:
@@ -162,7 +162,7 @@ class ProfileLayers(Task):
     def _measured(
         self, run: Run, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
-        """The profile, and how many batches the training takes; None: it has no given end."""
+        """The profile, and batches of the training; None: its length is not fixed."""
         started_s = time.perf_counter()
         data = build_data(run.spec)
         data.setup("fit")
@@ -193,7 +193,7 @@ class ProfileLayers(Task):
 
 
 def _report(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
-    """Writes the table, and logs it unless a training needs the profile."""
+    """Writes the table, and logs it unless the profile is for a training's plan."""
     table = _layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
     if for_plan:
@@ -204,7 +204,7 @@ def _report(run: Run, found: Profile, training_s: float | None, *, for_plan: boo
 
 
 def _training_s(found: Profile, batches: int | None) -> float | None:
-    """What so many minibatches of a training take on this device."""
+    """Seconds that this number of minibatches takes on this device."""
     minibatch_s = float(found.meta["step_s"]) + (found.update_s or 0.0)
     return None if batches is None else batches * minibatch_s
 
@@ -228,13 +228,13 @@ def _write(run: Run, found: Profile, training_s: float | None) -> None:
 def _input_of(
     module: pl.LightningModule, net: nn.Sequential, batch: Any, device: torch.device
 ) -> Any:
-    """What the module's training step hands to its layers."""
+    """The input that the module's training step gives its layers."""
     batch = module.transfer_batch_to_device(batch, device, 0)
     return run_until_layers(net, lambda: module.training_step(batch, 0)).value
 
 
 def _parts(value: Any, count: int) -> list[Any]:
-    """An input of the layers cut as a synchronous pipeline cuts it, without what is empty."""
+    """An input cut as a synchronous pipeline cuts it, without empty parts."""
     return [part.batch for part in split(value, count) if part.samples]
 
 
@@ -276,7 +276,7 @@ def _makes_optimizer(module: pl.LightningModule) -> bool:
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
-    """Batches of a whole training; None where its settings give it no end."""
+    """Batches of a whole training; None where its settings do not limit it."""
     epoch = _limited(loaded, trainer.overfit_batches or trainer.limit_train_batches)
     accumulated = int(trainer.accumulate_grad_batches)
     max_epochs, max_steps = trainer.max_epochs or -1, int(trainer.max_steps)
@@ -291,14 +291,14 @@ def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
 
 
 def _limited(loaded: int, limit: float | None) -> int:
-    """As Lightning counts: whole numbers are batches, fractions shares of the epoch."""
+    """As in Lightning: an integer counts batches, a fraction is a share of the epoch."""
     if limit is None:
         return loaded
     return min(loaded, limit) if isinstance(limit, int) else int(loaded * limit)
 
 
 def _summary(found: Profile) -> str:
-    """What layers, a step and an update take, in a line."""
+    """Times of layers, a step and an update, in a line."""
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
     copy = "" if found.copy_s is None else f", a copy of the weights {1e3 * found.copy_s:.1f} ms"
@@ -310,7 +310,7 @@ def _summary(found: Profile) -> str:
 
 
 def _share_of_training(found: Profile, training_s: float | None) -> str:
-    """What measuring took beside the training that it serves."""
+    """Measuring time as a share of the training's; empty where its length is not fixed."""
     if training_s is None:
         return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
     share = found.meta["cost_s"] / training_s
@@ -318,7 +318,6 @@ def _share_of_training(found: Profile, training_s: float | None) -> str:
 
 
 def _layer_table(found: Profile) -> str:
-    """A row for each layer."""
     head = (
         *("layer", "kind", "forward ms", "spread", "backward ms", "spread", "kernel maps ms"),
         *("update ms", "out KiB", "params KiB", "peak MiB"),

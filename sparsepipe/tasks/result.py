@@ -87,7 +87,7 @@ def strategy_name(spec: RunSpec) -> str:
 
 
 def _times(directory: RunDir) -> dict[str, Any]:
-    """When the run began and ended; pauses of one that was gone on with are in its length."""
+    """Begin, end and duration of the run, pauses included."""
     now_s, starts = time.time(), directory.starts
     began_s = starts[0] if starts else None
     return {
@@ -123,16 +123,13 @@ def _versions() -> dict[str, Any]:
 
 
 def peak_values() -> dict[str, int]:
-    """The largest memory of a process so far, over the ranks, all of which must ask."""
+    """The largest memory of a process so far, over the ranks; collective."""
     peaks = process_group.gather_objects(peak_memory_bytes())
     return {f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]}
 
 
 def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
-    """The stages that a pipeline has run with, and what their search expected of them.
-
-    Nothing of other strategies.
-    """
+    """Stages of a pipeline and the expected times of its search; empty for other strategies."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
         return {}
@@ -158,7 +155,7 @@ def _expected(run: Run) -> dict[str, Any]:
 
 
 def peak_memory_bytes() -> dict[str, int]:
-    """Largest memory of this process so far, and of its GPU where it uses one."""
+    """Peak memory of this process, and of its GPU if it uses one."""
     unit = 1 if sys.platform == "darwin" else 1024
     peaks = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_available():

@@ -133,12 +133,12 @@ class Simulate(Task):
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]
 
     def _given(self, spec: RunSpec) -> dict[str, str]:
-        """Files of profiles: the task's count before those of the search."""
+        """Profile files: the task's before those of the search."""
         searched = (spec.search.profiles if spec.search is not None else None) or {}
         return {**searched, **(self.profiles or {})}
 
     def _profiles(self, spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-        """Of the inventory's devices; logs on what they were measured where data are others."""
+        """Profiles of the inventory's devices; logs where their data differ from the run's."""
         model = spec.model
         found = load_profiles(
             inventory, model.name, given=self._given(spec), settings=model.settings
@@ -187,7 +187,7 @@ class Simulate(Task):
 
 
 def _plan_values(simulation: Simulation, schedule: str) -> dict[str, Any]:
-    """What was simulated, for ``result.json``."""
+    """Entries of ``result.json`` about the plan."""
     plan = simulation.workload.plan
     again = plan.details.get("recomputed")
     return {
@@ -201,7 +201,7 @@ def _plan_values(simulation: Simulation, schedule: str) -> dict[str, Any]:
 
 
 def _memory(spec: RunSpec) -> Any:
-    """What counts: as for the search, also where that leaves memory out of account."""
+    """The memory model of the search, also where the search ignores memory."""
     search = spec.plan_search or SearchChoice()
     model = memory_model(replace(search, memory=True), spec)
     assert model is not None
@@ -209,13 +209,13 @@ def _memory(spec: RunSpec) -> Any:
 
 
 def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
-    """Shapes of a minibatch: as they were measured, where profiles have that."""
+    """Shapes of a minibatch, by the profiles if they have it."""
     sizes = [profile.meta.get("batch_size") for profile in profiles.values()]
     return int(next((size for size in sizes if size), spec.data.get("batch_size")))
 
 
 def _rooms(inventory: Inventory, plan: Plan) -> tuple[float | None, ...]:
-    """Memory of each rank's device, where it is known."""
+    """Memory of each rank's device; None where unknown."""
     rooms = {
         (host.name, device.name): device.memory_bytes
         for host in inventory.hosts

@@ -58,11 +58,7 @@ class Ways:
     mode: str
 
     def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
-        """Of a plan.
-
-        Raises:
-            HardwareError: a link that is needed has no bandwidth.
-        """
+        """The setting for a plan. Raises a HardwareError where a needed link has no bandwidth."""
         overlaps = is_dp if self.overlap is None else self.overlap
         return Setting(
             network=Network.of(inventory, plan),
@@ -88,13 +84,7 @@ class Scheduled:
 
     @classmethod
     def of(cls, parallel: Parallel, name: str | None, microbatches: int | None) -> Scheduled:
-        """The task's, or else the strategy's.
-
-        Args:
-            parallel: resolved and checked.
-            name: of the schedule, as the task has it; None: it has none.
-            microbatches: likewise.
-        """
+        """The task's schedule and microbatches, else the strategy's."""
         synchronous = parallel.synchronous
         if name is None:
             name = "asynchronous" if synchronous is None else synchronous.schedule
@@ -211,19 +201,7 @@ class Outcome:
         batch_size: int,
         rooms: Sequence[float | None],
     ) -> Self:
-        """Runs all.
-
-        Args:
-            contest: what is simulated.
-            minibatches: of an epoch.
-            shown: minibatches of the picture.
-            memory: what counts.
-            batch_size: shapes of a minibatch.
-            rooms: memory of each rank's device; None where nobody knows.
-
-        Raises:
-            ScheduleError: ranks would wait for one another for ever.
-        """
+        """Simulates the plan and data parallelism. Raises a ScheduleError at a deadlock."""
         simulation = contest.plan
         record = simulation.record(ceil(shown / simulation.batches))
         pace = _pace_by_batches(simulation, minibatches)
@@ -246,7 +224,7 @@ class Outcome:
         )
 
     def values(self) -> dict[str, Any]:
-        """For ``result.json``."""
+        """Entries of ``result.json``."""
         busy = self.pace.busy
         return {
             "kind": "simulated",
@@ -277,7 +255,6 @@ class Outcome:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each device."""
         found = []
         for stage_number, stage in enumerate(self.plan.stages):
             for rank, device in zip(self.plan.ranks_of(stage_number), stage.devices, strict=True):
@@ -339,7 +316,9 @@ class Outcome:
 
 
 def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
-    """The pace of an epoch, in batches that devices of the first stage read, as profiles are."""
+    """The pace in batches of the first stage's devices, which profiles are of; several may form a
+    minibatch.
+    """
     each = simulation.batches
     found = simulation.pace(ceil(minibatches / each))
     return replace(found, minibatches=minibatches, minibatch_s=found.minibatch_s / each)
@@ -353,11 +332,7 @@ def in_short(plan: Plan) -> str:
 
 
 def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
-    """Prints the table, and writes it with the plan, the devices, the picture and the trace.
-
-    Raises:
-        DataError: a file cannot be written.
-    """
+    """Logs the table, and writes it with plan, devices, picture and trace."""
     path = directory.path
     table = outcome.table()
     log.info("%s", table)
@@ -370,7 +345,7 @@ def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
 
 
 def _warn_of_memory(outcome: Outcome) -> None:
-    """Names the devices that would need more than they have."""
+    """Warns of devices with less memory than needed."""
     short = [
         f"{row['device']} would need {row['peak_bytes'] / 2**20:.0f} MiB of memory and has "
         f"{row['memory_bytes'] / 2**20:.0f}"

@@ -58,20 +58,15 @@ class Run:
 
     @property
     def task_name(self) -> str:
-        """What results and trackers call the task."""
         return task_class(self.spec).name
 
     @property
     def ranks(self) -> int:
-        """Processes of this run, over all nodes."""
+        """Number of ranks over all nodes."""
         return num_ranks(self.spec, self.inventory)
 
     def assert_one_rank(self) -> None:
-        """Refuses to do in several processes what is done once.
-
-        Raises:
-            ConfigError: the run has more than one.
-        """
+        """Raises a ConfigError where the run has several ranks."""
         if self.ranks > 1:
             raise ConfigError(
                 f"{self.task_name} runs as one process, the configuration asks for {self.ranks}",
@@ -111,7 +106,7 @@ class Run:
         return trainer
 
     def _devices(self, places: Sequence[Place]) -> dict[str, Any]:
-        """As Lightning's Trainer takes them."""
+        """Devices as Lightning's Trainer takes them."""
         if self.spec.emulation is not None:  # all hosts are this machine
             return {"num_nodes": 1, "devices": self.ranks}
         nodes = self.spec.parallel.num_nodes
@@ -126,13 +121,11 @@ class Run:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The device of each rank."""
         kept = self.directory.plan
         return places_of_ranks(self.spec, self.inventory, ranks=self.ranks, kept=kept)
 
     @property
     def division(self) -> Division | None:
-        """How the model is split; None where it is not."""
         return division_of(self.spec, kept=self.directory.plan)
 
     def _strategy(self, slowdown: float) -> Any:
@@ -148,7 +141,7 @@ class Run:
         return target.replace(**given).build_with(cluster_environment=RankEnvironment())
 
     def loggers(self) -> list[Any]:
-        """New ones, as configured."""
+        """New loggers, as configured."""
         return [
             target.build_with(
                 run_id=self._tracking_id,
@@ -259,11 +252,7 @@ class Task(ABC):
 
 
 def task_class(spec: RunSpec) -> type[Task]:
-    """The class that ``task._target_`` names.
-
-    Raises:
-        ConfigError: it is no task.
-    """
+    """The class that ``task._target_`` names. Raises a ConfigError where it is no task."""
     found = spec.task.locate()
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(
@@ -274,11 +263,7 @@ def task_class(spec: RunSpec) -> type[Task]:
 
 
 def task_of(spec: RunSpec) -> Task:
-    """The task of a configuration, with its settings.
-
-    Raises:
-        ConfigError: see :func:`task_class`.
-    """
+    """The task of a configuration, with its settings; raises as :func:`task_class`."""
     return task_class(spec)(**spec.task.arguments)
 
 
@@ -288,7 +273,7 @@ def num_ranks(spec: RunSpec, inventory: Inventory) -> int:
 
 
 def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
-    """Processes that ``parallel`` asks for, over all nodes."""
+    """Number of ranks by ``parallel``, over all nodes."""
     parallel = spec.parallel
     division = division_of(spec)
     if spec.search is not None:
@@ -330,7 +315,7 @@ def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
 
 
 def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
-    """Processes of a run whose plan is searched for: one for each device that there is."""
+    """Number of ranks of a run whose plan is searched for: one for each device."""
     if spec.parallel.plan is None:
         raise ConfigError(
             "parallel.search is set where no model is split",

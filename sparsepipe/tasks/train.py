@@ -96,12 +96,8 @@ class Train(Task):
         forwards: Mapping[str, Any] = _FORWARDS,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """As :meth:`run`, for tasks that do something before.
-
-        Args:
-            run: what is trained.
-            forwards: that measure how fast the network infers, as ``inference_rate`` takes them.
-            more: values for ``result.json`` beside those of a training.
+        """Trains as :meth:`run`, with settings of :func:`inference_rate` and further values for
+        ``result.json``.
         """
         test = self.test
         data, seed = _ready_data(run, test=test), int(run.spec.seed)
@@ -146,7 +142,7 @@ def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
 
 
 def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
-    """What every training has, in the order in which they are called."""
+    """The callbacks of every training, in calling order."""
     division = run.division
     return [
         KeepPlan(
@@ -163,7 +159,7 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
 
 
 def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:
-    """Tells loggers the configuration, and trackers where the run goes on."""
+    """Gives loggers the configuration, and trackers the place where the run resumes."""
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger) and resume is not None:
             logger.go_on(resume, read_rows(run.directory.metrics))
@@ -179,7 +175,7 @@ def _show(
     test: bool,
     gallery: int,
 ) -> None:
-    """Draws and logs what a person is to see."""
+    """Draws and logs the results."""
     from sparsepipe.plots.timeline import draw_schedule  # imports matplotlib
 
     if test:
@@ -191,7 +187,7 @@ def _show(
 
 
 def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
-    """Whether ranks can share the splits, to be known before they train for hours."""
+    """Checks before training that ranks can share the splits; returns the number of test shapes."""
     data.trainer = trainer  # which loaders of somebody's own may ask for their share
     with suppress(MisconfigurationException):  # there need be no validation
         data.val_dataloader()
@@ -207,7 +203,7 @@ def _fit(
     checkpoint: RunCheckpoint,
     resume: Resume | None,
 ) -> dict[str, Any]:
-    """Trains; what to keep of it."""
+    """Trains and returns values for ``result.json``."""
     trainer.fit(
         module,
         datamodule=data,
@@ -231,7 +227,7 @@ def _fit(
 
 
 def _place(run: Run, module: pl.LightningModule) -> Resume | None:
-    """Where the run goes on; a fresh run takes first weights from ``checkpoint``, if any."""
+    """The place where the run resumes; a fresh run takes weights from ``checkpoint``, if any."""
     last, first = run.directory.last, run.spec.checkpoint
     if last.exists():
         content = read_checkpoint(last)
@@ -246,7 +242,9 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
 
 
 def _agreed(run: Run, resume: Resume | None) -> bool:
-    """Whether an earlier process has trained to the end; all ranks must see that and ``resume``."""
+    """Whether an earlier process has trained to the end; all ranks must agree on that and
+    ``resume``.
+    """
     fitted = resume is not None and run.directory.fitted.exists()
     seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
     everywhere = process_group.gather_objects(seen)
@@ -274,7 +272,7 @@ def _inference(
     *,
     planned: bool,
 ) -> dict[str, float]:
-    """How fast all ranks infer; nothing of a pipeline, whose ranks have a part of the network."""
+    """Inference rate of all ranks; empty for pipelines, whose ranks hold parts of the network."""
     if planned or not isinstance(module, Classifier):
         return {}
     rate = inference_rate(trainer, module, data, **forwards)
@@ -288,7 +286,7 @@ def _keep_tested(run: Run, values: Mapping[str, Any]) -> None:
 
 
 def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
-    """Of the whole run, also where an earlier process has trained."""
+    """Peak memory of the whole run, earlier processes included."""
     return {name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()}
 
 
@@ -309,7 +307,7 @@ def training_values(run: Run) -> dict[str, Any]:
 
 
 def _profiling_share(values: Mapping[str, Any]) -> dict[str, float]:
-    """What the profiles of a plan cost beside the training that they serve."""
+    """Time for the profiles of a plan as a share of the training's."""
     profiling_s, training_s = values.get("profiling_s"), values.get("train_time_s")
     if not profiling_s or not training_s:
         return {}

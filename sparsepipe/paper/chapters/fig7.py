@@ -71,7 +71,6 @@ def _others(run: Row, commands: Commands) -> tuple[str, ...]:
 
 
 def _matters(key: str) -> bool:
-    """How the network is trained does not count: a profile takes its steps alone."""
     of_profile = key.startswith(("backend.", "data.", "model."))
     return of_profile and of_training(key) and key not in _OF_TITLE
 

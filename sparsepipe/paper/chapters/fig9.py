@@ -41,13 +41,7 @@ _PARALLEL = {"MP": "paper_mp", "HETE-MP": "hete_mp"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperSpeedup:
-    """A bar of the paper.
-
-    Attributes:
-        text: speedup over data parallelism, digit by digit.
-        source: what the text says of it.
-        derived: it follows from figures that are printed.
-    """
+    """A bar of the paper."""
 
     text: str
     source: str
@@ -55,7 +49,6 @@ class PaperSpeedup:
 
     @property
     def value(self) -> float:
-        """As a number."""
         return float(self.text)
 
 
@@ -97,7 +90,7 @@ def _bar_over_runs(runs: Sequence[Row], base: Sequence[Row]) -> Ours | None:
 
 
 def _bar_off_percent(runs: Sequence[Row], simulated: Sequence[Row]) -> Ours | None:
-    """By how many percent what was emulated is faster than its simulation."""
+    """Percent by which the emulation is faster than its simulation."""
     ratio = _bar_over_runs(runs, simulated)
     if ratio is None:
         return None
@@ -106,7 +99,7 @@ def _bar_off_percent(runs: Sequence[Row], simulated: Sequence[Row]) -> Ours | No
 
 
 def _bar_time_scale(runs: Sequence[Row]) -> Ours | None:
-    """By which emulations were stretched: their seconds are the cluster's, whatever it is."""
+    """Time scales of emulations, whose results are in the cluster's seconds."""
     known = [row for row in runs if row.get("time_scale")]
     texts = dict.fromkeys(f"{row['time_scale']:g}" for row in known)
     return Ours(value=" or ".join(texts), runs=tuple(known)) if known else None
@@ -124,7 +117,7 @@ def _bar_plan(runs: Sequence[Row]) -> Ours | None:
 
 
 def _over(runs: Sequence[Row], base_s: float | None, base: Sequence[Row]) -> Ours | None:
-    """Base over runs, in seconds of a minibatch; it comes from the runs of the base too."""
+    """The base's time over that of the runs, with the base's runs among its sources."""
     if base_s is None:
         return None
     found = mean_of(runs, lambda row: base_s / minibatch_s(row))
@@ -195,7 +188,7 @@ def _block(group: Group, groups: Mapping[Group, Runs], commands: Commands) -> Bl
 
 
 def _unlimited(group: Group, groups: Mapping[Group, Runs]) -> Iterator[str]:
-    """Why there may be nothing over limited links although all was run."""
+    """A note where limited links lack runs that exist without limits."""
     loopback = replace(group, setting=replace(group.setting, network="loopback"))
     is_missing = group.setting.network == "namespaces" and not any(groups[group].values())
     if is_missing and loopback in groups:
@@ -209,8 +202,6 @@ def _unlimited(group: Group, groups: Mapping[Group, Runs]) -> Iterator[str]:
 def _cells(
     group: Group, gpus: int, strategy: str, groups: Mapping[Group, Runs], commands: Commands
 ) -> Iterator[Cell]:
-    """Of a bar."""
-
     def command_of(made: Group, other: str) -> str:
         return commands.one(*made.task, f"hardware=paper_{gpus}gpu", f"parallel={other}")
 
@@ -235,7 +226,6 @@ def _cells(
 def _figures(
     kind: str, runs: Runs, gpus: int, strategy: str, simulated: Sequence[Row] | None
 ) -> Iterator[tuple[Column, Ours | None]]:
-    """Those that there may be."""
     own = runs[gpus, strategy]
     of_gpus = [row for (count, _), rows in runs.items() if count == gpus for row in rows]
     yield SPEEDUP, _bar_speedup(own, runs[gpus, "dp"], of_gpus)

@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The setting as text."""
         known = self.link_bytes_per_s
         link = "link unknown" if known is None else f"{known / 1e6:g} MB/s between hosts"
         if self.kind == "simulated":
@@ -55,7 +55,6 @@ class Setting:
 
     @property
     def order(self) -> tuple[bool, float, str]:
-        """Simulated ones first, then by the links."""
         link = self.link_bytes_per_s
         return self.kind != "simulated", math.inf if link is None else link, self.network or ""
 
@@ -83,7 +82,7 @@ def dp_minibatch_s(own: Sequence[float], computed: Iterable[float | None]) -> fl
 
 
 def setting_of(result: Mapping[str, Any]) -> Setting:
-    """How a simulation or an emulation came about."""
+    """The setting of a simulation or an emulation."""
     inventory = result.get("hardware.value.link.bytes_per_s")
     if result["kind"] == "simulated":
         link = result.get("task.link_bytes_per_s") or inventory
@@ -97,13 +96,13 @@ def setting_of(result: Mapping[str, Any]) -> Setting:
 
 
 def devices_of(result: Mapping[str, Any]) -> int:
-    """How many, from words such as ``1 x TITAN V, 4 x RTX 2080 Ti``."""
+    """The number of devices, from text such as ``1 x TITAN V, 4 x RTX 2080 Ti``."""
     counts = re.findall(r"(?:^|, )(\d+) x ", str(result.get("hardware_devices") or ""))
     return sum(map(int, counts))
 
 
 def strategy_of(result: Mapping[str, Any]) -> str | None:
-    """The option of ``parallel`` by which a run was made; None where it is none of the figure."""
+    """The run's option of ``parallel``; None where the figure lacks it."""
     where = "task.parallel" if result.get("kind") == "simulated" else "parallel"
     if str(result.get(f"{where}.strategy._target_")).endswith(".DataParallelStrategy"):
         return "dp"
@@ -131,14 +130,14 @@ def is_on_its_gpus(row: Row, composed: Composed | None) -> bool:
 
 @cache
 def _papers() -> Mapping[int, Counter[str]]:
-    """Kinds of GPUs and their numbers, by the number of all."""
+    """Counts of GPU kinds in the paper's inventories, by the number of GPUs."""
     return {
         int(row["num_gpus"]): _kinds(row["gpu_config"].split(" + ")) for row in printed("table3")
     }
 
 
 def _kinds(parts: Iterable[str]) -> Counter[str]:
-    """Of parts such as ``4 x RTX 2080 Ti`` or, as the paper prints them, ``4 RTX``."""
+    """Counts from parts such as ``4 x RTX 2080 Ti`` or, as printed, ``4 RTX``."""
     found: Counter[str] = Counter()
     for part in parts:
         match = re.fullmatch(r"(\d+) (?:x )?(.+)", part)
@@ -149,7 +148,7 @@ def _kinds(parts: Iterable[str]) -> Counter[str]:
 
 
 def _host(host: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a host a simulation or an emulation takes account of."""
+    """The properties of a host that affect simulations and emulations."""
     devices = [
         (
             device.get("name"),
@@ -179,24 +178,18 @@ _OF_SIMULATIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What runs have in common whose figures may be compared.
-
-    Attributes:
-        setting: kind and link.
-        others: further overrides.
-    """
+    """Runs whose figures may be compared."""
 
     setting: Setting
     others: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """In words."""
         return "; ".join((self.setting.title, *self.others))
 
     @property
     def simulated(self) -> Group | None:
-        """What is simulated over the same link; None of simulations, and of links without limit."""
+        """The group simulated over the same link; None for simulations and unlimited links."""
         if self.setting.network != "namespaces":
             return None
         link = self.setting.link_bytes_per_s
@@ -204,7 +197,7 @@ class Group:
 
     @property
     def task(self) -> tuple[str, ...]:
-        """What makes such figures, as overrides."""
+        """Overrides that make such figures."""
         return (*_task(self.setting), *self.others)
 
 
@@ -228,7 +221,7 @@ def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]
 
 
 def elsewhere(rows: Sequence[Row], commands: Commands) -> list[Row]:
-    """Runs that would be bars of the figure, were it not for their hardware."""
+    """Runs left out because their hardware is not the paper's."""
     return [row for row in rows if _is_bar(row) and not is_on_its_gpus(row, commands.composed)]
 
 
@@ -238,7 +231,7 @@ def _is_bar(row: Row) -> bool:
 
 
 def matters(key: str) -> bool:
-    """Whether a key of the configuration counts."""
+    """Whether a key of the configuration affects the figures."""
     if key in _OF_SIMULATIONS:
         return True
     dropped = (*_OF_CELLS, *_NO_MATTER)
@@ -247,7 +240,7 @@ def matters(key: str) -> bool:
 
 
 def _others(request: Request) -> tuple[str, ...]:
-    """Requested overrides, as far as they count."""
+    """Requested overrides that affect the figures."""
     return tuple(word for word in request.overrides or () if matters(word.partition("=")[0]))
 
 
@@ -267,7 +260,7 @@ def _belongs(row: Row, own: Group, group: Group, commands: Commands) -> bool:
 
 
 def _command(row: Row, setting: Setting) -> tuple[str, ...]:
-    """Of a bar; its GPUs change nothing that counts here."""
+    """The command of a run's bar, without GPUs, which affect no setting."""
     return ("experiment=fig9", *_task(setting), f"parallel={strategy_of(row)}")
 
 

@@ -44,7 +44,7 @@ def _order(key: Sequence[Any]) -> list[str]:
 
 
 def _title(scale: str | None, size: int | None, copied: int | None) -> str:
-    """How it was measured, in words."""
+    """The method of measurement, as text."""
     parts = [
         f"scale {scale}" if scale else "",
         f"matrices of {size:,} by {size:,}" if size else "",
@@ -84,7 +84,7 @@ def _block(rows: Sequence[Row], commands: Commands, *, title: str) -> Block:
 
 
 def _where(row: Row) -> str:
-    """A processor is another device with other threads."""
+    """The device, and for a processor the number of threads."""
     threads = row.get("threads_per_rank")
     is_cpu = row.get("hardware_accelerator") == "cpu"
     if threads is None or not is_cpu:
@@ -103,7 +103,7 @@ def _paper_runs(
 
 
 def _is(name: str, paper: Mapping[str, str]) -> bool:
-    """Whether a device is the paper's GPU, whatever stands before its name."""
+    """Whether a device is the paper's GPU, with any vendor prefix."""
     return name.casefold().endswith(paper["gpu"].casefold())
 
 

@@ -47,7 +47,7 @@ _PAPER: Mapping[TrainingRow, Mapping[str, str]] = {
 
 
 def _first(entry: TrainingRow) -> TrainingRow:
-    """D-1: the dense network on one device at the same resolution."""
+    """D-1, the dense network on one device at the same resolution."""
     return TrainingRow(resolution=entry.resolution, network="dense")
 
 
@@ -92,7 +92,7 @@ def _asked_trial(commands: Commands) -> tuple[str, ...]:
 
 
 def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
-    """Overrides of searches whose trials were not the usual ones, which no training knows."""
+    """Overrides of unusual searches for the largest batch; trainings do not take them."""
     searches = [row for row in rows if row.get("task_name") == FITTING]
     trial = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
     where = (*setting.overrides, "paper/trial=largest_batch")
@@ -171,19 +171,19 @@ def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
 
 
 def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
-    """Why there is no speedup of runs over D-1, whose runs all have as many threads."""
+    """Why runs have no speedup over D-1; empty where they have one."""
     base = first[0] if first else None
     reasons = (no_speedup(run, base, of="D-1") for run in runs)
     return next((reason for reason in reasons if reason), "")
 
 
 def _searches(entry: TrainingRow, rows: Sequence[Row]) -> list[Row]:
-    """For the largest batch of a row; there are none on several devices."""
+    """Searches for the largest batch of a row; none with several devices."""
     return entry.runs(rows, task=FITTING)
 
 
 def _batches(entry: TrainingRow, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
-    """The largest batch, and over that of D-1, on one device whatever the row's number."""
+    """The largest batch and its ratio to that of D-1, both on one device."""
     found = batch_searches(_searches(replace(entry, devices=1), rows))
     base = batch_searches(_searches(_first(entry), rows))
     ours = None if found is None else found.ours
@@ -194,7 +194,7 @@ def _batches(entry: TrainingRow, rows: Sequence[Row]) -> tuple[Ours | None, Ours
 
 
 def _of_one_device(ours: Ours | None) -> Ours | None:
-    """With a note, in a row on several devices, of where it was searched for."""
+    """The figure, with a note in rows of several devices that it is of one."""
     if ours is None:
         return None
     where = "searched for on one device: each of several holds the whole network and its own batch"

@@ -76,7 +76,7 @@ class Setting:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Of a run, without its overrides."""
+        """The setting of a run, without its overrides."""
         names = str(row.get("hardware_devices", "")).split(", ")
         is_one_cpu = row.get("ranks") == 1 and row.get("hardware_accelerator") == "cpu"
         shapes = _whole(row.get("data.source.train_per_class"))
@@ -96,7 +96,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The setting as text."""
         shapes = " + ".join(str(count) for count in (self.shapes, self.tested) if count)
         parts = [
             f"scale {self.scale}" if self.scale else "",
@@ -116,34 +116,32 @@ class Setting:
 
     @property
     def data_text(self) -> str:
-        """Of which shapes, and how many points of each."""
         points = "all their points" if self.points is None else f"{self.points:,} points"
         return f"{_DATA.get(self.data, (self.data,))[0]}, {points}"
 
     @property
     def threads_text(self) -> str:
-        """On how many threads one device computes; empty where that is unknown."""
+        """Threads of a single device as text; empty where unknown."""
         return "" if self.threads is None else f"{_counted('thread', self.threads)} a device"
 
     @property
     def option(self) -> str:
-        """Of ``data``, which has these shapes."""
+        """The option of ``data`` with these shapes."""
         return _DATA.get(self.data, ("", USUAL))[1]
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Of the command line: the scale and the data."""
+        """Overrides for scale and data."""
         scale = (f"scale={self.scale}",) if self.scale else ()
         return (*scale, *((f"data={self.option}",) if self.option != USUAL else ()))
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the configuration has of it, by its keys."""
+        """Values of the configuration, by key."""
         return {key: getattr(self, name) for key, name in _OWN_KEYS.items()}
 
     @staticmethod
     def has(key: str) -> bool:
-        """Whether a key of the configuration is an attribute of settings."""
         return key in _OWN_KEYS
 
 
@@ -154,7 +152,7 @@ def _steps_text(steps: float | None) -> str:
 
 
 def _share_text(batches: float) -> str:
-    """Of an epoch: a number of batches, or as a float of at most 1 their share."""
+    """A number of batches, or as a float of at most 1 a share of an epoch."""
     if isinstance(batches, float) and batches <= 1:
         return f"{100 * batches:g} % of their batches"
     return _counted("batch", batches, several="batches")
@@ -170,7 +168,7 @@ def _whole(value: Any) -> int | None:
 
 
 def commands_of(setting: Setting, rows: Sequence[Row], commands: Commands) -> Commands:
-    """Commands whose runs come into the same setting."""
+    """Commands whose runs belong to the setting."""
     root = () if setting.option == USUAL else (f"data.root=${setting.option.upper()}",)
     return commands.giving(
         *setting.overrides,
@@ -182,7 +180,7 @@ def commands_of(setting: Setting, rows: Sequence[Row], commands: Commands) -> Co
 
 
 def data_notes(commands: Commands) -> list[str]:
-    """What a reader is to do before commands."""
+    """Instructions that come before the commands."""
     roots = [word for word in commands.given if word.startswith("data.root=$")]
     names = [word.removeprefix("data.root=$") for word in roots]
     return [
@@ -192,7 +190,7 @@ def data_notes(commands: Commands) -> list[str]:
 
 
 def _thread_limit(rows: Sequence[Row]) -> tuple[str, ...]:
-    """As the environment says it; nothing where one device computes on all cores."""
+    """Environment variables for the number of threads; empty where a device uses all cores."""
     alone = [row for row in rows if row.get("task_name") != "fit_batch" and row.get("ranks") == 1]
     limited = [
         (row.get("threads_per_rank"), row.get("machine_cores"))
@@ -261,7 +259,7 @@ def settings_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """A run that is for a cell."""
+    """A run that belongs to a cell."""
 
     row: Row
     own: Setting
@@ -272,7 +270,7 @@ class _Run:
 
     @classmethod
     def of(cls, row: Row, commands: Commands, cell: Sequence[str] | None) -> Self | None:
-        """None where it is for no cell."""
+        """None where the run belongs to no cell."""
         task = row.get("task_name")
         if cell is None or task not in (*TRAININGS, FITTING):
             return None
@@ -300,11 +298,11 @@ class _Run:
 
     @property
     def place(self) -> tuple[bool, int]:
-        """Those that say most come first."""
+        """Sort key: runs with the most known attributes first."""
         return self.row["task_name"] == FITTING, len(self.unknown)
 
     def new_settings(self, found: Sequence[Setting]) -> list[Setting]:
-        """Those that it brings to others that are there."""
+        """Settings of this run that ``found`` lacks."""
         if not self.unknown:
             return [self.own]
         if any(map(self.is_of, found)):
@@ -322,7 +320,7 @@ class _Run:
         )
 
     def _is_alike(self, setting: Setting) -> bool:
-        """But for overrides."""
+        """Whether all but the overrides are the same."""
         known = {each.name for each in fields(Setting)} - self.unknown - {"others"}
         return all(getattr(setting, name) == getattr(self.own, name) for name in known)
 
@@ -337,7 +335,7 @@ def _unknown(row: Row, base: Setting) -> frozenset[str]:
 
 
 def _by_trial(setting: Setting, rows: Sequence[Row]) -> Iterator[tuple[Setting, list[Row]]]:
-    """Largest batches by unlike trials are not set against each other."""
+    """Splits a setting by the conditions of its batch searches, which are not compared."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["task_name"] == FITTING:
@@ -360,6 +358,6 @@ def _is_in(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def _order(setting: Setting) -> tuple[str, ...]:
-    """Without overrides first."""
+    """Sort key: settings without overrides first."""
     others = "; ".join(setting.others)
     return (*(str(getattr(setting, each.name)) for each in fields(Setting)[:-1]), others)

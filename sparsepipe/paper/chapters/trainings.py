@@ -17,14 +17,7 @@ TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """A row: which training.
-
-    Attributes:
-        resolution: voxels along each side of the grid.
-        devices: how many; of several each takes a share of the data.
-        network: sparse or dense.
-        point_ratio: share of the points that are kept.
-    """
+    """A row: which training."""
 
     resolution: int
     devices: int = 1
@@ -32,11 +25,11 @@ class TrainingRow:
     point_ratio: float = 1.0
 
     def runs(self, rows: Sequence[Row], *, task: str = "train") -> list[Row]:
-        """Those that are of this row, whatever their seed."""
+        """Runs of this row, with any seed."""
         return [row for row in rows if row.get("task_name") == task and self.has(row)]
 
     def has(self, row: Row) -> bool:
-        """Whether a run is of this row, whatever was done."""
+        """Whether a run of any task belongs to this row."""
         ways = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
         return (
             row.get("kind", "measured") == "measured"
@@ -49,7 +42,6 @@ class TrainingRow:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Of the command line."""
         ratio = "" if self.point_ratio == 1 else f"_p{100 * self.point_ratio:03.0f}"
         return (f"paper/network={self.network}{ratio}", f"data.resolution={self.resolution}")
 
@@ -60,13 +52,13 @@ def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
 
 
 def run_notes(entry: TrainingRow, runs: Sequence[Row]) -> list[str]:
-    """Notes on a row's runs that are averaged and not alike."""
+    """Notes on runs of a row that are averaged but differ."""
     name = " ".join(entry.overrides)
     return [f"{name}: {note}" for note in unlike_notes(runs, of_training)]
 
 
 def search_notes(entry: TrainingRow, searches: Sequence[Row]) -> list[str]:
-    """Likewise, of searches for a row's largest batch."""
+    """Notes on batch searches of a row that are averaged but differ."""
     name = " ".join(entry.overrides)
     which = "sizes that any has tried count"
     notes = unlike_notes(searches, of_memory, of_one_seed=which)
@@ -74,7 +66,7 @@ def search_notes(entry: TrainingRow, searches: Sequence[Row]) -> list[str]:
 
 
 def budget_notes(rows: Sequence[Row]) -> list[str]:
-    """Under which budgets of memory batches were tried."""
+    """Notes on the memory budgets of batch searches."""
     budgets = dict.fromkeys(row["budget_bytes"] for row in rows if "budget_bytes" in row)
     return [
         f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
@@ -115,7 +107,6 @@ class BatchSearches:
 
     @property
     def ours(self) -> Ours:
-        """As a figure of its own."""
         if self.most is None:
             return Ours(
                 value=f"≥ {self.least:.0f}",
@@ -137,7 +128,7 @@ class BatchSearches:
 
 
 def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
-    """What searches have found; None where there is none."""
+    """Summary of batch searches; None without any."""
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         if row.get("largest_batch") is not None:
@@ -196,12 +187,12 @@ def _by_memory(run: Row) -> bool:
 
 
 def _seen_to_fit(runs: Sequence[Row]) -> float:
-    """The largest size that any search with one seed has seen to fit."""
+    """The largest size that fitted in searches with one seed."""
     return max(float(run["largest_batch"]) for run in runs)
 
 
 def _may_fit(runs: Sequence[Row]) -> float | None:
-    """The largest size that all have left open; None where memory has ended none of them."""
+    """The largest size that no search has excluded; None where none has ended for memory."""
     refused = [
         float(run.get("refused_batch", run["largest_batch"] + 1)) for run in runs if _by_memory(run)
     ]

@@ -103,7 +103,7 @@ def _check(spec: RunSpec) -> None:
 
 
 def _shapes(run: Run) -> int:
-    """Of the training split; 0 where that is unknown."""
+    """Number of training shapes; 0 where unknown."""
     data = build_data(run.spec)
     data.setup("fit")
     return num_shapes(data.train_dataloader())

@@ -57,7 +57,6 @@ class ResidentPeak:
             ) from error
 
     def bytes(self) -> int:
-        """So far."""
         return max(0, status_bytes("VmHWM") - self.before_bytes)
 
 
@@ -128,19 +127,14 @@ def prefer_as_victim(thousandths: int = _SURELY) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The most memory that a process was seen to have.
-
-    Args:
-        resident_bytes: all of it.
-        before_bytes: when its steps began.
-    """
+    """The most memory that a process was seen to have."""
 
     resident_bytes: int = 0
     before_bytes: int = 0
 
     @classmethod
     def read(cls, path: Path) -> Seen:
-        """As it has noted that; nothing where its steps had not begun."""
+        """Reads the file that the probe wrote; zeros before its steps have begun."""
         try:
             resident_bytes, before_bytes = map(int, path.read_text(encoding="ascii").split())
         except (OSError, ValueError):
@@ -186,11 +180,11 @@ def limit_files(own: str) -> list[Path]:
 
 
 def total_in(meminfo: str) -> int | None:
-    """The machine's memory by ``/proc/meminfo``, in bytes."""
+    """Total memory by ``/proc/meminfo``, in bytes."""
     found = re.search(r"^MemTotal:\s+(\d+) kB$", meminfo, re.MULTILINE)
     return None if found is None else 1024 * int(found[1])
 
 
 def limit_in(text: str) -> int | None:
-    """The limit in such a file, in bytes; None for ``max``. Version 1 has a huge number."""
+    """The limit in a control group's file, in bytes; None for ``max``."""
     return int(text) if text.strip().isdigit() else None

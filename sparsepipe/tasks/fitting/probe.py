@@ -48,10 +48,7 @@ class Request:
 
     @property
     def seen(self) -> Path:
-        """The file with the most memory it was seen to have, whatever ends it.
-
-        Two numbers of bytes: then, and when its steps began.
-        """
+        """The file with two numbers: most memory seen and memory when the steps began, in bytes."""
         return self.answer.with_name("seen")
 
     def take_steps(self) -> int:

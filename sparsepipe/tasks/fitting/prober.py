@@ -1,4 +1,4 @@
-"""Asks probes, one process for each batch size, and keeps their answers in the run's directory."""
+"""Starts a probe for each batch size and keeps the results in the run's directory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class Probe:
 
     @property
     def fits(self) -> bool:
-        """Whether they do."""
         return self.outcome == "fits"
 
 
@@ -117,7 +116,7 @@ class Prober:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Of a ``result.json``: the budget and all probes so far, by batch size."""
+        """Entries of ``result.json``: the budget and all probes by batch size."""
         probes = self._probes
         return {
             "budget_bytes": self._budget_bytes,
@@ -132,12 +131,8 @@ class Prober:
         return [self._known[size] for size in sorted(self._known)]
 
     def probe(self, batch_size: int) -> Probe:
-        """Takes the steps, unless their answer is known.
-
-        Raises:
-            SparsePipeError: they cannot be taken, or take too long, so that nobody knows whether
-                they fit.
-            Stopped: a signal came.
+        """The outcome of a batch size, measured once. Raises a SparsePipeError where steps fail or
+        take too long, and Stopped at a signal.
         """
         if batch_size not in self._known:
             found = self._ask(batch_size)
@@ -171,7 +166,7 @@ class Prober:
         raise _killed(batch_size, times=_TRIES, for_memory=for_memory)
 
     def _answer_here(self, batch_size: int) -> tuple[Outcome, int | None]:
-        """Takes the steps in this process; random state and threads are then what they were."""
+        """Takes the steps in this process and restores random state and threads."""
         from sparsepipe.tasks.fitting.steps import TooFewShapes
 
         threads = torch.get_num_threads()
@@ -210,7 +205,7 @@ class Prober:
         )
 
     def _understood(self, code: int, request: Request) -> tuple[Outcome, int | None]:
-        """The answer of a process that nobody has killed."""
+        """The outcome of a process that was not killed."""
         if code in _OUTCOMES:
             return _OUTCOMES[code], None
         if code != 0:
@@ -222,7 +217,7 @@ class Prober:
         return self._within(answer)
 
     def _within(self, memory_bytes: int) -> tuple[Outcome, int | None]:
-        """What to say of steps that took so much: the watch may have looked away at the peak."""
+        """The outcome of steps that took this much: the watch may have missed the peak."""
         over = self._budget_bytes is not None and memory_bytes > self._budget_bytes
         return ("over_budget", None) if over else ("fits", memory_bytes)
 
@@ -297,7 +292,7 @@ def _run(request: Path, *, output: Path, timeout_s: float) -> int | None:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Kills a process; whether it is gone soon."""
+    """Kills a process and returns whether it ends soon."""
     process.kill()
     try:
         process.wait(_END_S)
@@ -314,7 +309,7 @@ def _probe_line(found: Probe) -> str:
 
 
 def _endless(process: int, *, limit_s: float) -> SparsePipeError:
-    """Of a process that is there so long after it was killed."""
+    """The error of a process that still runs long after it was killed."""
     return HardwareError(
         f"process {process}, which tried out a batch size, was killed and is there all the same "
         f"{limit_s:g} s later",
@@ -325,7 +320,7 @@ def _endless(process: int, *, limit_s: float) -> SparsePipeError:
 
 
 def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
-    """Of steps that were ended at their limit."""
+    """The error of steps that exceeded their time limit."""
     return SparsePipeError(
         f"training steps of batch size {batch_size} took longer than task.timeout_s={timeout_s:g}: "
         "whether they fit is not known",
@@ -334,7 +329,7 @@ def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
 
 
 def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError:
-    """Of steps that somebody killed, each time."""
+    """The error of steps that were killed each time."""
     why = "most often for memory that others had taken" if for_memory else "not for memory"
     return SparsePipeError(
         f"training steps of batch size {batch_size} were killed (signal 9) {times} times, {why}: "
@@ -345,7 +340,7 @@ def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError
 
 
 def _broken(batch_size: int, code: int, output: str) -> SparsePipeError:
-    """Of steps that failed in another way."""
+    """The error of steps that failed otherwise; a negative exit code is a signal."""
     lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
     end = f"signal {-code}" if code < 0 else f"exit status {code}"
     return SparsePipeError(

@@ -70,7 +70,7 @@ class TrainIfFits(Train):
 
 
 def _probe_values(found: Probe) -> dict[str, Any]:
-    """Of a ``result.json``: whether the steps fit."""
+    """Entries of ``result.json``: whether the steps fit."""
     return {
         "fits": found.fits,
         "limited_by": None if found.fits else found.outcome,
