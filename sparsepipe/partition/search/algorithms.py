@@ -137,7 +137,7 @@ def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
     """
     kinds = kind_order(order, problem.pool, problem.spans)
     found = _over(problem, prefixes(problem.pool, kinds), strategy="hete_mp")
-    return replace(found, order=_names(kinds, problem.pool))
+    return replace(found, order=tuple(problem.pool.kinds[kind].name for kind in kinds))
 
 
 def exact(problem: Problem) -> Solution:
@@ -168,10 +168,8 @@ def exhaustive(problem: Problem) -> Solution:
     if problem.synchronous is None:
         stages = all_plans(problem.spans, problem.pool, problem.model, problem.memory)
     else:
-        counted_s, least = (
-            RecomputationSeconds(problem),
-            problem.synchronous.microbatches.least_readers,
-        )
+        counted_s = RecomputationSeconds(problem)
+        least = problem.synchronous.microbatches.least_readers
 
         def more_s(plan: Sequence[Choice]) -> list[float]:
             has_samples = sum(plan[0].counts) >= least
@@ -281,10 +279,6 @@ def _over(
 
 def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:
     return Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=problem.distinct_stages)
-
-
-def _names(kinds: Sequence[int], pool: DevicePool) -> tuple[str, ...]:
-    return tuple(pool.kinds[kind].name for kind in kinds)
 
 
 ORDERS = ("by_count", "by_speed", "by_tflops")

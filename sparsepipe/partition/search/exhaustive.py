@@ -67,7 +67,6 @@ def exhaustive(
 
 
 def how_many(num_layers: int, pool: DevicePool, *, sorted_: bool) -> int:
-
     def divisions(stages: int) -> int:
         if sorted_:
             return comb(pool.num_devices - 1, stages - 1)

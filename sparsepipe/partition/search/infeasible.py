@@ -1,11 +1,4 @@
-"""What to say where no plan fits the memory: by how much, and what would fit.
-
-Costs of plans whose stages recompute layers.
-
-What a stage takes is no difference of sums then, so that each pair of a begin and an end is looked
-at, as for branching graphs. The sizes of microbatches depend on the number of devices of the first
-stage: plans are searched for one such number after another.
-"""
+"""What to say where no plan fits the memory: by how much, and what would fit."""
 
 from __future__ import annotations
 

@@ -196,10 +196,8 @@ class PairReachability:
         return np.array([self._ends_I(node, bound_s, begin_VI) for node in nodes])
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        ways, ends_J = (
-            range(len(self._costs.lattice.ways[node].sources_E)),
-            np.flatnonzero(targets_I),
-        )
+        ways = range(len(self._costs.lattice.ways[node].sources_E))
+        ends_J = np.flatnonzero(targets_I)
         return np.array(
             [self._fits_PJ(node, way, self._places_I, ends_J, bound_s).any(axis=1) for way in ways]
         ).reshape(len(ways), len(targets_I))
@@ -322,7 +320,3 @@ class _Rest:
                     if np.isfinite(time_s) and enough and (spare or time_s <= limit_s):
                         choice = Choice(first=place, end=int(end), counts=counts)
                         yield choice, int(after), keeps
-
-
-TINY_S = 1e-300
-"""What no bottleneck above 0 is below; the ratio to it is halved ten times, whatever the scale."""

@@ -219,8 +219,7 @@ class OptimizerStep:
         self._options.record(step)
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
-        """Updates the parameters with the options of ``step``, which later calls never go back
-        from.
+        """Updates the parameters with the options of ``step``, which never falls.
 
         Raises:
             ConfigError: the optimizer needs gradients at other weights too.

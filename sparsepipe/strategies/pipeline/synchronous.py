@@ -199,6 +199,8 @@ class SynchronousPipelineStrategy(StagedStrategy):
     - Batch norms normalise by the microbatch, and their running statistics move with each, if
       ``batch_norm`` is at its default.
 
+    Arguments that are not listed are those of :class:`PipelineStrategy`.
+
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
             backward as soon as may be; no more in flight than stages follow) or ``eager_1f1b``
@@ -209,26 +211,13 @@ class SynchronousPipelineStrategy(StagedStrategy):
             forward once more: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
             (numbers, whole ones) and ``layers`` (numbers, and spans [first, last], inclusive);
             :data:`~sparsepipe.partition.activation_checkpointing.setting.Setting`.
-        config: replicas of each stage, such as "2-1"; by default one device a stage.
-        cuts: first layer of each stage but the first; by default computed.
-        balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
-            ``parameters`` or ``layers``.
         batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
             and running statistics move with each; ``deferred``: so too, but these move once, by
             the statistics of the minibatch; ``running``: normalise by the running statistics from
             before the minibatch, as by constants, and these move as with ``deferred``.
-        layers: name of the Sequential; by default the one there is.
-        send_input: the last stage gets the input of the layers as well, for steps that use
-            it afterwards.
         keyed_randomness: draws in a layer depend on (seed, number of the microbatch in the whole
             run, layer) alone, so that a run does not depend on the plan; needs
             ``seed_everything``.
-        timeout_s: limit of every wait for another rank.
-        process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
-        direct: tensors go from device to device over NCCL; a CUDA device for every rank.
-        slowdown: factor by which this rank's device is made slower, by pauses.
-        cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
-            Lightning's own launcher.
     """
 
     strategy_name = "sparsepipe_gpipe"
