@@ -27,15 +27,16 @@ DP = ("parallel=dp", "parallel.devices=2")
 SAVE = "callbacks={save: {_target_: tests.support.tinyhouse.SaveWeights}}"
 
 
-def test_equals_one_process_with_the_whole_batch(shell: Shell, job: Job) -> None:
-    run = shell(*DP, SAVE, "data.batch_size=4").run
+@pytest.mark.usefixtures("networks_for_ranks")
+def test_equals_one_process_with_the_whole_batch(job: Job) -> None:
+    run = job(*DP, SAVE, "data.batch_size=4")
     alone = job("parallel=single", "data.batch_size=8")
     torch.testing.assert_close(weights(run), weights(alone), rtol=1e-6, atol=1e-7)
     for ours, theirs in zip(rows(run), rows(alone), strict=True):
         for name in ("train/loss", "train/accuracy", "val/loss", "val/accuracy"):
             assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5)
     assert read_json(run / "result.json")["ranks"] == 2
-    same_on_both(shell.cwd)
+    same_on_both(Path.cwd())
     # Nine test shapes on two ranks: unequal numbers of batches, and none counted twice.
     evaluated = job("task=evaluate", f"checkpoint={run}", "parallel=single", "data.batch_size=4")
     for name in ("test/accuracy", "test/loss"):

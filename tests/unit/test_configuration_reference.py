@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import sys
@@ -16,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from sparsepipe.config.compose import config_dir, config_loader
+from sparsepipe.config.compose import config_dir, config_loader, resolve
 from sparsepipe.config.listing import groups_in
 from sparsepipe.config.schema import Config
 
@@ -49,9 +50,13 @@ def options(group: str, below: str = "") -> Iterator[str]:
         yield from options(group, f"{below}{name}/")
 
 
+@functools.cache
 def composed(*overrides: str) -> dict[str, Any]:
+    """The values of a configuration that passes its check."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return OmegaConf.to_container(compose("config", list(overrides)))
+        config = compose("config", list(overrides))
+    resolve(config.copy())
+    return OmegaConf.to_container(config)
 
 
 def keys(value: Any, at: str) -> Iterator[str]:

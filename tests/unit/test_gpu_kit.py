@@ -74,16 +74,39 @@ def test_parts_that_need_a_device_say_so_and_others_end_at_their_limit(
     assert "over its limit" in page
 
 
-def test_bad_arguments_and_broken_records_are_refused(kit: ModuleType, tmp_path: Path) -> None:
-    assert "give --out DIR" in kit_run().stderr
-    assert "above 0" in kit_run("--out", str(tmp_path), "--minutes", "0").stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give --out DIR"),
+        (("--out", "."), ""),
+        (("--out", ".", "--minutes", "0"), "above 0"),
+        (("--out", ".", "--minutes", "nan"), "above 0"),
+        (("--out", __file__), "is a file"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    kit: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    if not message:
+        kit._options()
+        return
+    with pytest.raises(SystemExit) as refused:
+        kit.main()
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_broken_records_are_refused(kit: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "profiles.json").write_text('{"part": "profiles"}')
     ran = kit_run("--out", str(tmp_path), "--part", "profiles")
     assert ran.returncode == 1
     assert "is no record of the GPU kit" in ran.stderr
     assert "remove it" in ran.stderr
-    assert "is a file" in kit_run("--out", str(tmp_path / "profiles.json")).stderr
-    assert "above 0" in kit_run("--out", str(tmp_path), "--minutes", "nan").stderr
 
 
 def test_rows_are_measured_once_and_failures_again(kit: ModuleType, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,24 @@ def test_forms_that_it_may_have() -> None:
         said("parallel.strategy.recompute=some")
 
 
-@pytest.mark.parametrize(
-    "setting", ["recompute=all", "microbatches=2", "batch_norm=running", "schedule=gpipe"]
-)
+SYNCHRONOUS = ("recompute=all", "microbatches=2", "batch_norm=running", "schedule=gpipe")
+
+
+@pytest.mark.parametrize("plus", ["", "+"])
 @pytest.mark.parametrize("parallel", ["pipeline", "hete_mp", "dp", "single"])
-def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, setting: str) -> None:
-    key = setting.partition("=")[0]
-    told = rf"'(parallel\.strategy\.)?{key}' .*choose parallel=gpipe, sync_1f1b or eager_1f1b"
-    for plus in ("", "+"):
-        with pytest.raises(ConfigError, match=told):
-            composed(*MODEL, f"parallel={parallel}", f"{plus}parallel.strategy.{setting}")
+def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, plus: str) -> None:
+    alone = parallel == "single"  # of its strategy, which is null, one mistake is told
+    for settings in [[each] for each in SYNCHRONOUS] if alone else [SYNCHRONOUS]:
+        given_ones = [f"{plus}parallel.strategy.{setting}" for setting in settings]
+        with pytest.raises(ConfigError) as refused:
+            composed(*MODEL, f"parallel={parallel}", *given_ones)
+        for setting in settings:
+            key = setting.partition("=")[0]
+            told = rf"'(parallel\.strategy\.)?{key}' .*choose parallel=gpipe, sync_1f1b or eager"
+            assert re.search(told, str(refused.value)), setting
+
+
+def test_a_misspelt_option_of_synchronous_pipelines_is_told() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.recompte' \(nearest: '.*recompute'"):
         composed(*MODEL, "parallel=gpipe", "parallel.strategy.recompte=all")
 
