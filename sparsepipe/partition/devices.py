@@ -20,7 +20,6 @@ class Kind:
     """Devices that are interchangeable: the same model in the same host.
 
     Args:
-        name: the model.
         memory_bytes: of one of them; None where unknown.
         tflops: peak, in 1e12 floating-point operations a second; None where unknown.
     """
@@ -169,9 +168,7 @@ class Choice:
     """A stage.
 
     Attributes:
-        first: its first layer.
         end: the first layer of the next stage.
-        counts: its devices of each kind.
     """
 
     first: int

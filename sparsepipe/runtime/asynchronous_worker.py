@@ -34,10 +34,8 @@ class Segment:
     """What ran between two drains on this rank.
 
     Attributes:
-        minibatches: how many, over all replicas.
         version_of_forward: by minibatch of this rank, updates before its forward.
         version_of_backward: the version that its backward used.
-        peak_versions: most sets of weights in use at a time.
     """
 
     minibatches: int

@@ -28,7 +28,6 @@ class TimingBudget:
         repeats: times that count; at least 1.
         warmups: times before those; fewer where they would take longer than ``most_s``.
         most_s: after which nothing is repeated once more; it is timed once at least.
-        timeout_s: limit of every wait for another rank.
     """
 
     repeats: int
@@ -102,7 +101,6 @@ class MessageTime:
     """How long a message takes from one rank to another.
 
     Attributes:
-        size_bytes: of the message's tensor.
         both_ways: ``target`` sends as much to ``source`` at the same time.
         seconds: median from the send to the arrival of the answer, an empty message.
         latency_s: median of half the time that an empty message takes there and back.

@@ -65,8 +65,6 @@ class Microbatch:
     """A part of a minibatch that has gone forward and backward through a stage.
 
     Attributes:
-        minibatch: its number in the whole run.
-        number: of the part, from 0.
         samples: at least one.
         weight: share of its loss in the minibatch's.
         loss: the mean over its samples.

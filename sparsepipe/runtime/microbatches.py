@@ -39,7 +39,6 @@ class Part:
     """A microbatch.
 
     Args:
-        samples: how many it has.
         batch: the tree; None where there are no samples.
     """
 

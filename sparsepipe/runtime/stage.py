@@ -95,10 +95,7 @@ class Stage:
     Args:
         module: what names of parameters refer to, such as the LightningModule; the
             Sequential itself will do.
-        layers: the Sequential, which is ``module`` or somewhere in it.
-        first: the span's first entry.
         last: its last entry, inclusive.
-        autocast: makes the context for every forward, from the input on to the loss.
         randomness: keys the random draws of each layer; None leaves them to the generators
             as they are.
         recomputed: spans of these entries, in order, of whose activations only the input is kept

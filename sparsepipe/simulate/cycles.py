@@ -21,7 +21,6 @@ class RunState:
 
     Attributes:
         number: of the first minibatch of that update.
-        time_s: when it begins.
         places: what each rank does or waits for, and which messages and sums are where.
             Minibatches are counted from ``number``, so that two states can be compared.
         ends_s: of each thing under way, how long after ``time_s`` it ends.

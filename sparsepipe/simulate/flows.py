@@ -61,7 +61,6 @@ class Flow:
 
     Args:
         ports: that it runs through; none: it takes no time.
-        num_bytes: of each message.
         alone_s: seconds that a message takes which shares no port.
         done: called when the last byte of a message has come; None: it is not called.
         retimed: called when it turns out that this will be at another time; None: it is not.
@@ -117,10 +116,6 @@ class Flows:
     ranks begins and ends thousands of messages at once. The end of a message that shares no port
     concerns no other message, and is known from the beginning: so it is no event where it is
     foreseen by whoever it concerns.
-
-    Args:
-        events: in which ends happen.
-        bytes_per_s: of each port.
     """
 
     def __init__(self, events: Events, bytes_per_s: Sequence[float]) -> None:

@@ -51,7 +51,6 @@ class Pace:
     """How fast a long run goes.
 
     Attributes:
-        minibatches: of the run.
         total_s: from its beginning to the end of its last action.
         minibatch_s: that a minibatch takes in the mean, once the pipeline is full, in a run that
             goes on for long: no matter how short this one is.

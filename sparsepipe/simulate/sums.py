@@ -55,7 +55,6 @@ class Sums:
 
     Args:
         bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
-        summed: see :data:`Summed`.
         wake: called with a rank whose update may begin.
 
     Raises:

@@ -22,12 +22,9 @@ class StageCosts:
     """Of one stage.
 
     Args:
-        forward_s: seconds of a forward, on each of its ranks.
-        backward_s: seconds of a backward, on each of its ranks.
         update_s: of an update; of ranks that are unlike, the slowest one's.
         copy_s: of a copy of all its weights, which an update waits for where these are still
             needed; the slowest rank's too.
-        output_bytes: of the activation that goes to the next stage.
         gradient_bytes: of the gradient that comes back from there.
         parameter_bytes: of its parameters, whose gradients its replicas sum.
         layers_backward_s: of each rank, seconds of each layer's backward, last layer first; for

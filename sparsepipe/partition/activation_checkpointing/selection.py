@@ -85,7 +85,6 @@ class RecomputedLayers:
     """What is to be recomputed, and what comes of it.
 
     Attributes:
-        spans: of each stage.
         times_s: that recomputing takes each stage's slowest device, for a batch of the profiles.
         peaks_bytes: that a device of each stage keeps for its backwards, at most.
         rooms_bytes: that it has for that.

@@ -20,12 +20,10 @@ class LayerCost:
     """What recomputing a layer costs and saves, for a minibatch (or a microbatch).
 
     Args:
-        forward_s: seconds of its forward.
         saved_bytes: what it keeps for its backward.
         begin_bytes: what it keeps beside that if nothing before it does: its input, and kernel
             maps that it builds anew.
         end_bytes: of its output, as far as it is not in ``saved_bytes`` of it or of layers before.
-        output_bytes: of its output.
     """
 
     forward_s: float

@@ -148,7 +148,6 @@ class StageClass:
     """Stages that differ in where they begin and end only, for what they recompute.
 
     Attributes:
-        kinds: of their devices.
         in_flight: microbatches, smaller ones than the largest counted less.
         share: size of the largest of these over that of the profiles' batch.
         replicas: of each of them; 2 stands for any number above 1.

@@ -45,7 +45,6 @@ class Node:
     """Devices that the stages so far have used.
 
     Args:
-        counts: of each kind.
         host: of the last of these stages, where bandwidths differ; else 0.
         stage: how many these stages are, as far as they are distinguished.
     """

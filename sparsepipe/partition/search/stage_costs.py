@@ -51,13 +51,11 @@ class Costs:
 
     Attributes:
         sums_RI: W for each kind, number of replicas and bandwidth.
-        replicas_R: the numbers of replicas.
         rows: which of the sums is of a kind, a number of replicas and a bandwidth.
         rows_CK: rows of the sums of a stage's kinds; that of its first kind again for others.
         stages_E: which of the C stages each stage is, for each node.
         rates_E: which of the T rates its transfer has, for each node.
         rooms_E: which of the M rooms it has, for each node; empty without limits.
-        num_rooms: M.
         by_windows: in a chain of layers the ends that suit a begin follow one another, but for
             what their memory leaves out (see ``reachability.py``).
     """

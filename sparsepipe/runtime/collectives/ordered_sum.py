@@ -29,7 +29,6 @@ class OrderedSum:
     way; one over NCCL sums on the devices, and directly, whatever ``way`` says.
 
     Args:
-        group: all ranks of which call :meth:`reduce`.
         device: where :attr:`values` lie; gloo is given host memory.
         way: how; None: as is best for the ranks' hosts and the length.
         chunk: elements that go through a chain together; None: as many as make a good size.

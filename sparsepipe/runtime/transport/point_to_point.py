@@ -153,7 +153,6 @@ class Wire:
     Args:
         line: the connection, which nobody else uses in this direction.
         carrier: for tensors on a CUDA device, None where there is none.
-        device: this rank's.
     """
 
     def __init__(

@@ -136,7 +136,6 @@ class Packet:
     """Messages ready to be sent.
 
     Attributes:
-        minibatch: that all its messages belong to.
         blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
         host: tensors that follow, uint8 [their bytes].
         device: tensors that follow those, in a CUDA device's memory.

@@ -102,7 +102,6 @@ class WeightSet:
     """One set of weights.
 
     Attributes:
-        version: number of updates that led to it.
         tensors: of the parameters that learn; empty while the parameters themselves hold them.
         users: minibatches in flight on it.
     """

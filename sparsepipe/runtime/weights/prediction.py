@@ -29,10 +29,6 @@ class Predictor:
     lr * v, whatever ``dampening``, ``nesterov``, ``weight_decay`` and ``maximize`` are, so
     these may be anything. The prediction takes v to stay as it is.
 
-    Args:
-        parameters: what is predicted, by name.
-        optimizer: over them; None where there is nothing to learn.
-
     Raises:
         ConfigError: an optimizer other than SGD with momentum.
     """

@@ -41,7 +41,6 @@ class Weights:
     change less than they mean to.
 
     Args:
-        parameters: of this stage, by their names in the module, each once.
         mode: which weights a minibatch sees.
         optimizer: that updates them; SpecTrain reads its momentum. None where nothing learns.
         replicas: of this stage: minibatches that one update includes.

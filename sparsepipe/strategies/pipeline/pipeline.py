@@ -41,9 +41,6 @@ class StepEvents(ABC):
     Args:
         updates: applies gradients; None where nothing is trained.
         keeps: whether this rank is of the last stage, where steps log.
-
-    Attributes:
-        loss: loss of the last minibatch that came back to this rank.
     """
 
     def __init__(
