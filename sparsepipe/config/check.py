@@ -80,14 +80,15 @@ def _check_dataclass(value: Any, schema: type, *, path: str) -> Iterator[str]:
                 yield f"'{place}' is missing"
         elif "node" in entry.metadata:
             yield from _check_node_shape(value[name], entry.metadata["node"], place)
-        elif inner := _dataclass_in(hints[name]):
+        elif inner := dataclass_in(hints[name]):
             if value[name] is not None or type(None) not in typing.get_args(hints[name]):
                 yield from _check_dataclass(value[name], inner, path=place)
         else:
             yield from _check_value(value[name], hints[name], place)
 
 
-def _dataclass_in(hint: Any) -> type | None:
+def dataclass_in(hint: Any) -> type | None:
+    """The dataclass that a type hint names, alone or in a union with None."""
     kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
     return next((kind for kind in kinds if is_dataclass(kind)), None)
 
@@ -119,9 +120,10 @@ def _check_node_shape(value: Any, kind: Node | NodeMap, path: str) -> Iterator[s
 
 
 def _nodes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Node]]:
+    hints = typing.get_type_hints(Config)
     for schema, path, part in (
         (Config, "", config),
-        *((_schema_of(name), name, config[name]) for name in ("parallel", "optim")),
+        *((hints[name], name, config[name]) for name in ("parallel", "optim")),
     ):
         for entry in fields(schema):
             kind = entry.metadata.get("node")
@@ -133,10 +135,6 @@ def _nodes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], 
                 yield place, value, kind
 
 
-def _schema_of(name: str) -> type:
-    return typing.cast(type, typing.get_type_hints(Config)[name])
-
-
 def _check_node(value: Mapping[str, Any], node: Node, path: str) -> Iterator[str]:
     try:
         target = parameters_of(value["_target_"])
@@ -144,7 +142,7 @@ def _check_node(value: Mapping[str, Any], node: Node, path: str) -> Iterator[str
         yield f"'{path}._target_': {error.message}"
         return
     arguments = {key: item for key, item in value.items() if key not in _INSTRUCTIONS}
-    own = _types_of(node.own)
+    own = {} if node.own is None else typing.get_type_hints(node.own, include_extras=True)
     if not target.open:
         yield from _unknown(arguments, [*target.types, *own], path, node)
     if not value.get("_partial_") and "_args_" not in value:
@@ -156,10 +154,6 @@ def _check_node(value: Mapping[str, Any], node: Node, path: str) -> Iterator[str
             yield from _check_value(item, own[name], _join(path, name))
         else:
             yield from _check_argument(item, name, target, _join(path, name))
-
-
-def _types_of(schema: type | None) -> dict[str, Any]:
-    return {} if schema is None else typing.get_type_hints(schema, include_extras=True)
 
 
 def _check_argument(item: Any, name: str, target: Parameters, path: str) -> Iterator[str]:
@@ -225,13 +219,13 @@ def _writable(options: tuple[Any, ...]) -> list[Any]:
     return found if set(found) - {type(None)} else list(options)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _FITS: dict[Any, Callable[[Any], bool]] = {
     int: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    float: _is_number,
+    float: is_number,
     bool: lambda value: isinstance(value, bool),
     str: lambda value: isinstance(value, str),
     DottedPath: is_dotted_path,

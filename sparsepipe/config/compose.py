@@ -46,7 +46,7 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
         return "any"
     try:
         return sum(int(device["count"]) for host in hosts for device in host["devices"])
-    except (KeyError, TypeError, ValueError):  # wrongly listed, which is told later
+    except (KeyError, TypeError, ValueError):  # wrongly listed, which is reported later
         return "any"
 
 
@@ -247,7 +247,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
             [_with_home_quoted(item) for item in overrides]
         )
     except HydraException:
-        return []  # Hydra's own message about the syntax says it best
+        return []  # Hydra reports errors of the syntax
 
 
 def _chosen(override: Override) -> list[str]:
@@ -276,7 +276,9 @@ def completion_arguments(
     if line is None or not _COMPLETION_FLAGS & set(arguments):
         return list(arguments)
     environment["COMP_LINE"] = readable(line)
-    return [*arguments, *_directories_in(line)]
+    # Hydra does not look in these by itself.
+    directories = [f"--config-dir={found}" for found in _CONFIG_DIRECTORY.findall(line)]
+    return [*arguments, *directories]
 
 
 def readable(line: str) -> str:
@@ -287,11 +289,6 @@ def readable(line: str) -> str:
     """
     before, space, last = line.rpartition(" ")
     return " ".join(admit(before.split())) + space + last
-
-
-def _directories_in(line: str) -> list[str]:
-    # Hydra does not look in these by itself.
-    return [f"--config-dir={found}" for found in _CONFIG_DIRECTORY.findall(line)]
 
 
 def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
@@ -328,7 +325,7 @@ def _printing_task(config: DictConfig) -> Callable[..., Any] | None:
         target = str(OmegaConf.select(config, "task._target_"))
         return locate(target) if _prints_only(target) else None
     except (ConfigError, OmegaConfBaseException):
-        return None  # the check of the whole configuration says what is wrong
+        return None  # reported by the check of the whole configuration
 
 
 def _prints_only(target: str) -> bool:

@@ -1,7 +1,7 @@
 """Which layers a synchronous pipeline recomputes: ``parallel.strategy.recompute``.
 
 ``auto`` is replaced before ranks start, by what fits the devices' memory; the run's plan file then
-tells the spans, as ``recomputed``. Who is given such a file recomputes what it tells.
+lists the spans as ``recomputed``. A run with a given plan file recomputes what it lists.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
     """Refuses what can be refused before anything is prepared.
 
     Raises:
-        ConfigError: the setting says no layers, or others than the plan file; or they are to be
+        ConfigError: the setting names no layers, or others than the plan file; or they are to be
             chosen, and nobody knows the stages or the memory of the devices.
         PlanError: the plan file is missing or is none.
     """

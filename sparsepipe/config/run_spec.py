@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from sparsepipe.config.check import dataclass_in
 from sparsepipe.config.schema import Config as _Schema
 from sparsepipe.config.schema import (
     Emulation,
@@ -258,17 +259,12 @@ def _parsed(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
             value = {name: Target.parse(item) for name, item in (value or {}).items()}
         elif node is not None:
             value = None if value is None else Target.parse(value)
-        elif value is not None and (inner := _dataclass_in(hints[entry.name])):
+        elif value is not None and (inner := dataclass_in(hints[entry.name])):
             if value.get("_target_") == _UNUSED:
                 value = {each.name: None for each in fields(inner)}
             value = inner(**_parsed(inner, value))
         found[entry.name] = value
     return found
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
-    return next((kind for kind in kinds if is_dataclass(kind)), None)
 
 
 def _plain(value: Any) -> Any:

@@ -287,7 +287,9 @@ class Config:
     parallel: Parallel
     optim: Optim
     trainer: TrainerArguments
-    task: Any = field(metadata=_node("run", "directories", "width"))  # telling.py has the latter
+    task: Any = field(
+        metadata=_node("run", "directories", "width")
+    )  # ``width`` is compose.printed_text's
     model: Any = field(metadata=_node("num_classes", "class_names"))
     data: Any = field(metadata=_node())
     hardware: Any = field(metadata={"node": Node(own=Emulation)})

@@ -99,7 +99,7 @@ def has_attribute_in_source(target: str, attribute: str) -> bool:
 
     Args:
         target: dotted name of the class or function.
-        attribute: such as ``tells``.
+        attribute: such as ``prints_only``.
 
     Raises:
         Unreadable: the source is not found.

@@ -43,7 +43,7 @@ def sweep_directory(config: DictConfig) -> Path:
 
 
 def command_of(overrides: Sequence[str]) -> str:
-    """A short name of what a sweep is asked for: the same whenever it is started again."""
+    """A short name of a sweep, by its overrides: the same whenever it is started again."""
     plain = (each.lstrip("+~") for each in overrides)
     kept = sorted(each for each in plain if not each.startswith(_NOT_COMMAND))
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]
@@ -61,7 +61,7 @@ def announced_start() -> float | None:
 
 
 def thread_variables(given: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
-    """The variable by which a job of ours hears how many threads its user has chosen."""
+    """The environment variable with the number of threads that the user has chosen."""
     return {_THREADS: _choice(str(given.get("OMP_NUM_THREADS", otherwise or "")))}
 
 

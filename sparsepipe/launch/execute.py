@@ -148,15 +148,15 @@ def explain_unsaved(error: SparsePipeError, signum: int, directory: RunDir) -> N
 def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
     """Lets only the first rank that fails raise its error, with its number as a note.
 
-    The others end at once, and with the first that ends the agent ends all: whoever asks
-    whether it is to tell must have stopped to heed that.
+    The others end at once. Since the agent ends all ranks with the first that ends, a rank ignores
+    SIGTERM before it checks whether it is to report.
     """
     try:
         with _stopped_for_a_peer():
             yield
     except Stopped as stop:
         if stop.signum == signal.SIGTERM and process_group.any_rank_failed():
-            raise SystemExit(stop.exit_code) from stop  # for what that one tells
+            raise SystemExit(stop.exit_code) from stop  # that one reports the error
         explain_stop(stop, directory, spec)
         raise
     except SparsePipeError as error:

@@ -110,7 +110,7 @@ _ONE_EACH = ("straight", "variance")
 
 
 def refuse_few_microbatches(spec: RunSpec, *, kept: Path | None = None) -> None:
-    """Refuses fewer microbatches than a stage has devices, where a plan tells these.
+    """Refuses fewer microbatches than a stage has devices, where a plan has these.
 
     Raises:
         ConfigError: some of these would have nothing to do; or there is no such number of parts.
@@ -133,9 +133,9 @@ def refuse_empty_microbatches(spec: RunSpec, *, ranks: int, kept: Path | None = 
     synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")
     if synchronous is None or not isinstance(samples, int) or not _trains_on_data(spec):
         return
-    settled = kept is not None and kept.exists()
+    is_kept = kept is not None and kept.exists()
     division = division_of(spec, kept=kept)
-    search = None if settled else spec.search
+    search = None if is_kept else spec.search
     plan = None if division is None else division.config
     readers = int((plan or "1").split("-")[0]) if search is None else _most(search, spec, ranks)
     if synchronous.microbatches <= samples * readers:

@@ -47,7 +47,7 @@ def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
         numbers = _as_planned(spec, inventory, directory) or before
     process_group.renumber(numbers)
     if numbers != before:
-        configure()  # another process tells now
+        configure()  # another process is rank 0 now
 
 
 def _as_planned(spec: RunSpec, inventory: Inventory, directory: RunDir) -> list[int] | None:
@@ -92,12 +92,12 @@ def new_ranks(
     for process in processes:
         host = host_of[process.node]
         if len(names) != len(hosts) or process.beside != len(by_node[host]):
-            wanted = ", ".join(
+            expected = ", ".join(
                 f"{len(ranks)} on {name}" for name, ranks in zip(hosts, by_node, strict=True)
             )
             raise PlanError(
                 f"node {process.node} ({process.host}) of {len(names)} has {process.beside} "
-                f"processes; there are to be {wanted}",
+                f"processes; there are to be {expected}",
                 remedy="start torchrun on each host with as many processes (--nproc-per-node) as "
                 "devices are used there; nodes are numbered as hosts in the inventory, or are "
                 "called like them",

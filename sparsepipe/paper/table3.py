@@ -186,11 +186,13 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
     devices = tuple(devices_text(stage.counts, problem.pool.kinds) for stage in ours.stages)
     same = devices == printed_devices and ours.stages[0].end == CUT
     printed_s = hete_mp_s(problem, PAPER[gpus])
+    # Of more than two stages the paper prints no cut behind the first.
+    second = f"{CUT}-{problem.spans.num_layers - 1}" if len(printed_devices) == 2 else "..."
     return {
         **_first(gpus, "HETE-MP", problem, ours, ours_s),
         "paper_config": PAPER[gpus].hete_config,
         "paper_devices": ", ".join(printed_devices),
-        "paper_layers": f"0-{CUT - 1}, {_second_layers(len(printed_devices), problem)}",
+        "paper_layers": f"0-{CUT - 1}, {second}",
         "paper_bottleneck_ms": 1e3 * printed_s,
         "verdict": _verdict(same, printed_s, ours_s),
     }
@@ -262,11 +264,6 @@ def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str
         "bandwidth_mb_per_s": bandwidth / 1e6,
         **{f"{row['gpus']} GPUs": row["verdict"] for row in rows},
     }
-
-
-def _second_layers(num_stages: int, problem: Problem) -> str:
-    """Layers of the second stage in the paper's HETE-MP plan; known for two stages."""
-    return f"{CUT}-{problem.spans.num_layers - 1}" if num_stages == 2 else "..."
 
 
 def _verdict(same: bool, printed_s: float, ours_s: float) -> str:

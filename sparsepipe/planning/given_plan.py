@@ -15,7 +15,7 @@ from sparsepipe.schedule import Plan, Stage
 
 
 def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]) -> Plan:
-    """The plan, its devices named ``host/model/number``; it tells what is recomputed.
+    """The plan, its devices named ``host/model/number``; its details list what is recomputed.
 
     Raises:
         ConfigError: there is nothing to simulate.

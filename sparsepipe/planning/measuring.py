@@ -145,7 +145,7 @@ def _explained(what: str) -> Iterator[None]:
         for inner, outer in _KEYS.items():
             error.message = re.sub(inner, outer, error.message)
             error.remedy = re.sub(inner, outer, error.remedy)
-        # What is no error of the house begins with its traceback and ends with what it says.
+        # Errors that are not our own begin with a traceback and end with their message.
         trace, line, message = error.message.rpartition("\n")
         if not trace.startswith("Traceback"):
             trace, line, message = "", "", error.message

@@ -1,6 +1,6 @@
 """A plan for a configuration: from profiles and the hardware, by the search that is chosen.
 
-``task=partition`` tells of it; a training by ``parallel=hete_mp`` begins with it.
+``task=partition`` writes it; a training by ``parallel=hete_mp`` begins with it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,13 @@ def find_plan(
     if automatic and chosen is not None:
         log_chosen(chosen)
     explanation = explain(problem, solution, chosen)
-    known = {"model": spec.model.name, **_search_details(choice, device)}
+    known: dict[str, object] = {
+        "model": spec.model.name,
+        "search": choice.search,
+        "device": device,
+        "levels": choice.levels,
+        "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
+    }
     known |= _origin_details(problem, inventory, profiles)
     names = dict.fromkeys(kind.name for kind in problem.pool.kinds)
     return Found(
@@ -116,16 +122,6 @@ def find_plan(
         explanation=explanation,
         profiles={name: profiles[name] for name in names},
     )
-
-
-def _search_details(choice: SearchChoice, device: str | None) -> dict[str, object]:
-    """Entries of a plan file about the search."""
-    return {
-        "search": choice.search,
-        "device": device,
-        "levels": choice.levels,
-        "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
-    }
 
 
 def _origin_details(

@@ -61,7 +61,7 @@ class Panel:
     """Bars of one kind; a group and strategy without one is labelled "none".
 
     Attributes:
-        title: says how they came about.
+        title: the origin of the figures.
         bars: by group and strategy.
     """
 

@@ -6,7 +6,7 @@ backward apart (:mod:`sparsepipe.profiling.passes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -80,22 +80,19 @@ def measure(
         )
         sizes = _sizes(layers, batches, passes, device)
     shares_s = {} if updates is None else updates.shares_s(layers)
-    rows = _rows(layers, passes, {**sizes, **shares_s})
+    amounts = {**sizes, **shares_s}
+    rows = [  # unlike named_children(), with layers that occur twice
+        _row(index, name, layer, passes, {key: float(of[index]) for key, of in amounts.items()})
+        for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
+    ]
     known = {
         "num_warmup": num_warmup,
         "num_measured": num_measured,
-        **_of_steps(batches, steps_s),
-    }
-    return Profile(layers=tuple(rows), meta={**known, **(meta or {})})
-
-
-def _of_steps(batches: Sequence[Any], steps_s: Sequence[float]) -> dict[str, Any]:
-    """Entries of ``meta`` about the network in one piece."""
-    return {
         "step_s": median_and_spread(steps_s)[0],
         "kind": "measured",
         "input_bytes": sum(map(crossing_bytes, batches)) / len(batches),
     }
+    return Profile(layers=tuple(rows), meta={**known, **(meta or {})})
 
 
 def _check(num_batches: int, *, num_warmup: int, num_measured: int) -> None:
@@ -186,16 +183,6 @@ def _first_bytes(layers: nn.Sequential) -> list[float]:
         found.append(float(sum(p.nbytes for p in own.values())))
         seen |= own.keys()
     return found
-
-
-def _rows(
-    layers: nn.Sequential, passes: Sequence[Pass], amounts: Mapping[str, Sequence[float]]
-) -> list[LayerProfile]:
-    """The layers of the profile; unlike ``named_children()``, with layers that occur twice."""
-    return [
-        _row(index, name, layer, passes, {key: float(of[index]) for key, of in amounts.items()})
-        for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
-    ]
 
 
 def _row(

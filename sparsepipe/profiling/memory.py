@@ -128,7 +128,7 @@ def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
     count, since they are there anyway. What the forward derives from coordinates (indices, kernel
-    maps, gather plans) lives as long as the graph and counts for the layer that first asks for
+    maps, gather plans) lives as long as the graph and counts for the layer that first uses
     it; what only the backward derives does not count, nor what other libraries keep to themselves.
 
     Args:
@@ -139,12 +139,12 @@ def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
 
 
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
-    """Bytes that a stage keeps beside what :func:`saved_bytes` tells of its layers.
+    """Bytes that a stage keeps beside the :func:`saved_bytes` of its layers.
 
     A stage that begins with a layer keeps the input that it received, and builds anew what layers
     before it have derived from coordinates; one that ends with a layer keeps its output.
-    For each first layer a pass tells this, but only up to where nothing is left of what the layer
-    received: sites and features are others then, and from there on it keeps as much as a pass
+    For each first layer a pass measures this, but only up to where nothing is left of what the
+    layer received: sites and features are others then, and from there on it keeps as much as a pass
     through all layers does. That takes as long as some passes for each level of coordinates, not
     one for each layer.
 

@@ -5,7 +5,7 @@ timed alone; the gradient that it gets is that of the layer behind it, for the l
 layers run one right after another, and a GPU is waited for only when all have been launched, so
 that what it does while the host prepares the next layer is counted as in a training step. What is
 derived from coordinates, such as kernel maps, is kept from layer to layer, as in a forward pass,
-and counts for the layer that first asks for it.
+and counts for the layer that first uses it.
 
 A device that is made slower pauses once behind the forwards and once behind the backwards, as it
 does in training: pauses between layers would cool the caches that the next layer finds warm there.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsepipe.profiling.activations import copied, crossing_bytes, detached, differentiable
 from sparsepipe.profiling.timing import Clock, Slowed
@@ -135,7 +135,10 @@ def _backward(
             clock.mark()
             peak = found.held_bytes[index] + _peak(device, before)
             found.peak_bytes[index] = max(found.peak_bytes[index], peak)
-            gradients = [_gradient(leaf) for leaf in differentiable(value)]
+            gradients = [
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                for leaf in differentiable(value)
+            ]
         whole.mark()
     whole.mark()
     stretch = _stretch(whole)
@@ -146,10 +149,6 @@ def _stretch(whole: Clock) -> float:
     """How many times as long a pass takes with the pause behind it; marked before and after."""
     computing_s, pausing_s = whole.seconds()
     return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def _begin_peak(device: torch.device) -> int:

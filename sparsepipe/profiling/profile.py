@@ -27,7 +27,7 @@ class LayerProfile:
         forward_s: seconds of its forward pass.
         backward_s: seconds of its backward pass.
         activation_bytes: what crosses the link if the model is cut after this layer: features and
-            coordinates, without a header of 4 KiB that tells how they are put together.
+            coordinates, without a header of 4 KiB with their structure.
         parameter_bytes: of its parameters.
         saved_bytes: what the forward keeps for the backward, kernel maps included, of the batch
             that keeps most; None where it was not counted.

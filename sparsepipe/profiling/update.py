@@ -6,7 +6,7 @@ updates them. Clipping and hooks, which may run as well, count nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -89,11 +89,11 @@ class Updates:
             sizes.append(sum(p.nbytes for p in own.values()))
             seen |= own.keys()
         whole = sum(sizes) or 1
+        updates_s, copies_s = (
+            median_and_spread(times_s)[0] if times_s else 0.0
+            for times_s in (self._updates_s, self._copies_s)
+        )
         return {
-            name: [_median(times_s) * size / whole for size in sizes]
-            for name, times_s in (("update_s", self._updates_s), ("copy_s", self._copies_s))
+            name: [median_s * size / whole for size in sizes]
+            for name, median_s in (("update_s", updates_s), ("copy_s", copies_s))
         }
-
-
-def _median(times_s: Sequence[float]) -> float:
-    return median_and_spread(times_s)[0] if times_s else 0.0

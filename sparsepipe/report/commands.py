@@ -142,17 +142,12 @@ def missing_commands(commands: Commands, existing: Collection[Commands]) -> dict
     ]
     is_alone = not existing and len(lacking) == 1 and not lacking[0].overrides
     alike = Counter(title for title, _ in {(each.title, each.setting) for each in lacking})
-    return {
-        "" if is_alone else _title(request, alike): replace(
-            commands.giving(*request.given), of_task=request.of_task
-        )
-        for request in lacking
-    }
-
-
-def _title(request: Request, alike: Mapping[str, int]) -> str:
-    """The request's title, with paths where only these differ."""
-    return request.title if alike[request.title] == 1 else request.placed_title
+    found = {}
+    for request in lacking:
+        title = request.title if alike[request.title] == 1 else request.placed_title
+        made = replace(commands.giving(*request.given), of_task=request.of_task)
+        found["" if is_alone else title] = made
+    return found
 
 
 def _requests(commands: Commands, *, is_any_covered: bool) -> list[Request]:

@@ -76,7 +76,7 @@ def _table(block: BlockLayout) -> str:
 def _lists(block: BlockLayout) -> Iterator[str]:
     yield block.counted
     if block.footnotes:
-        yield _listed(block.footnotes)
+        yield "\n".join(f"- [{mark}] {note}" for mark, note in block.footnotes.items())
     if block.notes:
         yield "\n".join(f"- {note}" for note in block.notes)
     if block.places:
@@ -92,10 +92,6 @@ def _lists(block: BlockLayout) -> Iterator[str]:
         if block.sweep:
             skipping = "All of it by one command, which skips runs that are finished:"
             yield f"{skipping}\n\n    {block.sweep}"
-
-
-def _listed(notes: Mapping[str, str]) -> str:
-    return "\n".join(f"- [{mark}] {note}" for mark, note in notes.items())
 
 
 def page(

@@ -220,7 +220,7 @@ def gaps(chapter: Chapter, block: Block) -> Iterator[Gap]:
         is_all = len(missing) == len(cells) and len({cell.command for cell in missing}) == 1
         for cell in missing:
             names = by_command.setdefault(cell.command, {}).setdefault(row, [])
-            if not is_all:  # else it goes without saying
+            if not is_all:  # else the row alone is clear
                 names.append(cell.column.heading)
     for command, rows in by_command.items():
         yield Gap(command=command, cells={row: tuple(names) for row, names in rows.items()})

@@ -151,7 +151,7 @@ def crowded(row: Row) -> str:
     if not _several_on_cores(row) or ranks is None:
         return ""
     if cores is None:
-        return f"no speedup can be told: {ranks} ranks on CPU cores whose number is not recorded"
+        return f"no speedup can be given: {ranks} ranks on CPU cores whose number is not recorded"
     return f"no speedup: {ranks} ranks share {_cores(cores)}" if ranks > cores else ""
 
 
@@ -170,7 +170,7 @@ def no_speedup(row: Row, base: Row | None, *, of: str) -> str:
         return reason
     own, other = _cores_at_work(row), _cores_at_work(base)
     if own is None or other is None:
-        return "no speedup can be told: on how many cores was computed is not recorded"
+        return "no speedup can be given: on how many cores was computed is not recorded"
     if own > other:
         return ""
     ranks = _whole(row.get("ranks"))

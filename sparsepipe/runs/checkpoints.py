@@ -101,7 +101,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        # In memory first: given a file, torch hides what the disk says behind its own error.
+        # In memory first: given a file, torch hides the disk's error behind its own.
         content = io.BytesIO()
         torch.save(checkpoint, content)
         place = Path(path)

@@ -179,7 +179,7 @@ def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
     placed = [
         (file, row)
         for file in _ledgers(source)
-        for row in _rows_found(file, asked_for=file.parent in (source, own))
+        for row in _rows_found(file, required=file.parent in (source, own))
     ]
     if not tree.rows and (tree.broken or not placed):
         return _finished(tree, runs)
@@ -190,7 +190,7 @@ def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
         if path.is_relative_to(own) or row.get("name") == experiment
     }
     if not found and tree.unfinished and runs == own:
-        return _finished(tree, own)  # what is begun says more than what else there is
+        return _finished(tree, own)  # unfinished runs explain the gap
     everything = [row for _, row in placed]
     return list(found.values()) or _chosen(everything, "name", experiment, source)
 
@@ -204,12 +204,12 @@ def _ledgers(root: Path) -> list[Path]:
     return [there[0] for there in files if there]
 
 
-def _rows_found(file: Path, *, asked_for: bool) -> list[dict[str, Any]]:
+def _rows_found(file: Path, *, required: bool) -> list[dict[str, Any]]:
     """Rows of a file with a ledger's name, which may be unrelated unless it was given."""
     try:
         return _rows_of_file(file)
     except DataError as error:
-        if asked_for:
+        if required:
             raise
         log.warning(
             "%s; it is left out. remedy: write it anew (sparsepipe.runs.ledger.gather), or move it "

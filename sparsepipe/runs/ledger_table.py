@@ -126,8 +126,9 @@ def ordered(names: Iterable[str]) -> list[str]:
     """The columns of a ledger whose runs have these keys, in their order."""
     found = set(names)
     known = [c.name for c in ALWAYS] + [c.name for c in OF_TASKS if c.name in found]
-    others = sorted(found - set(known), key=lambda name: (_is_config(name), name))
-    return known + others
+    others = sorted(found - set(known))
+    config = [name for name in others if "." in name and name.partition(".")[0] in _CONFIG]
+    return [*known, *(name for name in others if name not in config), *config]
 
 
 def known_dtype(name: str) -> Dtype | None:
@@ -135,10 +136,6 @@ def known_dtype(name: str) -> Dtype | None:
     if name in _KNOWN:
         return _KNOWN[name].dtype
     return "float64" if "/" in name else None  # most are metrics: test/accuracy/chair
-
-
-def _is_config(name: str) -> bool:
-    return "." in name and name.partition(".")[0] in _CONFIG
 
 
 Row = Mapping[str, Any]

@@ -18,7 +18,7 @@ _NO_ENGINE = "unable to find an engine"
 
 
 def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
-    """Whether an error says that there is no memory left.
+    """Whether an error means that memory ran out.
 
     Args:
         error: of a training step.

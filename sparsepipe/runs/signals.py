@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly end, the second gets an immediate one."""
+"""Ctrl-C and SIGTERM: the first ends a run in order, the second at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 from sparsepipe.runtime.failures.rank_reports import Stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a run to end."""
+"""Signals that end a run."""
 log = logging.getLogger(__name__)
 
 

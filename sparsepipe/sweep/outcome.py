@@ -86,12 +86,9 @@ def _outcome(record: JobRecord | None, end: End) -> Outcome:
     if end.ended_by == "limit":
         return Outcome(status="failed", error=_over_limit(end), exit_code=1)
     if record is None:
-        return Outcome(status="failed", error=_without_record(end), exit_code=_code(end.exit_code))
+        code = 128 - end.exit_code if end.exit_code < 0 else end.exit_code or 1
+        return Outcome(status="failed", error=_without_record(end), exit_code=code)
     return Outcome(status=record.status, error=record.error, exit_code=record.exit_code or 1)
-
-
-def _code(exit_code: int) -> int:
-    return 128 - exit_code if exit_code < 0 else exit_code or 1
 
 
 def _over_limit(end: End) -> str:

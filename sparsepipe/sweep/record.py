@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.config.check import suggest
+from sparsepipe.config.check import is_number, suggest
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.utils.files import read_json, write_json
 
@@ -241,7 +241,7 @@ def objective_value(directory: Path, objective: str | None) -> float | None:
     if objective is None:
         return None
     result = read_json(directory / "result.json")
-    figures = [key for key, value in result.items() if _is_number(value)]
+    figures = [key for key, value in result.items() if is_number(value)]
     if objective not in figures:
         raise ConfigError(
             f"objective={objective} is no figure of {directory}/result.json"
@@ -250,7 +250,3 @@ def objective_value(directory: Path, objective: str | None) -> float | None:
             "finished, and given again with another objective it is not done anew",
         )
     return float(result[objective])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -132,7 +132,39 @@ class TrainEmulated(Task):
         Raises:
             ConfigError: devices or the plan do not suit the cluster, or stages are to share FLOPs.
         """
-        return _with_all_devices(spec, inventory)
+        given, division = spec.parallel, division_of(spec)
+        chosen = named_places(inventory, (division and division.devices) or ())
+        ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
+        if given.devices == 1:
+            ranks, hosts = 1, hosts[:1]
+        elif chosen is not None and spec.search is None:
+            ranks, hosts = len(chosen), sorted({place.host for place in chosen})
+        planned = None if division is None else division.num_ranks
+        if given.devices not in ("auto", ranks) or planned not in (None, ranks):
+            key = f"parallel.devices={given.devices}"
+            raise ConfigError(
+                f"{key if planned is None else f'parallel.plan is for {planned} devices'}, and the "
+                f"emulated cluster has {ranks}",
+                remedy="set parallel.devices=auto, give a plan for all devices or one that names "
+                "those it uses, or choose a hardware with as many devices",
+            )
+        if given.strategy is None and ranks > 1:
+            raise ConfigError(
+                f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
+            )
+        _check_shares(spec, ranks)
+        on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
+        strategy = given.strategy
+        if strategy is not None:
+            known = {key: on_processors[key] for key in on_processors if key in strategy.arguments}
+            strategy = strategy.replace(**known)
+        return spec.replace(
+            {
+                "parallel.devices": ranks,
+                "parallel.num_nodes": len(hosts),
+                "parallel.strategy": strategy,
+            }
+        )
 
 
 def _trained(
@@ -222,43 +254,6 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
     return profiles
 
 
-def _with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
-    """The configuration on all devices of the inventory, or on those that a plan names."""
-    given, division = spec.parallel, division_of(spec)
-    chosen = named_places(inventory, (division and division.devices) or ())
-    ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
-    if given.devices == 1:
-        ranks, hosts = 1, hosts[:1]
-    elif chosen is not None and spec.search is None:
-        ranks, hosts = len(chosen), sorted({place.host for place in chosen})
-    planned = None if division is None else division.num_ranks
-    if given.devices not in ("auto", ranks) or planned not in (None, ranks):
-        key = f"parallel.devices={given.devices}"
-        raise ConfigError(
-            f"{key if planned is None else f'parallel.plan is for {planned} devices'}, and the "
-            f"emulated cluster has {ranks}",
-            remedy="set parallel.devices=auto, give a plan for all devices or one that names "
-            "those it uses, or choose a hardware with as many devices",
-        )
-    if given.strategy is None and ranks > 1:
-        raise ConfigError(
-            f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
-        )
-    _check_shares(spec, ranks)
-    on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
-    strategy = given.strategy
-    if strategy is not None:
-        known = {key: on_processors[key] for key in on_processors if key in strategy.arguments}
-        strategy = strategy.replace(**known)
-    return spec.replace(
-        {
-            "parallel.devices": ranks,
-            "parallel.num_nodes": len(hosts),
-            "parallel.strategy": strategy,
-        }
-    )
-
-
 def _check_shares(spec: RunSpec, ranks: int) -> None:
     division = division_of(spec)
     if division is None or division.cuts is not None or spec.search is not None:
@@ -281,7 +276,7 @@ def minibatches_per_reader(run: Run, minibatches: int | None) -> int:
     """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
 
     Args:
-        run: whose plan is settled.
+        run: with its plan.
         minibatches: over all of them; None: as the trainer has it, or 24 for each.
     """
     if minibatches is None:

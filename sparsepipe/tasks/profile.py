@@ -267,12 +267,8 @@ def _meta(
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
         # Of somebody's own module nobody knows which optimizer it will make.
-        **({"optimizer": optimizer_words(run.spec)} if _makes_optimizer(module) else {}),
+        **({"optimizer": optimizer_words(run.spec)} if hasattr(module, "make_optimizer") else {}),
     }
-
-
-def _makes_optimizer(module: pl.LightningModule) -> bool:
-    return hasattr(module, "make_optimizer")
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:

@@ -134,8 +134,8 @@ class Run:
             return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
         given: dict[str, Any] = {}
         if (division := self.division) is not None:
-            settled = recompute_argument(self.spec.parallel, division.details)
-            given = {**division.arguments(), **settled}
+            recompute = recompute_argument(self.spec.parallel, division.details)
+            given = {**division.arguments(), **recompute}
         if slowdown != 1:
             given["slowdown"] = slowdown
         return target.replace(**given).build_with(cluster_environment=RankEnvironment())

@@ -41,7 +41,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     ]
     others = [_others(run, commands) for run in runs]
     made_by = [
-        commands.giving(*_told(run, commands), *more)
+        commands.giving(*_title_overrides(run, commands), *more)
         for run, more in zip(runs, others, strict=True)
     ]
     missing = missing_commands(commands, made_by)
@@ -54,7 +54,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     ]
 
 
-def _told(run: Row, commands: Commands) -> tuple[str, ...]:
+def _title_overrides(run: Row, commands: Commands) -> tuple[str, ...]:
     """Overrides that give a run's title, but for its further overrides and its device."""
     setting = Setting.of(run)
     root = () if setting.option == USUAL else (f"data.root=${setting.option.upper()}",)
@@ -66,7 +66,7 @@ def _others(run: Row, commands: Commands) -> tuple[str, ...]:
     """Overrides of a run beside these."""
     if commands.composed is None:
         return ()
-    command = (f"experiment={commands.experiment}", *_told(run, commands))
+    command = (f"experiment={commands.experiment}", *_title_overrides(run, commands))
     return overrides_of(run, command, commands.composed, _matters)
 
 

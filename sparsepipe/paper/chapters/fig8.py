@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -133,10 +134,6 @@ _PAPER: Mapping[tuple[str, str], Mapping[str, str]] = {
 _FROM_TABLE = "not printed with Fig. 8: of Table II"
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    return blocks_of(rows, commands, cell_of=_cell_of, make=_block)
-
-
 def _cell_of(row: Row) -> tuple[str, ...] | None:
     entry = next((each for each in _ROWS if each.has(row)), None)
     return None if entry is None or row.get("task_name") != _TASK else entry.overrides
@@ -219,7 +216,7 @@ FIG8 = Chapter(
         "says that the dense network could not be held in memory at 100³ and 200³."
     ),
     heads=("grid", "network"),
-    find=_blocks,
+    find=partial(blocks_of, cell_of=_cell_of, make=_block),
     citation=CITATION,
     draw=lambda block: over_resolution(block, (TRAIN, TEST, RATE, MEMORY)),
 )

@@ -67,11 +67,6 @@ PRINTED: Mapping[tuple[int, str], PaperSpeedup] = {
 """Printed of HETE-MP over 5 to 8 GPUs, not of which: by the others, of 6 or 7."""
 
 
-def _bar_time(runs: Sequence[Row]) -> Ours | None:
-    """Milliseconds between two minibatches at the steady pace."""
-    return mean_of(runs, minibatch_s, scale=1e3)
-
-
 def _bar_speedup(runs: Sequence[Row], own: Sequence[Row], others: Sequence[Row]) -> Ours | None:
     """Over data parallelism: its own runs, or what other runs have computed for it."""
     known = [row.get("dp_minibatch_s") for row in others]
@@ -233,7 +228,7 @@ def _figures(
         yield APART, _bar_speedup_without_overlap(own, of_gpus)
     if strategy != "hete_mp":
         yield OVER_HETE_MP, _bar_over_runs(own, runs[gpus, "hete_mp"])
-    yield TIME, _bar_time(own)
+    yield TIME, mean_of(own, minibatch_s, scale=1e3)
     if simulated is not None:
         yield OFF, _bar_off_percent(own, simulated)
     if kind == "emulated":

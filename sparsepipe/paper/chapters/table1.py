@@ -31,16 +31,13 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     for row in rows:
         if row.get("task_name") == "table1" and row.get("measured_device"):
             found.setdefault((row.get("scale"), *map(row.get, _EFFORT)), []).append(row)
-    made_by = {key: _commands(key, commands) for key in sorted(found, key=_order)}
+    keys = sorted(found, key=lambda key: [str(part) for part in key])
+    made_by = {key: _commands(key, commands) for key in keys}
     missing = missing_commands(commands, made_by.values())
     return [
         *(_block(found[key], theirs, title=_title(*key)) for key, theirs in made_by.items()),
         *(_block([], theirs, title=title) for title, theirs in missing.items()),
     ]
-
-
-def _order(key: Sequence[Any]) -> list[str]:
-    return list(map(str, key))
 
 
 def _title(scale: str | None, size: int | None, copied: int | None) -> str:
@@ -63,7 +60,14 @@ def _block(rows: Sequence[Row], commands: Commands, *, title: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
-    of_paper = [(_paper_label(paper), paper, _paper_runs(paper, measured)) for paper in _PAPER]
+    of_paper = [
+        (
+            (paper["gpu"], f"server {paper['server']}, {paper['count']} of them"),
+            paper,
+            [run for (name, _), runs in measured.items() if _is(name, paper) for run in runs],
+        )
+        for paper in _PAPER
+    ]
     others = [
         (label, runs)
         for label, runs in measured.items()
@@ -90,16 +94,6 @@ def _where(row: Row) -> str:
     if threads is None or not is_cpu:
         return "measured here"
     return f"measured here, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _paper_label(paper: Mapping[str, str]) -> tuple[str, str]:
-    return paper["gpu"], f"server {paper['server']}, {paper['count']} of them"
-
-
-def _paper_runs(
-    paper: Mapping[str, str], measured: Mapping[tuple[str, str], list[Row]]
-) -> list[Row]:
-    return [run for (name, _), theirs in measured.items() if _is(name, paper) for run in theirs]
 
 
 def _is(name: str, paper: Mapping[str, str]) -> bool:

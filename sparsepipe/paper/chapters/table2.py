@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sparsepipe.paper.chapters.training_settings import (
     FITTING,
@@ -51,10 +52,6 @@ def _first(entry: TrainingRow) -> TrainingRow:
     return TrainingRow(resolution=entry.resolution, network="dense")
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    return blocks_of(rows, commands, cell_of=_cell_of, make=_block)
-
-
 def _cell_of(row: Row) -> tuple[str, ...] | None:
     entry = next((each for each in _PAPER if each.has(row)), None)
     if entry is None:
@@ -72,7 +69,10 @@ def _fit(entry: TrainingRow) -> tuple[str, ...]:
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
-    trial = _asked_trial(commands) if setting is None else _trial(setting, rows, commands)
+    if setting is None:  # trainings refuse what is requested of searches
+        trial = tuple(word for word in commands.of_task if word.partition("=")[0] in _OF_SEARCHES)
+    else:
+        trial = _trial(setting, rows, commands)
     return Block(
         title="" if setting is None else setting.title,
         cells=tuple(cell for entry in _PAPER for cell in _cells(entry, rows, commands, trial)),
@@ -84,11 +84,6 @@ def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> 
         ),
         sweep=_sweep(commands, trial),
     )
-
-
-def _asked_trial(commands: Commands) -> tuple[str, ...]:
-    """Requested overrides of searches; a training refuses them."""
-    return tuple(word for word in commands.of_task if word.partition("=")[0] in _OF_SEARCHES)
 
 
 def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
@@ -213,7 +208,7 @@ TABLE2 = Chapter(
         "epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
-    find=_blocks,
+    find=partial(blocks_of, cell_of=_cell_of, make=_block),
     citation=CITATION,
     pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
 )

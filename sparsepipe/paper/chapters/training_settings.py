@@ -349,12 +349,12 @@ def _by_trial(setting: Setting, rows: Sequence[Row]) -> Iterator[tuple[Setting, 
         own = {name: value for name, value in trial.items() if name in unlike}
         yield (
             replace(setting, **own),
-            [row for row in rows if row["task_name"] != FITTING or _is_in(row, searches)],
+            [
+                row
+                for row in rows
+                if row["task_name"] != FITTING or any(row is each for each in searches)
+            ],
         )
-
-
-def _is_in(row: Row, rows: Sequence[Row]) -> bool:
-    return any(row is each for each in rows)
 
 
 def _order(setting: Setting) -> tuple[str, ...]:

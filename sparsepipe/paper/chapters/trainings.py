@@ -182,10 +182,6 @@ def _because(found: BatchSearches) -> str:
     return f"not memory ended the search, {' and '.join(found.ended)}"
 
 
-def _by_memory(run: Row) -> bool:
-    return run.get("limited_by") in OF_MEMORY
-
-
 def _seen_to_fit(runs: Sequence[Row]) -> float:
     """The largest size that fitted in searches with one seed."""
     return max(float(run["largest_batch"]) for run in runs)
@@ -194,6 +190,8 @@ def _seen_to_fit(runs: Sequence[Row]) -> float:
 def _may_fit(runs: Sequence[Row]) -> float | None:
     """The largest size that no search has excluded; None where none has ended for memory."""
     refused = [
-        float(run.get("refused_batch", run["largest_batch"] + 1)) for run in runs if _by_memory(run)
+        float(run.get("refused_batch", run["largest_batch"] + 1))
+        for run in runs
+        if run.get("limited_by") in OF_MEMORY
     ]
     return max(_seen_to_fit(runs), min(refused) - 1) if refused else None

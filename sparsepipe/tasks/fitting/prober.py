@@ -228,7 +228,7 @@ class Prober:
 
 
 def budget_of(
-    asked_bytes: float | None, *, accelerator: str, known_bytes: int | None
+    requested_bytes: float | None, *, accelerator: str, known_bytes: int | None
 ) -> int | None:
     """What steps may take; None: a GPU is filled until it runs out.
 
@@ -236,15 +236,15 @@ def budget_of(
     less, so that there is no one figure for all steps of a search.
 
     Args:
-        asked_bytes: as the task has it; None: nothing.
+        requested_bytes: as the task has it; None: nothing.
         accelerator: of the device, ``cpu`` or ``cuda``.
         known_bytes: that the device has by the inventory; None: unknown.
 
     Raises:
         HardwareError: nobody knows what memory there is.
     """
-    if asked_bytes is not None:
-        return int(asked_bytes)
+    if requested_bytes is not None:
+        return int(requested_bytes)
     if accelerator == "cuda":
         return None
     if known_bytes is None:

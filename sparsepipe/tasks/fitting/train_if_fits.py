@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from sparsepipe.config.schema import Limits
-from sparsepipe.tasks.fitting.prober import Probe, Prober
+from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run
 from sparsepipe.tasks.train import Train
@@ -60,19 +60,15 @@ class TrainIfFits(Train):
             isolated=self.isolated,
         )
         found = prober.probe(int(run.spec.data.arguments["batch_size"]))
-        values = {**_probe_values(found), **prober.values}
+        values = {
+            "fits": found.fits,
+            "limited_by": None if found.fits else found.outcome,
+            "step_memory_bytes": found.memory_bytes,
+            **prober.values,
+        }
         if not found.fits:
             log.info("a training step does not fit (%s): nothing is trained", found.outcome)
             write_result(run, values)
             return
         forwards = {"warmup": self.warmup_batches, "timed": self.timed_batches}
         self.train(run, forwards=forwards, more=values)
-
-
-def _probe_values(found: Probe) -> dict[str, Any]:
-    """Entries of ``result.json``: whether the steps fit."""
-    return {
-        "fits": found.fits,
-        "limited_by": None if found.fits else found.outcome,
-        "step_memory_bytes": found.memory_bytes,
-    }
