@@ -162,11 +162,6 @@ def read_plan_file(
 ) -> Division:
     """The division in a plan file.
 
-    Args:
-        path: of the file.
-        balance: as of :class:`Division`; a plan has its cuts.
-        key: that names the file, for messages.
-
     Raises:
         PlanError: the file is missing or holds no plan, or one of no chain of layers.
     """

@@ -97,10 +97,6 @@ def source_parameters(target: str) -> Parameters:
 def has_attribute_in_source(target: str, attribute: str) -> bool:
     """Whether a class has this attribute, or a module sets it of one of its functions.
 
-    Args:
-        target: dotted name of the class or function.
-        attribute: such as ``prints_only``.
-
     Raises:
         Unreadable: the source is not found.
     """

@@ -50,13 +50,7 @@ _PRESENT = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A callable by its dotted name, with the arguments that the configuration gives it.
-
-    Args:
-        path: dotted name of a class or function.
-        arguments: by name, as plain values; Hydra's instructions, such as ``_partial_``, are among
-            them.
-    """
+    """A callable by its dotted name, with the arguments that the configuration gives it."""
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -81,14 +81,7 @@ class Station:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All of an emulated cluster.
-
-    Args:
-        stations: its hosts, in the inventory's order.
-        switch: the bridge's namespace.
-        rate_bytes_per_s: of each host, each way.
-        burst_bytes: that pass at once after a pause.
-    """
+    """All of an emulated cluster."""
 
     stations: tuple[Station, ...]
     switch: str
@@ -106,12 +99,6 @@ class Layout:
 
 def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float) -> Layout:
     """The cluster of an inventory.
-
-    Args:
-        inventory: its hosts, and the link between any two of them.
-        owner: the process that makes it.
-        block: below ``BLOCKS``, another one for each cluster at a time.
-        time_scale: how many times slower the links are made.
 
     Raises:
         HardwareError: there is no link, it is too slow or too fast to be emulated, or there are
@@ -153,10 +140,6 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
 
 def burst_bytes(rate_bytes_per_s: float, *, unscaled: float | None = None) -> int:
     """The size of a bucket: what passes at once after a pause.
-
-    Args:
-        rate_bytes_per_s: at which it fills.
-        unscaled: the link's bandwidth before it was stretched, for the message.
 
     Raises:
         HardwareError: a bucket holds so much of the link's time that the rate means nothing, or

@@ -55,11 +55,8 @@ def _inputs(gpus: int) -> tuple[Inventory, dict[str, Profile]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """What Table III prints for a number of GPUs; the cuts are of the text (section 5.4).
-
-    Attributes:
-        mp: GPUs of each stage.
-        hete_mp: devices of each stage, in words; the layers of the first stage are 0 to 23.
+    """Stages of a row of Table III: GPUs of MP's, devices of HETE-MP's; its first stage has layers
+    0 to 23 (section 5.4).
     """
 
     mp: str

@@ -114,10 +114,6 @@ _THREADS = "OMP_NUM_THREADS"
 def find_device(inventory: Inventory, name: str | None) -> Place:
     """The first device of a kind.
 
-    Args:
-        inventory: the hardware.
-        name: of the kind; None where there is one kind only.
-
     Raises:
         ConfigError: there is no such kind, or several and none is named.
         HardwareError: there is no device at all.

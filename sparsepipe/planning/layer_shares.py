@@ -58,12 +58,6 @@ class OtherProfiles:
     ) -> OtherProfiles:
         """As ``task.plan`` and ``task.beside`` say.
 
-        Args:
-            file: of the plan; None: there is none.
-            spec: the configuration.
-            inventory: the hardware.
-            others: files of further profiles, by what they are called.
-
         Raises:
             PlanError: the plan file is missing or is none.
             ProfileError: a profile is missing or broken, or the inventory's is of another model.

@@ -35,14 +35,8 @@ def resolve_plan(
 ) -> None:
     """Finds the plan of a run that leaves it to a search, and writes it to its directory.
 
-    A run that has begun keeps its plan: nothing is measured or searched for again.
-
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        directory: of the run.
-        run_job: runs the jobs that measure devices without a profile, and the link inside a host
-            that has none; None: they are refused.
+    A run that has begun keeps its plan: nothing is measured or searched for again. Without
+    ``run_job``, which runs measurements, missing profiles and links are refused.
 
     Raises:
         SparsePipeError: a device cannot be measured, or there is no plan for the devices.

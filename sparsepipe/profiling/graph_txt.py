@@ -28,16 +28,7 @@ _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One layer of a graph.
-
-    Args:
-        name: its identifier in the file.
-        text: the layer as its framework prints it.
-        forward_s: seconds of its forward pass.
-        backward_s: seconds of its backward pass.
-        activation_bytes: of all its outputs.
-        parameter_bytes: of its parameters.
-    """
+    """One layer of a graph."""
 
     name: str
     text: str

@@ -27,14 +27,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A cell of what is set.
-
-    Attributes:
-        role: whose it is.
-        text: the figure, or a word in place of it.
-        small: what stands below it or behind it: spread and number of runs.
-        marks: places and footnotes that it refers to.
-    """
+    """A cell of what is set."""
 
     role: Role
     text: str
@@ -228,15 +221,7 @@ def gaps(chapter: Chapter, block: Block) -> Iterator[Gap]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledChapter:
-    """A chapter with our figures.
-
-    Attributes:
-        definition: the chapter.
-        found: figures by block.
-        blocks: the same as texts.
-        pictures: file names of each block's pictures.
-        figures: what is drawn, by file name.
-    """
+    """A chapter with our figures."""
 
     definition: Chapter
     found: tuple[Block, ...]

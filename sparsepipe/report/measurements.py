@@ -91,14 +91,7 @@ _PACKAGES = ("python", "torch", "pytorch-lightning", "numpy", "sparsepipe")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A machine with what ran on it.
-
-    Attributes:
-        kind: measured, emulated or simulated.
-        hardware: devices in words.
-        versions: of the interpreter and of packages.
-        commit: of the checkout; empty where none is known.
-    """
+    """A machine with what ran on it."""
 
     kind: str
     hardware: str

@@ -80,19 +80,7 @@ def write_report(
     failures: Sequence[Failure] = (),
 ) -> list[FilledChapter]:
     """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures.
-
-    Args:
-        directory: where to; it is made.
-        title: of the document.
-        chapters: each with the finished runs of its experiment.
-        commands: by the chapter's name, make the commands that fill its cells.
-        failures: jobs that have left no run.
-
-    Returns:
-        The filled chapters.
-
-    Raises:
-        DataError: a file cannot be written.
+    Raises a DataError where a file cannot be written.
     """
     made_by = commands or {}
     filled = [fill(chapter, rows, made_by.get(chapter.name)) for chapter, rows in chapters]

@@ -46,12 +46,8 @@ _LIMIT_S = 60.0
 
 @contextmanager
 def ledger_locked(directory: Path) -> Iterator[None]:
-    """Keeps other processes from making the ledger in this directory while the block runs.
-
-    Where the file cannot be locked, by its permissions or its file system, the block runs without.
-
-    Raises:
-        DataError: another process has held the lock for long; or the directory cannot be made.
+    """Locks the ledger of a directory; without a lock where the file system has none. Raises a
+    DataError where another process holds it for long, or the directory cannot be made.
     """
     path = directory / LOCK
     with explained_errors(path):

@@ -17,15 +17,8 @@ class Going:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A job that runs or has ended.
-
-    Args:
-        number: from 1, as people count.
-        text: its own overrides.
-        state: ``running``, ``before`` (its run had been finished), or its record's status.
-        going: its progress, where it runs.
-        detail: the last line of its log, or why it failed.
-        seconds: since it began, or how long it took.
+    """A job, numbered from 1. ``state`` is ``running``, ``before`` (the run was finished before) or
+    the record's status; ``detail`` is the last line of its log, or the error.
     """
 
     number: int

@@ -24,14 +24,8 @@ _GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How the processes of a job ended.
-
-    Args:
-        exit_code: of the first process; negative for a signal.
-        ended_by: why the sweep ended it; None where it did not.
-        limit_s: the limit that ended it.
-        oom_kills: processes that the OOM killer has ended meanwhile; None: unknown.
-        left: processes that still run though they were killed.
+    """How the processes of a job ended; ``left`` still run though killed, and None stands for
+    unknown.
     """
 
     exit_code: int

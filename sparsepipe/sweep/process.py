@@ -45,16 +45,9 @@ class JobProcess:
         environment: Mapping[str, str],
         wait_limit_s: float | None = None,
     ) -> JobProcess:
-        """Starts a job whose output goes to its log.
-
-        Args:
-            job: the job.
-            spec: its configuration.
-            hardware: the whole machine, for a job that sees a part of it; None: it sees all.
-            cores: the numbers of the cores that it keeps to; None: all that there are.
-            environment: variables beside those of this process.
-            wait_limit_s: how long it may wait for another process that works on the same run;
-                None: no limit.
+        """Starts a job whose output goes to its log. Without ``hardware`` or ``cores`` the job sees
+        the whole machine; without ``wait_limit_s`` it waits for another process on its run without
+        limit.
         """
         given = {
             "number": job.number,

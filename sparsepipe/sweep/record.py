@@ -153,11 +153,6 @@ def refusal(job: SweptJob, error: Exception) -> JobRecord:
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
     """Values of the record of a job whose run is finished.
 
-    Args:
-        run: the run's directory.
-        objective: key of its result that is the job's value; None: it has no value.
-        began_s: when the job began, in seconds since 1970.
-
     Raises:
         ConfigError: the result has no such figure.
         DataError: the result cannot be read.

@@ -28,17 +28,7 @@ _POLL_S = 0.05
 
 
 class Runner:
-    """The jobs of a sweep from their start to their records.
-
-    Args:
-        slots: the machine, with nothing taken.
-        settings: of the sweep.
-        texts: the name of each job, by its number.
-        view: shows the sweep.
-        on_start: called before a job is started.
-        on_end: called with the record of a job that has ended.
-        gpus: locks that keep GPUs from other sweeps; None: no locks.
-    """
+    """The jobs of a sweep from their start to their records."""
 
     def __init__(
         self,

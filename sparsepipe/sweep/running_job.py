@@ -40,14 +40,7 @@ ENDING_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyJob:
-    """A job that can be started.
-
-    Args:
-        job: the job.
-        spec: its configuration.
-        demand: what it needs of the machine.
-        env: variables that the user sets for jobs (``hydra.job.env_set``).
-    """
+    """A job that can be started."""
 
     job: SweptJob
     spec: RunSpec
@@ -62,15 +55,7 @@ class ReadyJob:
 
 @dataclass(slots=True, kw_only=True)
 class RunningJob:
-    """A job that runs.
-
-    Args:
-        ready: the job as it was before its start.
-        grant: its cores and GPUs.
-        process: its processes.
-        job_limit_s: how long it may take; None: no limit.
-        epochs_before: epochs of its run when the job found it; None until then.
-    """
+    """A job that runs."""
 
     ready: ReadyJob
     grant: Grant

@@ -55,12 +55,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU of this machine.
-
-    Args:
-        token: its name in ``CUDA_VISIBLE_DEVICES``.
-        kind: its model, such as ``NVIDIA GeForce RTX 2080 Ti``.
-        uuid: its name in all processes; empty where that is not known.
+    """A GPU of this machine: its name in ``CUDA_VISIBLE_DEVICES``, its model, and its UUID if
+    known.
     """
 
     token: str
@@ -86,13 +82,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job needs of a machine, at most all of it.
-
-    Args:
-        ranks: its processes.
-        cores: how many, for all of its processes.
-        gpus: kinds of its GPUs, one for each.
-    """
+    """What a job needs of a machine, at most all of it."""
 
     ranks: int
     cores: int
@@ -122,13 +112,6 @@ def demand(
     Without GPUs a job has all cores to itself, so that others do not disturb the times that it
     measures, unless its task needs fewer or the user sets a number. With GPUs it has their share
     of the cores.
-
-    Args:
-        machine: what there is.
-        ranks: processes of the job.
-        gpus: kinds of the GPUs that it computes on.
-        task_cores: how many its task can use, where that is known.
-        cores_per_rank: the user's number.
     """
     all_cores = len(machine.cores)
     if cores_per_rank is not None:
@@ -144,13 +127,7 @@ def demand(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """What of a machine is taken.
-
-    Args:
-        machine: what there is.
-        max_jobs: how many jobs may run at a time; None: as many as find room.
-        taken: what running jobs have.
-    """
+    """What of a machine is taken."""
 
     machine: Machine
     max_jobs: int | None = None
@@ -161,12 +138,7 @@ class Slots:
         return frozenset(token for job in self.taken for token in job.gpus)
 
     def grant(self, needed: Demand, *, elsewhere: Sequence[str] = ()) -> Grant | None:
-        """What a job gets now; None where it has to wait.
-
-        Args:
-            needed: what it needs.
-            elsewhere: tokens of GPUs that another sweep has for a while.
-        """
+        """What a job gets now; None where it has to wait."""
         if self.max_jobs is not None and len(self.taken) >= self.max_jobs:
             return None
         used_cores = {core for job in self.taken for core in job.cores}

@@ -38,16 +38,7 @@ from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of one task, as a rank sees it.
-
-    Args:
-        spec: the configuration.
-        directory: where results go.
-        inventory: the hardware.
-        watch: notes signals.
-        throughput: measures the training.
-        busy: measures how much of it the stages of a pipeline wait.
-    """
+    """One run of one task, as a rank sees it."""
 
     spec: RunSpec
     directory: RunDir

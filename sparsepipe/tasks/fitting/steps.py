@@ -76,21 +76,9 @@ def memory_of_steps(
     whole: bool,
     place: Path,
 ) -> int:
-    """The most memory that training steps took: network, gradients, optimizer, activations, batch.
-
-    Args:
-        spec: the configuration, of a run with one device.
-        batch_size: in place of the configuration's.
-        budget_bytes: that may be taken; None: all that a GPU has.
-        steps: of training.
-        isolated: this process takes these steps only.
-        whole: batches have to be of that size; else those of data with too few shapes do, as in a
-            training.
-        place: directory; what memory is taken is noted there as ``seen``.
-
-    Raises:
-        SparsePipeError: something a user can mend.
-        TooFewShapes: there is no batch of that size, and batches have to be whole.
+    """The most memory, in bytes, that training steps took: network, gradients, optimizer,
+    activations, batch. Without ``budget_bytes`` all of a GPU counts; ``whole`` refuses smaller
+    batches (TooFewShapes). The memory in use is recorded in the file ``seen`` in ``place``.
     """
     spec = spec.replace(data=_with_batch_size(spec.data, batch_size), callbacks={}, logger={})
     inventory = build_inventory(spec)
