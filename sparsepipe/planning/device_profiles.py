@@ -36,7 +36,7 @@ def load_profiles(
         inventory: names a file for each device and model.
         model: its name.
         given: files by the names of devices, which count first.
-        settings: of the model, see :func:`model_settings`; None: they do not matter.
+        settings: of the model; None: not compared.
 
     Raises:
         ProfileError: a file is missing, broken, of another model or of one with other settings,
