@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Shell, orphans, rows
+from tests.support.command_line import Shell, orphans
 from tests.support.fault_cases import (
     BLAMED,
     EPOCHS,
@@ -59,7 +59,8 @@ def drawn(number: int, draw: random.Random) -> Point:
     )
 
 
-POINTS = [drawn(number, draw) for draw in [random.Random(20)] for number in range(20)]
+POINTS = [drawn(number, draw) for draw in [random.Random(20)] for number in range(18)]
+"""With 18 every kind meets every phase once."""
 CUTS = [
     Point(config="1-1-1", kind="cut off", phase="steady", rank=1, place="batch", epoch=1, count=4),
     Point(config="2-1", kind="cut off", phase="drain", rank=0, place="update", epoch=0, count=3),
@@ -78,26 +79,19 @@ def test_ranks_begin_again_by_themselves(
     shell: Shell, undisturbed: Callable[[Point], Path], point: Point
 ) -> None:
     expected = undisturbed(point)
-    again = shell(*point.settings, "parallel.max_restarts=1", timeout_s=180)
-    assert f"rank {point.rank} (stage {point.stage})" in again.err
-    assert "restart 1 of 1" in again.err
-    assert_same(again.run, expected)
-
-
-def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
-    """That its weights are those of an undisturbed run is what the longer tests compare."""
-    point = QUICK[0]
-    no_limit = "parallel.strategy.timeout_s=100"  # that any rank would have to reach
-    again = shell(*point.settings, "parallel.max_restarts=1", no_limit, timeout_s=180)
+    killed = point.kind == "killed"  # which no rank has to wait for until the limit
+    limit = ["parallel.strategy.timeout_s=100"] if killed else []
+    again = shell(*point.settings, *limit, "parallel.max_restarts=1", timeout_s=180)
     assert (shell.cwd / "injected").exists()
-    assert ended_s(shell.cwd) < 90
+    assert not killed or ended_s(shell.cwd) < 90
     (told,) = [line for line in again.err.splitlines() if f"rank {point.rank} (stage" in line]
-    assert re.search(rf"rank {point.rank} \(stage {point.stage}\) {BLAMED}", told), told
+    assert f"rank {point.rank} (stage {point.stage})" in told
+    assert not killed or re.search(rf"\(stage {point.stage}\) {BLAMED}", told), told
     # The agent may end the witness before it has noticed: that a minibatch is named is for
     # the longer tests.
-    assert named(told) <= set(point.under_way), told
+    assert not killed or named(told) <= set(point.under_way), told
     assert "restart 1 of 1" in again.err
-    assert [row["epoch"] for row in rows(again.run)] == [str(epoch) for epoch in range(EPOCHS)]
+    assert_same(again.run, expected)
     assert not orphans(shell.cwd)
 
 

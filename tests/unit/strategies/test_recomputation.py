@@ -171,7 +171,8 @@ def test_nothing_changes_whatever_the_plan(config: str, net: str, schedule: str)
     check_all(
         [
             Case(config, parts, schedule, net=net, samples=samples, unkeyed=unkeyed)
-            for parts in range(least, 9)
+            for parts in (1, 2, 3, 5, 8)
+            if parts >= least
             for unkeyed in ([False, True] if net.endswith("drop") else [False])
         ]
     )
