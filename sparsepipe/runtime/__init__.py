@@ -1,1 +1,1 @@
-"""The only room that speaks torch.distributed: process groups and how ranks are started."""
+"""Ranks that train together: workers, stages, messages, collectives and failures."""

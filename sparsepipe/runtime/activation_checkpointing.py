@@ -1,11 +1,11 @@
 """Activation checkpointing: spans of layers keep their input only, and run again in the backward.
 
-By ``torch.utils.checkpoint``, not reentrant, so that the graph, and with it the order of every sum,
-is that without recomputation. The second run differs from the first in nothing that counts and
-leaves nothing behind: generators are as they were at the first (torch's by ``checkpoint`` or by
-keys, others by :class:`_RepeatedDraws`) and afterwards as before the second; norm layers get copies
-of their statistics, so that these are updated once; kernel maps are built anew where nobody has
-them any more.
+Uses the non-reentrant ``torch.utils.checkpoint``, so that the graph, and with it the order of every
+sum, is the same as without recomputation. The second run computes what the first did and leaves no
+trace: random generators start from their states at the first run (torch's by ``checkpoint`` or by
+keys, others by :class:`_RepeatedDraws`) and afterwards get back those from before the second; norm
+layers get copies of their statistics, so that these are updated once; kernel maps are rebuilt if
+they have been freed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from sparsepipe.runtime.random_generators import (
     PYTHON,
     Generator,
     KeyedRandomness,
-    attributes_of,
-    changed,
-    put,
-    put_back,
+    module_generators,
+    set_states,
+    states_before_draws,
     states_of,
+    swap_states,
 )
 from sparsepipe.sparse import CoordinateCache, SparseTensor
 from sparsepipe.sparse.saved_tensors import derived_saved_with_tensors
 
 RunLayers = Callable[[Any, Callable[[int], None]], Any]
 """Runs the layers of a span on a value; calls its second argument with the number of each layer
-that has run."""
+after the layer has run."""
 _GeneratorName = tuple[int, int, str]
-"""Number of a layer, place of a module among those of the span, and name of the attribute."""
+"""Layer number, index of the module among those of the span, and name of the attribute."""
 _States = dict[_GeneratorName, Any]
 """States of generators before a run that drew from them."""
 
@@ -51,15 +51,16 @@ _second_run = ContextVar("_second_run", default=False)
 
 
 def recomputing() -> bool:
-    """Whether the layers that run do so for the second time, in the backward."""
+    """Whether layers are running for the second time, in the backward."""
     return _second_run.get()
 
 
 class RecomputedSpan:
-    """Layers that follow one another, of which only the input is kept for the backward.
+    """Consecutive layers of which only the input is kept for the backward.
 
     Args:
-        randomness: that the layers are keyed with; None: the generators as they are.
+        randomness: seeds the draws of each layer; None: layers draw from the generators as they
+            are.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class RecomputedSpan:
 
     @contextmanager
     def _checking(self, kept: Sequence[Tensor]) -> Iterator[Callable[[int], None]]:
-        """Refuses layers that change what a second run would find; yields a check of a layer."""
+        """Refuses layers that change the kept input or their buffers; yields the input's check."""
         versions = [tensor._version for tensor in kept]
         buffers = [
             (number, name, tensor, tensor._version)
@@ -135,7 +136,7 @@ class RecomputedSpan:
 
     @contextmanager
     def _as_at_first(self, statistics: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-        """Norms are as they were at the first run; afterwards all is as before."""
+        """Norm layers have their statistics of the first run within the block."""
         with ExitStack() as stack:
             if self._randomness is not None:
                 stack.enter_context(self._randomness.preserved())
@@ -147,10 +148,10 @@ class RecomputedSpan:
 
 
 class _RepeatedDraws:
-    """Lets the second run of layers find generators as the first run did.
+    """Lets the second run of layers draw what the first run drew.
 
-    Of numpy's and python's global generators, and of those that are attributes of the modules;
-    torch's global generators are the caller's business.
+    Covers numpy's and python's global generators and those that are attributes of the modules;
+    torch's global generators are left to the caller.
     """
 
     def __init__(self, modules: Sequence[tuple[int, nn.Module]]) -> None:
@@ -158,7 +159,7 @@ class _RepeatedDraws:
 
     @contextmanager
     def recording(self, drawn: _States) -> Iterator[None]:
-        """Around the first run; puts the states of what it draws from into ``drawn``."""
+        """Put around the first run; stores in ``drawn`` the states of generators it draws from."""
         before = self._generators()
         states = states_of(before)
         yield
@@ -166,29 +167,31 @@ class _RepeatedDraws:
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) is not after.get(name):
                 raise self._unrepeatable(name, there=name in before, stays=name in after)
-        drawn.update(changed(states, states_of(after)))
+        drawn.update(states_before_draws(states, states_of(after)))
 
     @contextmanager
     def repeating(self, drawn: Mapping[_GeneratorName, Any]) -> Iterator[None]:
-        """Around the second run, after which generators go on where they were before it."""
+        """Put around the second run, after which generators have their states from before it."""
         if not drawn:
             yield
             return
         there = self._generators()
-        replaced = put((there[name], state) for name, state in drawn.items() if name in there)
+        replaced = swap_states(
+            (there[name], state) for name, state in drawn.items() if name in there
+        )
         try:
             yield
         finally:
-            put_back(replaced)
+            set_states(replaced)
 
     def _generators(self) -> dict[_GeneratorName, Generator]:
-        """Looked up whenever layers run: modules may be given others, as an epoch begins."""
+        """Collected at each run, since modules may get other generators between epochs."""
         found: dict[_GeneratorName, Generator] = {
             (-1, 0, "numpy"): NUMPY,
             (-1, 0, "python"): PYTHON,
         }
         for place, (number, module) in enumerate(self._modules):
-            for name, value in attributes_of(module):
+            for name, value in module_generators(module):
                 found[number, place, name] = value
         return found
 
@@ -205,7 +208,7 @@ class _RepeatedDraws:
 
 
 class _KeptInput:
-    """The input of a span, taken apart into tensors that autograd keeps, and what they are in."""
+    """The input of a span: a tree whose tensors autograd keeps."""
 
     def __init__(self, value: Any) -> None:
         flat, self._tree = pytree.tree_flatten(
@@ -215,13 +218,13 @@ class _KeptInput:
         self._builders = [self._builder(leaf) for leaf in flat]
 
     def hand_over(self) -> list[Tensor]:
-        """The tensors, each once, to which this keeps no reference."""
+        """The tensors, each once; references to them here are dropped."""
         tensors = list(self._tensors.values())
         self._tensors.clear()
         return tensors
 
     def put_together(self, tensors: Sequence[Tensor]) -> Any:
-        """The same value of the tensors that autograd has kept."""
+        """Rebuilds the input from the tensors that autograd has kept."""
         return pytree.tree_unflatten([build(tensors) for build in self._builders], self._tree)
 
     def _builder(self, leaf: Any) -> Callable[[Sequence[Tensor]], Any]:
@@ -244,7 +247,7 @@ class _KeptInput:
 
 
 class _Level:
-    """Coordinates, with what is derived from them as long as somebody else has it."""
+    """Coordinates, and a weak reference to what is derived from them."""
 
     def __init__(self, cache: CoordinateCache) -> None:
         self.coords_N4 = cache.coords_N4
@@ -252,7 +255,7 @@ class _Level:
         self._bare = cache.bare()
 
     def cache(self) -> CoordinateCache:
-        """The cache of the first run; or else one that the second runs of all spans share."""
+        """The cache of the first run while it exists; then one shared by the second runs."""
         return self._first() or self._bare
 
 
@@ -260,7 +263,7 @@ _levels: WeakKeyDictionary[CoordinateCache, _Level] = WeakKeyDictionary()
 
 
 def _level_of(cache: CoordinateCache) -> _Level:
-    """One for all spans that begin at the same coordinates."""
+    """The level shared by all spans that begin at the same coordinates."""
     return _levels.setdefault(cache, _Level(cache))
 
 

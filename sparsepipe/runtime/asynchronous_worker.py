@@ -31,7 +31,7 @@ _PEAKS: dict[Mode, Callable[[Tally], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What ran between two drains on this rank.
+    """The minibatches that ran on this rank between two drains.
 
     Attributes:
         version_of_forward: by minibatch of this rank, updates before its forward.
@@ -97,7 +97,7 @@ class AsynchronousWorker(StageWorker[Events]):
         self._tally = Tally(self._plan, self._rank)
 
     def _end_segment(self, weights: Weights, minibatches: int) -> None:
-        """Compares what ran with the schedule, and records it if that was asked for."""
+        """Compares the weight versions in use with the schedule; records the segment if enabled."""
         expected = _PEAKS[weights.mode](self._tally)
         assert weights.memory.segment_peak == expected, (
             f"{weights.memory.segment_peak} sets of weights, the schedule has {expected}"
@@ -120,7 +120,7 @@ class AsynchronousWorker(StageWorker[Events]):
                 do[action.kind](action.number)
 
     def _description(self, action: Action) -> str:
-        """What an action is, with the minibatch's number in the whole run."""
+        """An action in words, with the minibatch's number in the whole run."""
         if action.kind != "U":
             doing = {"F": "forward", "B": "backward"}[action.kind]
             return f"{doing} of minibatch {self._begin + action.number}"
@@ -160,7 +160,9 @@ class AsynchronousWorker(StageWorker[Events]):
     def _backward(self, minibatch: int) -> None:
         weights = self.weights
         assert weights is not None
-        leaves = weights.again(minibatch, ahead=self._order.ahead(minibatch) + self._beyond)
+        leaves = weights.begin_backward(
+            minibatch, ahead=self._order.ahead(minibatch) + self._beyond
+        )
         flight = self._flights.pop(minibatch)
         if self._last:
             loss, logs = flight.loss, flight.extra

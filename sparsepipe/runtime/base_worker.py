@@ -1,7 +1,7 @@
-"""What the workers of all pipelines share: both ends of a batch's way, messages, and evaluation.
+"""The base of all pipelines' workers: messages between stages, evaluation, and a step's two halves.
 
-Knows nothing of Lightning: :class:`Steps` runs what comes before the layers of the first stage and
-around those of the last.
+Independent of Lightning: :class:`Steps` runs the code of a step before the layers of the first
+stage and around those of the last.
 """
 
 from __future__ import annotations
@@ -209,23 +209,24 @@ class StageWorker(ABC, Generic[_Events]):
     def drain(self, buffers: Iterable[Tensor]) -> None:
         """Finishes all that is under way; replicas then agree on ``buffers``."""
 
-    def evaluate(self, batch: Any, *, count: int, answered: bool = False) -> list[tuple[int, Any]]:
+    def evaluate(self, batch: Any, *, count: int, replies: bool = False) -> list[tuple[int, Any]]:
         """Sends one round of ``count`` minibatches forward.
 
-        With ``answered`` the rank that read a batch waits for its result.
+        With ``replies`` the last stage sends each result to the rank that read the batch, which
+        waits for it.
 
         Returns:
-            For minibatches of this rank: in the last stage number and logs; where answers come,
+            For minibatches of this rank: in the last stage number and logs; with ``replies``,
             number and result.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
         self._messages.begin(0, held_back=True)
-        come, self._evaluated = self._evaluated, self._evaluated + count
+        first, self._evaluated = self._evaluated, self._evaluated + count
         found = []
-        for minibatch in range(come, come + count):
+        for minibatch in range(first, first + count):
             if self._plan.rank_for(self._number, minibatch) == self._rank:
                 with self._noting(f"forward of batch {minibatch} of the evaluation"):
-                    found += self._evaluate_one(minibatch, batch, answered=answered)
+                    found += self._evaluate_one(minibatch, batch, replies=replies)
                     self._messages.release(minibatch)
         return found
 
@@ -233,7 +234,7 @@ class StageWorker(ABC, Generic[_Events]):
         """The next round begins with minibatch 0."""
         self._evaluated = 0
 
-    def _evaluate_one(self, minibatch: int, batch: Any, *, answered: bool) -> list[tuple[int, Any]]:
+    def _evaluate_one(self, minibatch: int, batch: Any, *, replies: bool) -> list[tuple[int, Any]]:
         if self._first:
             value, rest = self._open(minibatch, batch)
         else:
@@ -243,14 +244,14 @@ class StageWorker(ABC, Generic[_Events]):
         if self._last:
             with self._slowed():
                 result, logs = self._result(value, rest)
-            if answered and not self._first:
+            if replies and not self._first:
                 self._messages.send(Kind.REPLY, 0, minibatch, result)
-            found.append((minibatch, result if answered else logs))
+            found.append((minibatch, result if replies else logs))
         else:
             with self._slowed():
                 output = self._stage.evaluate(value)
             self._messages.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
-            if answered and self._first:
+            if replies and self._first:
                 reply = self._messages.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
                 found.append((minibatch, reply.tree))
         return found

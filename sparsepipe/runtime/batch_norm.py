@@ -1,8 +1,8 @@
 """Batch norms of a minibatch that goes through them in microbatches.
 
-torch's normalise by the batch that they are given, and move their running statistics with it.
-Where minibatches are cut, :class:`NormMode` says which batch counts. torchgpipe's
-``DeferredBatchNorm`` (Kim et al., 2020) is ``deferred``.
+torch's normalise by the batch that they are given, and update their running statistics with it.
+:class:`NormMode` selects the batch where minibatches are cut. torchgpipe's ``DeferredBatchNorm``
+(Kim et al., 2020) is ``deferred``.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(interval_s)
-        os._exit(1)  # nobody is left to report to
+        os._exit(1)  # there is no launcher left to report to
 
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()
 

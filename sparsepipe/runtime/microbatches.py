@@ -21,7 +21,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
 
 _SHARED = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype)
-"""What says nothing of single samples: every part has it as it is."""
+"""Types that do not belong to single samples: every part has the whole value."""
 _REMEDY = (
     "let the loader's collate function make a batch in which every tensor has a row for each "
     "sample, or set microbatches to the number of devices of the first stage (1 of a single one), "
@@ -57,7 +57,7 @@ def split(batch: Any, parts: int) -> list[Part]:
 
     Raises:
         ConfigError: the tensors are of unlike numbers of samples, there are none, or the tree
-            holds something that nobody can cut.
+            holds a value that cannot be cut.
     """
     assert parts > 0
     if parts == 1:
@@ -164,7 +164,7 @@ def _sparse(
 
 
 def _leaves(batch: Any) -> Iterator[tuple[str, Any]]:
-    """Where in a tree what is, as Python would write it: ``[0]``, ``['image']``."""
+    """The leaves of a tree with their paths in Python's notation: ``[0]``, ``['image']``."""
     flat, _ = pytree.tree_flatten_with_path(batch, is_leaf=_is_leaf)
     for path, leaf in flat:
         yield pytree.keystr(path), leaf
@@ -180,7 +180,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _samples_of(leaf: Any) -> int | None:
-    """None of what says nothing of samples."""
+    """The number of samples of a leaf; None where it has none."""
     if isinstance(leaf, SparseTensor):
         return leaf.batch_size
     if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
@@ -189,7 +189,7 @@ def _samples_of(leaf: Any) -> int | None:
 
 
 def _sites_of(batch: Any) -> set[int]:
-    """Numbers of rows of the sparse tensors, which say nothing of samples."""
+    """Numbers of rows of the sparse tensors, which are numbers of voxels, not of samples."""
     return {len(leaf) for _, leaf in _leaves(batch) if isinstance(leaf, SparseTensor)}
 
 

@@ -1,8 +1,8 @@
 """Random generators: those that layers may draw from, their states, and seeds for each layer.
 
-Known are the global generators of torch, numpy and python, and generators that are attributes of a
-module. Others, such as those in lists, in other objects or in a file's global names, are not
-supported.
+Supported are the global generators of torch, numpy and python, and generators that are attributes
+of a module. Others, such as those in lists, in other objects or in global variables of a file, are
+not supported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-Replaced = list[tuple[Generator, Any]]
+FormerStates = list[tuple[Generator, Any]]
 """Generators and the states that they had."""
 
 NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
@@ -63,27 +63,27 @@ class KeyedRandomness:
 # Steps look for generators in every microbatch, and torch.Generator answers isinstance in Python.
 @lru_cache(maxsize=4096)
 def _are_generators(kind: type) -> bool:
-    """Whether values of a type are generators whose state can be known: SystemRandom has none."""
+    """Whether values of a type are generators with a readable state, which SystemRandom lacks."""
     return issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
 
 
 def is_generator(value: Any) -> bool:
-    """Whether a value is a generator whose state can be known."""
+    """Whether a value is a generator whose state can be read and set."""
     return _are_generators(type(value))  # type: ignore[arg-type]
 
 
-def attributes_of(module: nn.Module) -> Iterator[tuple[str, Generator]]:
+def module_generators(module: nn.Module) -> Iterator[tuple[str, Generator]]:
     """Generators that are attributes of a module, by name; those of its children are not."""
     return ((name, value) for name, value in vars(module).items() if is_generator(value))
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
-    """States of generators; later draws leave them as they are."""
+    """Copies of the states of generators."""
     return {name: _state_of(generator) for name, generator in generators.items()}
 
 
-def changed(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The states before of those generators that were drawn from, or are gone."""
+def states_before_draws(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
+    """States in ``before`` of the generators that were drawn from since, or are gone."""
     return {
         name: state
         for name, state in before.items()
@@ -91,15 +91,15 @@ def changed(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, An
     }
 
 
-def put(states: Iterable[tuple[Generator, Any]]) -> Replaced:
-    """Sets states; returns those that they replace."""
+def swap_states(states: Iterable[tuple[Generator, Any]]) -> FormerStates:
+    """Sets states and returns the ones that they replace."""
     chosen = list(states)
     replaced = [(generator, _state_of(generator)) for generator, _ in chosen]
-    put_back(chosen)
+    set_states(chosen)
     return replaced
 
 
-def put_back(states: Iterable[tuple[Generator, Any]]) -> None:
+def set_states(states: Iterable[tuple[Generator, Any]]) -> None:
     for generator, state in states:
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = state
@@ -110,13 +110,13 @@ def put_back(states: Iterable[tuple[Generator, Any]]) -> None:
 
 
 @contextmanager
-def undrawn(generators: Iterable[Generator]) -> Iterator[None]:
-    """Takes back what is drawn within."""
+def states_preserved(generators: Iterable[Generator]) -> Iterator[None]:
+    """Restores the states of generators at the end of the block."""
     states = [(generator, _state_of(generator)) for generator in generators]
     try:
         yield
     finally:
-        put_back(states)
+        set_states(states)
 
 
 def _state_of(generator: Generator) -> Any:

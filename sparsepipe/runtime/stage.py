@@ -18,11 +18,11 @@ from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.transport.serialization import differentiable
 
 Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
-"""What the last of several stages does: calls its argument once for the output of the layers, and
-returns the loss and whatever else the worker is to have."""
+"""The step of the last of several stages: calls its argument once for the output of the layers, and
+returns the loss and a value that is passed on to the worker."""
 Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
-"""What the only stage does: the same, but it finds the input of the layers on its way, and calls
-its argument with that."""
+"""The step of the only stage: the same, but it computes the input of the layers, and calls its
+argument with that."""
 Leaves = Mapping[str, Tensor] | None
 """Weights of a minibatch by the names of parameters; those that are missing, or all where there is
 None, are the module's own."""
@@ -195,11 +195,11 @@ class Stage:
         keyed = self._randomness if minibatch is not None else None
         with nullcontext() if keyed is None else keyed.preserved():
             for part in self._parts:
-                again = self._recomputed.get(part.start) if minibatch is not None else None
-                if again is None:
+                span = self._recomputed.get(part.start) if minibatch is not None else None
+                if span is None:
                     value = self._through(part, minibatch, value)
                 else:
-                    value = again(value, partial(self._through, part, minibatch))
+                    value = span(value, partial(self._through, part, minibatch))
         return value
 
     def _through(
@@ -209,7 +209,7 @@ class Stage:
         value: Any,
         ran: Callable[[int], None] = lambda layer: None,
     ) -> Any:
-        """Runs some layers one after another; tells ``ran`` of each."""
+        """Runs some layers one after another; calls ``ran`` after each."""
         keyed = self._randomness
         for layer, entry in zip(part, islice(self._layers, part.start, part.stop), strict=True):
             if keyed is not None and minibatch is not None:
@@ -231,7 +231,7 @@ def _parts(span: range, recomputed: Sequence[range]) -> list[range]:
 
 
 class _Caller(nn.Module):
-    """Calls any function through a module, which is what ``functional_call`` wants."""
+    """Calls any function through a module, as ``functional_call`` requires."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

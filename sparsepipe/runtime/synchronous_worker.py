@@ -267,6 +267,6 @@ def explaining_single_values(
 
 
 def _of_a_batch_norm(error: BaseException) -> bool:
-    """Whether it comes from a batch norm: torch says the same of group norms."""
+    """Whether an error was raised by a batch norm: group norms raise the same message."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(isinstance(frame.f_locals.get("self"), _BatchNorm) for frame, _ in frames)

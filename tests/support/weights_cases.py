@@ -146,7 +146,7 @@ class Runner:
         return leaves
 
     def backward(self, minibatch: int, **options: Any) -> Gradients:
-        self.weights.again(minibatch, **options)
+        self.weights.begin_backward(minibatch, **options)
         self.losses.pop(minibatch).backward()
         self.gradients = self.weights.finish(minibatch)
         return self.gradients

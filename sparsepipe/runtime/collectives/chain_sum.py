@@ -27,15 +27,15 @@ Act = Literal["expect", "take", "send"]
 
 _ROOM = 4
 """Partial sums that may be on their way to a rank, or lie there before it has added them. With one,
-a link rests while its receiver adds a chunk and asks for the next. With two it rests only where
-that takes longer than a chunk on the link (8 ms for 1 MiB at 125 MB/s, 0.8 ms at ten times that).
-Two more let a rank be late by as many chunks, as one that waits for a core is, before the link to
-it rests. At 125 MB/s on quiet cores one to eight were all as good, 576 to 598 ms for 64 MiB
+a link rests while its receiver adds a chunk and posts the next receive. With two it rests only
+where that takes longer than a chunk on the link (8 ms for 1 MiB at 125 MB/s, 0.8 ms at ten times
+that). Two more let a rank be late by as many chunks, as one that waits for a core is, before the
+link to it rests. At 125 MB/s on quiet cores one to eight were all as good, 576 to 598 ms for 64 MiB
 (benchmarks/ordered_sum.py --only link --room)."""
 _LEAST_S = 0.001
 """A limit of a wait; none would mean for ever."""
 _SUM, _NEVER = 0, 1
-"""Tags of messages: those of sums, and one that nobody sends by."""
+"""Tags of messages: one of sums, and one with which nothing is ever sent."""
 _CLOSED = "Application timeout caused pair closure"
 """Gloo's error on one lane where the other has reached its limit, or has broken off."""
 

@@ -45,7 +45,7 @@ class StoreClient:
         threading.Thread(target=self._serve, name="store-client", daemon=True).start()
 
     def request(self, function: Callable[[Any], _Value]) -> _Value:
-        """What ``function`` returns for the store.
+        """Calls ``function`` with the store and returns its result.
 
         Raises:
             TransportError: the store does not answer within the limit, or is gone.
@@ -79,7 +79,7 @@ class StoreClient:
         host, me = process_group.store_rank(), rank_name(process_group.rank())
         if host is None:  # the launcher outlives all ranks
             return TransportError(f"{me} is cut off from the launcher, which {how}", remedy=remedy)
-        text = f"{rank_name(host)} {how}, asked by {me} whether to stop"
+        text = f"{rank_name(host)} {how} when {me} checked whether to stop"
         return TransportError(text, remedy=remedy)
 
 

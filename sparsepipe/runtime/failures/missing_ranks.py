@@ -1,10 +1,10 @@
 """Names the ranks that are missing where a collective, a message or a join fails.
 
-The backend knows no ranks, stages or minibatches, and with the first broken connection of a group
-all of them break. So ranks leave notes on the store at which they joined: of what they wait for,
-once half of the limit is over or a collective has failed. Whoever leaves no such note is missing;
-who waits for a rank that waits itself follows the notes to the rank that holds them all up. Waits
-that end in time, which is all of them in a good run, cost nothing.
+The backend's errors name no ranks, stages or minibatches, and with the first broken connection of a
+group all of them break. So ranks leave notes on the store at which they joined: of what they wait
+for, once half of the limit is over or a collective has failed. A rank without such a note is
+missing; a rank whose peer waits itself follows the notes to the rank that holds them all up. Waits
+that end in time, as all do in a run without failures, cost nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def rank_name(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What a rank waits for: a message of one peer, or all ranks of a collective.
+    """A rank's wait for a message of one peer, or for all ranks of a collective.
 
     Attributes:
         among: the peer; or the ranks of the collective.
@@ -87,7 +87,7 @@ class Wait:
         limit_s: float,
         name: Callable[[int], str] = rank_name,
     ) -> str:
-        """What ``rank`` reports after ``limit_s``, where this wait is what holds it up."""
+        """The error message of ``rank``, which this wait has held up for ``limit_s``."""
         who, waiter = " and ".join(map(name, missing)), name(self.waiter)
         if not self.message:
             text = f"{who} did not take part in {self.what} with {waiter}"
@@ -129,7 +129,7 @@ class WaitBoard:
         seen, missing = [wait], self.missing(wait)
         while len(missing) == 1 and (following := self._read(missing[0])):
             if following.waiter in {each.waiter for each in seen}:
-                break  # a circle, in which nobody is more at fault than another
+                break  # a cycle, in which no rank is the cause
             if not (beyond := self.missing(following)):
                 break
             seen.append(following)
@@ -235,7 +235,7 @@ def new_group(ranks: list[int], *, backend: str, timeout_s: float) -> Any:
 
 
 def _limited(make: Callable[[], Any], limit_s: float) -> Any:
-    """What ``make`` returns: gloo waits without a limit for a store on a stopped rank."""
+    """Calls ``make`` within a limit: gloo waits without one for a store on a stopped rank."""
     failed: list[Exception] = []
 
     def run() -> Any:
@@ -276,7 +276,7 @@ def _collective_error(
         return TransportError(f"{me} is cut off from all others, {during}", remedy=REMEDY_GONE)
     absent = _absent(board, wait)
     text = str(error).lower()
-    if "timed out" in text or "wait timeout" in text:  # gloo's words, and the store's
+    if "timed out" in text or "wait timeout" in text:  # gloo's text, and the store's
         last, missing = board.holding_up(wait)
         message = last.timeout_message(missing, rank=rank, limit_s=limit_s)
         return TransportError(message, remedy=REMEDY_LATE)
@@ -318,7 +318,7 @@ class JoinRoll:
         """Put around all of the joining; turns errors of the backend into a TransportError.
 
         Raises:
-            TransportError: not all ranks came within the limit, or one was lost again.
+            TransportError: not all ranks came within the limit, or one left while others joined.
         """
         try:
             yield
@@ -363,14 +363,14 @@ def group_limit_s(group: dist.ProcessGroup | None = None) -> float:
 
 
 def call_within(limit_s: float, function: Callable[[], _Value]) -> _Value | None:
-    """What ``function`` returns; None if it takes too long or fails."""
+    """Calls ``function`` in a thread; None if it takes too long or fails."""
     found: list[_Value] = []
 
     def run() -> None:
         try:
             found.append(function())
         except Exception:
-            return  # the store is gone: then nothing is known
+            return  # the store is gone
 
     thread = threading.Thread(target=run, name="call-within", daemon=True)
     thread.start()

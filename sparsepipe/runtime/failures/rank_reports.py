@@ -33,8 +33,8 @@ _Report = dict[str, Any]
 class Stopped(BaseException):
     """A signal stopped the ranks, in good order.
 
-    Derived from ``BaseException``, as ``KeyboardInterrupt`` is, so that nobody handles a stop as a
-    failure.
+    Derived from ``BaseException``, as ``KeyboardInterrupt`` is, so that ``except
+    Exception`` does not take a stop for a failure.
 
     Args:
         unresponsive: ranks that left no report that they stopped, as far as known.
@@ -79,7 +79,7 @@ def exit_immediately(error: BaseException, *, exit_code: int | None = None) -> N
         reported = write_failure_report(error, exit_code=code, trace=trace)
     except OSError:  # a full disk, which may be the error itself
         reported = False
-    # The streams may be files on that disk, or pipes that nobody reads any more.
+    # The streams may be files on that disk, or pipes whose reader is gone.
     with suppress(OSError, ValueError):
         if not reported:
             sys.stderr.write(trace)
@@ -209,7 +209,7 @@ def _with_traceback(rank: int, report: _Report, name: Callable[[int], str]) -> S
     place = f" ({report['place']})" if report["place"] else ""
     raised = f"{name(rank)} raised {report['kind']}: {report['message']}{place}"
     return SparsePipeError(
-        f"{report['trace'].rstrip()}\n{raised}", remedy=f"mend the cause, then {_RESUME}"
+        f"{report['trace'].rstrip()}\n{raised}", remedy=f"fix the cause, then {_RESUME}"
     )
 
 
@@ -222,7 +222,7 @@ def _of_silent(kind: type[SparsePipeError], parts: Sequence[str]) -> SparsePipeE
 
 
 def _listed(reports: Iterable[tuple[int, _Report]], name: Callable[[int], str]) -> list[str]:
-    """What ranks reported of others, the first few."""
+    """The first few reports of ranks about other ranks."""
     texts = []
     for rank, report in reports:
         if report["missed_a_peer"]:

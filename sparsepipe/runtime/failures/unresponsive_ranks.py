@@ -1,7 +1,7 @@
 """Kills ranks that do not end although another one has failed: they are stopped, or hang.
 
-The elastic agent asks them to end and waits half a minute for those that do not respond. There is
-nothing left to wait for: whatever they could save would need all ranks.
+The elastic agent sends them SIGTERM and waits half a minute for those that do not respond. There is
+nothing to wait for: a checkpoint would need all ranks.
 """
 
 from __future__ import annotations

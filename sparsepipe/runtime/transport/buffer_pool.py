@@ -51,7 +51,7 @@ class BufferPool:
         self.made = 0
         """Buffers ever allocated."""
         self.kept = 0
-        """Buffers let go since somebody else still referred to them."""
+        """Buffers dropped because a tensor outside of the pool still refers to them."""
 
     @property
     def idle_bytes(self) -> int:

@@ -125,7 +125,7 @@ class BoundedQueue(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFault:
-    """What ended a channel.
+    """The error that ended a channel.
 
     Attributes:
         minibatch: the one under way; None where its thread waited for the next.
@@ -137,7 +137,7 @@ class ChannelFault:
 
 
 class ChannelFailed(Exception):
-    """Carries a fault to whoever waits on a queue."""
+    """Raised in every wait on a queue of a channel that has failed."""
 
     def __init__(self, fault: ChannelFault) -> None:
         super().__init__(fault)

@@ -27,7 +27,7 @@ from sparsepipe.runtime.transport.serialization import TensorSpec
 
 
 def mark(device: torch.device) -> torch.cuda.Event:
-    """In the worker's thread: an event after all that it has asked of the device so far."""
+    """In the worker's thread: an event after all work that it has launched so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
@@ -37,7 +37,7 @@ def check_direct(device: torch.device) -> None:
     """Every rank must call it.
 
     Raises:
-        ConfigError: not a CUDA device of its own for every rank, which NCCL wants.
+        ConfigError: ranks without a CUDA device of their own, which NCCL requires.
     """
     if device.type != "cuda":
         raise ConfigError(

@@ -11,7 +11,7 @@ from sparsepipe.schedule import Plan
 
 
 class Kind(Enum):
-    """What a message holds; the value is what errors call it."""
+    """The kind of a message; the value is its name in error messages."""
 
     ACTIVATION = "activation"
     """Downstream, to the next stage: its input."""
@@ -31,8 +31,8 @@ class Message:
         meta: small plain Python values (versions, losses, logged values); they travel in
             the header.
         tree: a pytree of tensors and plain values: tuples, lists, dicts, ``SparseTensor``
-            and every other registered node, in any nesting. What is no pytree node (a
-            dataclass, say) travels as it is pickled, its tensors beside it.
+            and every other registered node, in any nesting. Other objects (a dataclass, for
+            example) are pickled, their tensors sent beside them.
     """
 
     minibatch: int
@@ -49,7 +49,7 @@ def message_name(number: int, *, parts: int | None = None) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What crossed the wire in messages of one kind.
+    """Counts of the messages of one kind that were sent.
 
     Attributes:
         messages: how many; a batch's rest that travels with an activation counts as one.
@@ -106,7 +106,7 @@ def shares_messages(plan: Plan) -> bool:
 
 
 def default_depth(plan: Plan, route: Route) -> int:
-    """Messages that a channel holds before its sender waits, if its owner wants no other number.
+    """Messages that a channel holds before its sender waits, by default.
 
     In the asynchronous schedule a stage has at most warm-up + 1 minibatches in flight, so between
     two stages no more messages than the upper one's can be under way: in its training a send never

@@ -313,7 +313,7 @@ class Network:
             raise self._error(met.fault, doing) from met.fault.error
 
     def _error(self, fault: ChannelFault, doing: str) -> SparsePipeError:
-        """What ended a channel, in words, while this rank's worker was ``doing`` something."""
+        """The error of a channel that failed while this rank's worker was ``doing`` something."""
         me, peer = self._name(self._rank), self._name(fault.route.other(self._rank))
         what = fault.route.kind.value
         which = "" if fault.minibatch is None else f" of {self.called(fault.minibatch)}"

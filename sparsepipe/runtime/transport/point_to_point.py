@@ -62,7 +62,7 @@ class _Tag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransferMode:
-    """How the tensors of a packet are received, as its header says.
+    """How the tensors of a packet are received, written in its header.
 
     Attributes:
         posted: they were posted beforehand.
@@ -192,7 +192,8 @@ class Wire:
 
     def receive(self) -> Arrival | None:
         """The next packet; None at the end."""
-        # Before the header is asked for: once it is, the last may come, and the other side go.
+        # Before the header's receive is posted: after it the last packet may arrive and the other
+        # side leave.
         if self._repeated_bytes and self._posted is None:
             self._posted = self._post(self._repeated_bytes, tag=_Tag.POSTED)
         finish([self._line.receive(self._block, tag=_Tag.HEADER)])

@@ -1,4 +1,4 @@
-"""Messages as packets of bytes and back. Knows tensors and pickle, nothing of connections.
+"""Messages as packets of bytes and back, independent of connections.
 
 A packet is one or more messages that travel together: a header, then the tensors that are too large
 for it. The header describes every tensor, so that no shapes need be agreed on before, and holds the
@@ -42,11 +42,11 @@ class Unsendable(Exception):
 
 
 class TensorSpec(NamedTuple):
-    """What the receiver must know of a tensor before it comes.
+    """A tensor's layout, which the receiver needs before its bytes.
 
     Attributes:
-        stride: in elements; a dense tensor keeps its layout (channels last, say), since kernels
-            choose by it how they sum.
+        stride: in elements; a dense tensor keeps its layout (such as channels last), since the
+            order of sums in kernels depends on it.
         requires_grad: as where it came from.
         where: "host" or "device", the memory it is to lie in; "meta" has no data.
         data: its bytes if they are in the header, else None: they follow.
@@ -154,7 +154,7 @@ class Packet:
     overhead_bytes: int
 
     def changed(self) -> bool:
-        """Whether somebody wrote to one of the tensors since they were handed over."""
+        """Whether one of the tensors was written to since it was handed over."""
         return any(tensor._version != version for tensor, version in self.originals)
 
 
@@ -200,8 +200,8 @@ def encode(messages: Messages) -> Packet:
 
     Raises:
         ConfigError: a value that cannot be pickled, a tensor that is no plain one, or one whose
-            gradient would be lost: inside of what is no pytree node, or in a batch, to which no
-            gradients come back.
+            gradient would be dropped: inside an object that is no pytree node, or in a batch, to
+            which no gradients come back.
     """
     table = _TensorTable()
     pickled, payload_bytes = [], []
@@ -232,7 +232,7 @@ def encode(messages: Messages) -> Packet:
 
 
 def end_block() -> Tensor:
-    """A header that says that no more packets will come."""
+    """A header that marks the end: no more packets follow."""
     return torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
 
 

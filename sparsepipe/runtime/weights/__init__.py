@@ -1,4 +1,4 @@
-"""Which weights a minibatch sees while others update them. Knows nothing of ranks."""
+"""The weights that each minibatch in flight sees; independent of ranks."""
 
 from sparsepipe.runtime.weights.modes import Mode
 from sparsepipe.runtime.weights.versions import Weights

@@ -27,20 +27,20 @@ class Mode(StrEnum):
     SPECTRAIN = "spectrain"
     """Forward sees a prediction of the weights that the minibatch's own update will find."""
     NONE = "none"
-    """Forward and backward see what is there at the time: plain asynchronous training."""
+    """Forward and backward use the newest weights: plain asynchronous training."""
 
 
 class Memory:
-    """The sets of weights in memory: makes copies, counts them and uses their memory again.
+    """The sets of weights in memory: makes copies, counts them and reuses their memory.
 
-    Only parameters that require a gradient are copied: nobody updates the others.
+    Only parameters that require a gradient are copied: the others are never updated.
 
     Attributes:
         copies: sets in use beside the one that the parameters hold.
         peak_versions: most sets in use at a time, the parameters' own included.
         segment_peak: the same since :meth:`restart`.
-        peak_bytes: most bytes in use at a time; as what is freed is used again, it is also all that
-            was ever allocated.
+        peak_bytes: most bytes in use at a time; freed memory is reused, so that no more was ever
+            allocated.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -67,10 +67,9 @@ class Memory:
         return taken
 
     def move(self) -> dict[str, Tensor]:
-        """Lets the parameters go on in other memory; returns the old one, which keeps its values.
+        """Moves the parameters to other memory; returns the old memory, which keeps its values.
 
-        It is the parameters that move, since graphs hold views of the old memory that could not be
-        moved.
+        The parameters move, since graphs hold views of the old memory that cannot be moved.
         """
         left = {}
         for name, buffer in self.take().items():
@@ -125,7 +124,7 @@ class Policy:
         """The weights for a minibatch that begins."""
         return WeightSet(version=self.version)
 
-    def again(self, weights: WeightSet, *, ahead: int) -> int:
+    def begin_backward(self, weights: WeightSet, *, ahead: int) -> int:
         """Prepares the weights of a minibatch for its backward; returns their version."""
         return self.version
 
@@ -146,7 +145,7 @@ class Policy:
 
 
 class Stash(Policy):
-    """Copies on write: the parameters move on if somebody still needs what they hold."""
+    """Copy on write: an update moves the parameters if their present values are still needed."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory)
@@ -167,7 +166,7 @@ class Stash(Policy):
         weights.users += 1
         return weights
 
-    def again(self, weights: WeightSet, *, ahead: int) -> int:
+    def begin_backward(self, weights: WeightSet, *, ahead: int) -> int:
         if weights is self._live:
             self._check_untouched()
         return weights.version
@@ -263,7 +262,7 @@ class SpecTrain(Policy):
         self._predictor.into(weights.tensors, updates=ahead)
         return weights
 
-    def again(self, weights: WeightSet, *, ahead: int) -> int:
+    def begin_backward(self, weights: WeightSet, *, ahead: int) -> int:
         if not self._predict_backward:
             return weights.version
         self._predictor.into(weights.tensors, updates=ahead)

@@ -65,7 +65,7 @@ class Predictor:
     def _velocity(self, parameter: nn.Parameter) -> Tensor | None:
         if self._optimizer is None:
             return None
-        # Not by index: the state makes an entry of what it is asked for.
+        # Not by index: the state is a defaultdict, which would make an entry.
         state = self._optimizer.state.get(parameter, {})
         velocity: Tensor | None = state.get("momentum_buffer")
         return velocity

@@ -32,9 +32,9 @@ class Weights:
     """Hands each minibatch its weights, as leaves for ``torch.func.functional_call``.
 
     Forward and backward of a minibatch may lie several updates apart. A minibatch goes through
-    :meth:`begin`, :meth:`again` and :meth:`finish`; updates happen inside :meth:`updating`.
-    Minibatches and versions count from 0 in each segment, which runs between two drains (see
-    :meth:`restart`).
+    :meth:`begin`, :meth:`begin_backward` and :meth:`finish`; updates happen inside
+    :meth:`updating`. Minibatches and versions count from 0 in each segment, which runs between two
+    drains (see :meth:`restart`).
 
     Layers that keep something computed from their weights for the backward, as convolutions under
     autocast keep the cast weights, go on using it: there modes ``none`` and ``predict_backward``
@@ -45,7 +45,7 @@ class Weights:
         optimizer: that updates them; SpecTrain reads its momentum. None where nothing learns.
         replicas: of this stage: minibatches that one update includes.
         predict_backward: SpecTrain predicts for the backward too, after its paper's idea. The
-            caller says how far both look ahead.
+            caller passes how far both look ahead.
 
     Attributes:
         memory: counts the sets of weights in use.
@@ -105,14 +105,14 @@ class Weights:
 
         Args:
             minibatch: its number.
-            version: updates that the schedule says were made before.
+            version: updates before this forward by the schedule.
             ahead: updates of this stage that SpecTrain looks ahead: those from now to the
                 minibatch's own, without that one; with ``predict_backward`` to its return.
             included: minibatches whose gradients stage 0's weights included at this one's forward
                 there; vertical sync needs it, and it never falls.
 
         Raises:
-            ConfigError: somebody changed a parameter while minibatches are in flight.
+            ConfigError: a parameter was changed while minibatches are in flight.
         """
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
@@ -123,14 +123,14 @@ class Weights:
         self.version_of_forward[minibatch] = weights.version
         return dict(leaves)
 
-    def again(self, minibatch: int, *, ahead: int = 0) -> dict[str, Tensor]:
+    def begin_backward(self, minibatch: int, *, ahead: int = 0) -> dict[str, Tensor]:
         """The leaves for a minibatch's backward: the objects that :meth:`begin` gave.
 
         Their values are the forward's, but for mode ``none`` (the present ones) and for SpecTrain's
         prediction at the backward, which looks ``ahead`` as many updates.
         """
         flight = self._flights[minibatch]
-        version = self._policy.again(flight.weights, ahead=ahead)
+        version = self._policy.begin_backward(flight.weights, ahead=ahead)
         if self._matched:
             assert version == self.version_of_forward[minibatch]
         self.version_of_backward[minibatch] = version
@@ -142,7 +142,7 @@ class Weights:
         flight = self._flights.pop(minibatch)
         gradients = {name: tensor.grad for name, tensor in flight.leaves.items()}
         for tensor in flight.leaves.values():
-            tensor.grad = None  # whoever still holds the leaf shall not hold its gradient
+            tensor.grad = None  # a leaf that is still referred to must not keep its gradient alive
         self._policy.give(flight.weights)
         return gradients
 

@@ -203,7 +203,7 @@ class Pipeline:
     def predict(self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int) -> Any:
         """Sends a round forward; the result of this rank's batch, None on other ranks."""
         self._steps.choose(hook, arguments)
-        found = self.worker.evaluate(batch, count=count, answered=True)
+        found = self.worker.evaluate(batch, count=count, replies=True)
         return found[-1][1] if found and self._reads else None
 
     def end_evaluation(self, hook: str) -> None:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.random_generators import Generator, is_generator, undrawn
+from sparsepipe.runtime.random_generators import Generator, is_generator, states_preserved
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
 from sparsepipe.strategies import trainer_internals as internals
@@ -161,7 +161,7 @@ def _flops(
         read = [_read(loader) for loader in internals.loaders_of(loop)]
         batch = precision.convert_input(internals.combined_batch(loop, read))
         batch = internals.transfer_batch(module, batch, device=device)
-        with _buffers_kept(module), undrawn(generators_of(module, layers).values()):
+        with _buffers_kept(module), states_preserved(generators_of(module, layers).values()):
             opened = run_until_layers(layers, lambda: step(batch, *numbers))
             return flop_costs(layers, opened.value)
 
@@ -186,7 +186,7 @@ def _read(loader: Any) -> Any:
     """One batch; iterators that exist already stay as they are."""
     if isinstance(loader, Padded):
         loader = loader.loader
-    with undrawn(_generators(loader, set())):
+    with states_preserved(_generators(loader, set())):
         if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
             return next(iter(loader))
         # As torch's would, but for workers, which may have begun already.

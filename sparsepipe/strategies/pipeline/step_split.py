@@ -23,13 +23,13 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.random_generators import (
     NUMPY,
     PYTHON,
+    FormerStates,
     Generator,
-    Replaced,
-    attributes_of,
-    changed,
-    put,
-    put_back,
+    module_generators,
+    set_states,
+    states_before_draws,
     states_of,
+    swap_states,
 )
 
 _CUDA = "torch.cuda"  # on ranks with such a device only
@@ -52,7 +52,7 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
         return found
     for path, child in module.named_modules(memo={layers}):  # all but the layers
         prefix = f"self.{path}." if path else "self."
-        found |= {prefix + name: value for name, value in attributes_of(child)}
+        found |= {prefix + name: value for name, value in module_generators(child)}
     return found
 
 
@@ -67,10 +67,10 @@ def drawn_from(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
             f"the step makes a random generator, {name}, and the last stage would make another",
             remedy="make it in __init__, so that every rank has it before its first step",
         )
-    return changed(before, after)
+    return states_before_draws(before, after)
 
 
-def put_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -> Replaced:
+def put_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -> FormerStates:
     """Sets states of another rank's; those that they replace.
 
     Raises:
@@ -83,7 +83,9 @@ def put_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -
             "and none on the last",
             remedy="make it in __init__, on every rank",
         )
-    return put((generators[name], state) for name, state in states.items() if name in generators)
+    return swap_states(
+        (generators[name], state) for name, state in states.items() if name in generators
+    )
 
 
 _ONCE = "call it exactly once in each step, with one argument"
@@ -153,7 +155,7 @@ def run_from_layers(
             apart from that call, or draws from a generator that is not on this rank.
     """
     calls = 0
-    own: Replaced = []
+    own: FormerStates = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -161,7 +163,7 @@ def run_from_layers(
         if calls > 1:
             raise ConfigError("the step calls layers twice", remedy=_ONCE)
         _only(args, kwargs)
-        put_back(own)
+        set_states(own)
         return run()
 
     if randomness:

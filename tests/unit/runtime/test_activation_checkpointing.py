@@ -114,7 +114,7 @@ def test_the_second_run_is_on_the_weights_of_the_first() -> None:
         with weights.updating(), torch.no_grad():
             for parameter in parameters.values():
                 parameter.mul_(2)
-        flight.backward(None, leaves=weights.again(0))
+        flight.backward(None, leaves=weights.begin_backward(0))
         found[bool(recomputed)] = weights.finish(0)
     assert_same(found[True], found[False])
 

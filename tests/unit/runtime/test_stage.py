@@ -157,7 +157,7 @@ def test_recomputation_runs_on_the_weights_of_the_forward(use_reentrant: bool) -
     with weights.updating(), torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(2)
-    passage.backward(None, leaves=weights.again(0))
+    passage.backward(None, leaves=weights.begin_backward(0))
     assert_same(weights.finish(0), gradients_of(expected))
     assert all(p.grad is None for p in network.parameters())
 

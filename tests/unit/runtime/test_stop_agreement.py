@@ -99,7 +99,7 @@ def test_a_store_whose_rank_stands_still_or_is_gone(signum: int, limit_s: float,
             environment=environment,
         )[1]
     assert isinstance(found.error, TransportError), str(found)
-    assert found.error.message == f"rank 0 {how}, asked by rank 1 whether to stop"
+    assert found.error.message == f"rank 0 {how} when rank 1 checked whether to stop"
     assert found.ended_s < 45
 
 

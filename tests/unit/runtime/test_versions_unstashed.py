@@ -235,5 +235,5 @@ def test_one_group_without_momentum_is_named() -> None:
 def test_a_stage_without_parameters_needs_no_optimizer() -> None:
     weights = Weights({}, "spectrain", None)
     assert weights.begin(0, version=0, ahead=2) == {}
-    assert functional_call(nn.ReLU(), weights.again(0), (torch.ones(1),)) == 1
+    assert functional_call(nn.ReLU(), weights.begin_backward(0), (torch.ones(1),)) == 1
     assert weights.finish(0) == {}

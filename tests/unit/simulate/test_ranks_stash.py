@@ -69,7 +69,7 @@ def really_copied(plan: Plan, minibatches: int, rank: int, mode: str) -> list[bo
                 weights.begin(number, version=order.updates, included=included)
                 weights.keep_from(included_at(plan, order.following(number)))
             elif action.kind == "B":
-                weights.again(number)
+                weights.begin_backward(number)
                 weights.finish(number)
             else:
                 before = parameter.data_ptr()
