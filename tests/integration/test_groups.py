@@ -24,6 +24,12 @@ def test_debugging_runs_end(job: Callable[..., Path], option: str) -> None:
     assert read_json(run / "result.json")["kind"] == "measured"
 
 
+@pytest.mark.parametrize("option", ["one_batch", "overfit", "profiler", "detect_anomaly"])
+def test_debugging_runs_start_anew(option: str) -> None:
+    assert composed(f"debug={option}").force
+    assert not composed(f"debug={option}", "force=false").force
+
+
 def test_several_callbacks(job: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     stop = "callbacks.early_stopping"
     job(
