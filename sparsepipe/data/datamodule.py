@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -30,7 +31,7 @@ from sparsepipe.errors import ConfigError, DataError
 Purpose = Literal["train", "val", "test"]
 
 
-class SplitDataModule(pl.LightningDataModule):
+class SplitDataModule(pl.LightningDataModule, ABC):
     """Base of data modules whose source has a training and a test split.
 
     The order of an epoch depends on (seed, epoch) only. All training ranks get the same number of
@@ -50,22 +51,32 @@ class SplitDataModule(pl.LightningDataModule):
         self._train_S: IntArray = np.empty(0, np.int64)
         self._val_S: IntArray = np.empty(0, np.int64)
 
+    @abstractmethod
+    def _open(self, split: Split) -> None:
+        """Open a split unless it is open, after building its part of the cache if necessary."""
+
+    @abstractmethod
     def _labels_S(self, split: Split) -> IntArray:
         """Labels [S] of a split."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
         """Samples of the training split (for training and validation) or of the test split."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
         """A function, pickled for the workers, that combines samples into a batch."""
-        raise NotImplementedError
+
+    def prepare_data(self) -> None:
+        """Build the cache of all splits; of several processes one builds it, the others wait."""
+        for split in SPLITS:
+            self._open(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data and choose the validation split."""
-        del stage  # all splits are opened, which is cheap
-        self.prepare_data()
+        """Open all splits, which is cheap once the cache is there, and choose the validation."""
+        del stage
+        for split in SPLITS:
+            self._open(split)
         self._train_S, self._val_S = split_validation(
             self._labels_S("train"), share=self._val_share, seed=self._seed
         )
@@ -236,11 +247,9 @@ class ShapeDataModule(SplitDataModule):
             self._points[split] = points
         return self._points[split]
 
-    def prepare_data(self) -> None:
-        """Build the cache of all splits; call it in one process only."""
-        for split in SPLITS:
-            self.point_set(split)
-            self._surface(split)
+    def _open(self, split: Split) -> None:
+        self.point_set(split)
+        self._surface(split)
 
     def dataset(
         self, split: Split, indices_N: IntArray, *, augment: Augment | None, stream: int

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from sparsepipe.data.dataloaders import Access, ShapeLoader
 from sparsepipe.data.datamodule import Purpose, SplitDataModule
 from sparsepipe.data.images.sources import DIGITS, ImageSet, ImageSource
-from sparsepipe.data.points import SPLITS, IntArray, Split
+from sparsepipe.data.points import IntArray, Split
 from sparsepipe.errors import ConfigError
 
 
@@ -72,10 +72,8 @@ class ImageDataModule(SplitDataModule):
             self._splits[split] = self._source.load(split, self._cache)
         return self._splits[split]
 
-    def prepare_data(self) -> None:
-        """Draw images that are not in the cache yet; call it in one process only."""
-        for split in SPLITS:
-            self.image_set(split)
+    def _open(self, split: Split) -> None:
+        self.image_set(split)
 
     def test_dataloader(self) -> ShapeLoader:
         """The test split; no rank repeats an image.
