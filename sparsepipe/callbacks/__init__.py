@@ -1,23 +1,23 @@
-"""Lightning callbacks: checkpoints, stops, the metrics file, throughput, progress."""
+"""Lightning callbacks: checkpoints, stops, the metrics file, times of steps, progress."""
 
-from sparsepipe.callbacks.busy import Busy
 from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
 from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
-from sparsepipe.callbacks.stop import NamePlace, Pulse, StopAtOnce, StopOnSignal
+from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
+from sparsepipe.callbacks.timing import BusyTimes, StepTimer
 
 __all__ = [
-    "Busy",
+    "BusyTimes",
     "EpochLines",
     "EpochSums",
+    "ErrorNotes",
     "KeepPlan",
     "LogRates",
     "MetricsCsv",
-    "NamePlace",
-    "Pulse",
     "Resume",
     "RunCheckpoint",
     "ShapesProgressBar",
+    "StepTimer",
     "StopAtOnce",
     "StopOnSignal",
     "Throughput",

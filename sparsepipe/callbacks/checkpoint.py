@@ -61,9 +61,9 @@ class Resume:
         return cls(path, *place, metrics=state.get("metrics", {}))
 
     def start(self, loader: Any) -> None:
-        """Lets the training loader begin at this place, with the random state of then.
+        """Makes the training loader begin at this place, with the random state of the checkpoint.
 
-        Lightning makes the first iterator before it tells the samplers the epoch.
+        Lightning makes the first iterator before it sets the epoch of the samplers.
         """
         for sampler in _samplers(loader):
             if hasattr(sampler, "set_epoch"):
@@ -82,7 +82,7 @@ class Resume:
 
 
 class RunCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` after every epoch and when asked, ``best.ckpt`` by a metric.
+    """Writes ``last.ckpt`` after every epoch and on request, ``best.ckpt`` by a metric.
 
     Files appear whole or not at all. Every rank takes part; rank 0 writes.
 
@@ -276,20 +276,20 @@ def set_randomness(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-_TOLD = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
+_LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
+"""Entries of a plan file that loggers get."""
 
 
 class KeepPlan(pl.Callback):
     """Writes the plan into the run's directory as training begins, as a plan file.
 
-    Loggers get it as hyperparameters, with what its search expected of it, if it had one.
+    A plan file lists the spans of layers that are recomputed as ``recomputed``, if there are some.
+    Loggers get the plan as hyperparameters, with the times that its search expected, if it had one.
 
     Args:
         directory: the run's.
         devices: names of the ranks' devices.
-        details: what else is known of the plan, where it was given in a file.
-
-    A plan file tells the spans of layers that are recomputed as ``recomputed``, if there are some.
+        details: further entries of the plan file that gave the plan, if one did.
     """
 
     def __init__(
@@ -309,10 +309,10 @@ class KeepPlan(pl.Callback):
                 plan = with_spans(self._on_devices(strategy.plan), strategy.recomputed)
                 write_text_atomic(path, plan.to_json())
         kept = Plan.from_json(path.read_text(encoding="utf-8"))
-        told = {name: kept.details[name] for name in _TOLD if name in kept.details}
+        details = {name: kept.details[name] for name in _LOGGED if name in kept.details}
         if spans := bounds_of(strategy.recomputed):
-            told["recomputed"] = spans
-        hyperparameters = {"config": kept.config, "cuts": list(kept.cuts), **told}
+            details["recomputed"] = spans
+        hyperparameters = {"config": kept.config, "cuts": list(kept.cuts), **details}
         for logger in trainer.loggers:
             logger.log_hyperparams({"plan": hyperparameters})
 

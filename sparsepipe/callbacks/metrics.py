@@ -84,7 +84,7 @@ def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
 
 
 def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
-    """The epoch's metrics as numbers; every rank must ask, since metrics synchronise."""
+    """The epoch's metrics as numbers; collective, since metrics synchronise."""
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     # Lightning keeps the last step's value beside the epoch's under such names.
     return {
@@ -133,9 +133,9 @@ class EpochSums(pl.Callback):
 
     Lightning begins them anew when a run goes on within an epoch. A stop's checkpoint has each
     rank's sums of what ``training_step`` logs for an epoch, numbers and torchmetrics; the epoch's
-    end adds those of the batches after the stop. So this comes before all callbacks that ask for
-    metrics. Ranks of a pipeline hold everyone's sums, in the checkpoint as at the end. Of a metric
-    that has no rule for merging, a warning says that it lacks the batches before the stop.
+    end adds those of the batches after the stop. So this comes before all callbacks that read
+    metrics. Ranks of a pipeline hold the sums of all ranks, in the checkpoint as at the end. A
+    metric without a rule for merging lacks the batches before the stop, with a warning.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ class Throughput(pl.Callback):
         pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
 
     def _of_epoch(self) -> tuple[float, int]:
-        """Seconds and shapes of the epoch so far; every rank must ask."""
+        """Seconds and shapes of the epoch so far; collective."""
         # Up to the last batch's end, since validation has come in between.
         parts = process_group.gather_objects((self._last_s - self._started_s, self._shapes))
         before_s, shapes_before = self._before

@@ -1,32 +1,28 @@
-"""Ends a run in good order when a signal comes, shows that it is alive, names where it failed."""
+"""Stops a training when a signal comes, and adds to errors where they were raised."""
 
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import RunCheckpoint
-from sparsepipe.emulate import lift_limits, set_limits
-from sparsepipe.emulate.training import Rates, rates, steady_part
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.strategies import PipelineStrategy, StagedStrategy
+from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.trainer_internals import evaluation_loop, log_step_metrics
 
 
 class StopOnSignal(pl.Callback):
     """Stops all ranks after the same step, with a checkpoint of it.
 
-    During validation nothing is asked, since ranks may see unequal numbers of batches;
-    the epoch's end follows.
+    During validation ranks do not check for signals, since they may see unequal numbers of
+    batches; the epoch's end follows.
 
     Args:
         watch: notes the signals.
@@ -67,20 +63,23 @@ class StopOnSignal(pl.Callback):
             raise Stopped(self._watch.signum or signal.SIGTERM)
 
     def _all_stop(self, step: int) -> bool:
-        """Ranks of a pipeline are some steps apart and must not wait for each other to ask."""
-        asked = self._watch.signum is not None
+        """Whether all ranks stop after this step.
+
+        Ranks of a pipeline are some steps apart, and must not wait for each other to agree.
+        """
+        requested = self._watch.signum is not None
         if self._agreement is None:
-            return process_group.any_rank(asked)
-        return self._agreement.reached(step, requested=asked)
+            return process_group.any_rank(requested)
+        return self._agreement.reached(step, requested=requested)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Here, not at the epoch's end: its checkpoint is written by then.
-        stop_if_any_asked(self._watch)
+        stop_if_requested(self._watch)
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._watch.deferred = False  # the task asks once more, when it has noted the end
+        self._watch.deferred = False  # the task checks once more, after it has recorded the end
 
     @override
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -118,7 +117,7 @@ def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
     return (done + 1) % every == 0
 
 
-def stop_if_any_asked(watch: SignalWatch) -> None:
+def stop_if_requested(watch: SignalWatch) -> None:
     """Stops every rank where a signal has come to one; all ranks must call it.
 
     Raises:
@@ -128,76 +127,7 @@ def stop_if_any_asked(watch: SignalWatch) -> None:
         raise Stopped(watch.signum or signal.SIGTERM)
 
 
-class Pulse(pl.Callback):
-    """Notes the time of each step of one epoch.
-
-    Links are to be without limits before the training, and are so again after it.
-
-    Args:
-        time_scale: how many times slower than the cluster all goes.
-        clock: seconds that only grow.
-    """
-
-    def __init__(
-        self, time_scale: float, *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.time_scale = time_scale
-        self._clock = clock
-        self._begin_s = 0.0
-        self._ends_s: list[float] = []
-        self._per_step, self._ahead = 1, 0
-
-    def rates(self) -> Rates:
-        """Of the epoch, once it is over."""
-        return rates(
-            self._ends_s,
-            begin_s=self._begin_s,
-            per_step=self._per_step,
-            time_scale=self.time_scale,
-            ahead=self._ahead,
-        )
-
-    @override
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        strategy = trainer.strategy
-        self._per_step = trainer.world_size
-        if isinstance(strategy, StagedStrategy):
-            self._per_step = strategy.plan.replicas(0)
-        if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
-            self._ahead = strategy.plan.warmup(0)
-        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
-        _together("limiting the links")
-        if trainer.is_global_zero:
-            set_limits()
-        _together("limiting the links")
-
-    @override
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin_s = self._clock()
-
-    @override
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        self._ends_s.append(self._clock())
-
-    @override
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _together("lifting the links' limits")
-        if trainer.is_global_zero:
-            lift_limits()
-
-
-def _together(what: str) -> None:
-    process_group.gather_objects(True, what=what)
-
-
-class NamePlace(pl.Callback):
+class ErrorNotes(pl.Callback):
     """Adds stage and batch as a note to what a rank raises, unless something closer has."""
 
     @override

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -19,7 +17,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import import_once_for_workers
 from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError, TransportError
 from sparsepipe.launch.outcome import log_outcome
-from sparsepipe.planning.devices import cuda_devices, places_of_ranks
+from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.runs.logs import quiet
 from sparsepipe.runs.out_of_memory import filled_share, memory_line, of_machine, ran_out
 from sparsepipe.runs.rundir import RunDir
@@ -27,7 +25,7 @@ from sparsepipe.runs.signals import SignalWatch, ignore
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks.loaders import seed_model
-from sparsepipe.tasks.task import Run, num_ranks, task_class, task_of
+from sparsepipe.tasks.task import Run, task_class, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.memory import keep_freed_memory
@@ -50,7 +48,7 @@ def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: Signa
         # By another job of this process, whose peak is not this one's.
         torch.cuda.reset_peak_memory_stats()
     run = Run(spec=spec, directory=directory, inventory=inventory, watch=watch)
-    with _group(run):
+    with _joined_group(run):
         process_group.assert_world_size(run.ranks)
         seed_model(int(spec.seed))
         task = task_of(spec)
@@ -73,24 +71,17 @@ def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: Signa
 
 
 @contextmanager
-def _group(run: Run) -> Iterator[None]:
-    """The process group of a run with several ranks."""
+def _joined_group(run: Run) -> Iterator[None]:
+    """The process group of a run with several ranks, until the block ends without an error."""
     if run.ranks == 1:
         yield
         return
-    with joined(run.spec, run.inventory, kept=run.directory.plan):
-        yield
-
-
-@contextlib.contextmanager
-def joined(spec: RunSpec, inventory: Inventory, *, kept: Path | None = None) -> Iterator[None]:
-    """All ranks in one group, until the block ends well."""
-    cuda = inventory.accelerator == "cuda"
-    backend = spec.parallel.argument("process_group_backend") or ("nccl" if cuda else "gloo")
+    cuda = run.inventory.accelerator == "cuda"
+    backend = run.spec.parallel.argument("process_group_backend") or ("nccl" if cuda else "gloo")
     process_group.join(
         backend,
-        timeout_s=_timeout_s(spec),
-        device=_cuda_device(spec, inventory, kept) if cuda and "nccl" in backend else None,
+        timeout_s=_timeout_s(run.spec),
+        device=_cuda_device(run) if cuda and "nccl" in backend else None,
     )
     yield
     process_group.leave()  # not after an error: it could wait for ranks that are gone
@@ -107,27 +98,24 @@ def _timeout_s(spec: RunSpec) -> float:
     return float(spec.parallel.argument("timeout_s", 300.0))
 
 
-def _cuda_device(spec: RunSpec, inventory: Inventory, kept: Path | None) -> Any:
+def _cuda_device(run: Run) -> torch.device:
     """This rank's device, as the Trainer will have it."""
-    import torch
-
-    nodes = spec.parallel.num_nodes
-    places = places_of_ranks(spec, inventory, ranks=num_ranks(spec, inventory), kept=kept)
-    indices = cuda_devices(places, inventory, rank=process_group.rank(), nodes=nodes)
+    nodes = run.spec.parallel.num_nodes
+    indices = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
     return torch.device("cuda", indices[process_group.local_rank()])
 
 
 def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
-    """Adds to a stop how to resume, and what was lost where ranks took too long."""
+    """Adds to a stop how to resume, and which ranks took too long to write a checkpoint."""
     again = "it again without force=true" if spec.force else "the same command again"
-    lost = ""
+    ended = ""
     if stop.unresponsive:
-        lost = (
+        ended = (
             f"; ranks {', '.join(map(str, stop.unresponsive))} were ended after "
             f"{spec.parallel.grace_s} s without a checkpoint; {_last_one(directory)}; "
             "raise parallel.grace_s"
         )
-    stop.message = f"stopped by {stop}{lost}; run {again} to go on"
+    stop.message = f"stopped by {stop}{ended}; run {again} to go on"
 
 
 def kept_from_saving(error: Exception) -> TypeGuard[SparsePipeError]:
@@ -144,7 +132,7 @@ def explain_unsaved(error: SparsePipeError, signum: int, directory: RunDir) -> N
     error.remedy += "; then run the command again, without force=true, to go on"
 
 
-@contextlib.contextmanager
+@contextmanager
 def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
     """Lets only the first rank that fails raise its error, with its number as a note.
 
@@ -167,7 +155,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stopped_for_a_peer() -> Iterator[None]:
     """Turns the agent's SIGTERM into the missing peer that this rank had noticed already.
 
@@ -212,8 +200,8 @@ def _no_memory(error: Exception, run: Run) -> HardwareError:
     if size is None:
         return HardwareError(
             f"{ours}: {memory_line(error)}",
-            remedy="end other processes that hold memory, or ask for less of it by the keys that "
-            "`sparsepipe --cfg job` prints",
+            remedy="end other processes that hold memory, or lower the settings that decide how "
+            "much is needed (`sparsepipe --cfg job` prints them)",
         )
     return HardwareError(
         f"{ours} with data.batch_size={size}: {memory_line(error)}",

@@ -6,7 +6,6 @@ the task, in this process where there is one rank only, else started by the elas
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
@@ -169,7 +168,7 @@ def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks:
     with process_group.local_rank_first():
         if process_group.local_rank() == 0:
             found = prepare(spec, inventory)
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
         with process_group.rank_0_first():
             if process_group.rank() == 0:
@@ -193,7 +192,7 @@ def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks:
 
 
 def _decide(
-    spec: RunSpec, inventory: Inventory, found: RunDir, held: contextlib.ExitStack
+    spec: RunSpec, inventory: Inventory, found: RunDir, held: ExitStack
 ) -> tuple[Path, bool] | SparsePipeError:
     """The run's directory, locked and with its plan, and whether it is finished; or the error."""
     try:

@@ -16,7 +16,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.task import Run
-from sparsepipe.tracking.loggers import RunLogger, end_tracking, wandb_logger
+from sparsepipe.tracking.loggers import WandbRunLogger, end_tracking, wandb_logger
 from sparsepipe.utils.files import read_json
 
 _MOST_ROWS = 10_000  # of a table there
@@ -55,10 +55,10 @@ def _is_tracker(target: Target) -> bool:
     return target.locate() is wandb_logger
 
 
-def _trackers(run: Run) -> Iterator[RunLogger]:
+def _trackers(run: Run) -> Iterator[WandbRunLogger]:
     """Trackers of this rank."""
     if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
-        yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
+        yield from (logger for logger in run.loggers() if isinstance(logger, WandbRunLogger))
 
 
 def _log_result(tracked: Any, run: Run) -> None:

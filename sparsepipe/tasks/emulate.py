@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 
-from sparsepipe.callbacks import KeepPlan, Pulse, StopAtOnce
+from sparsepipe.callbacks import KeepPlan, StepTimer, StopAtOnce
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
 from sparsepipe.config.check import describe, fits
@@ -97,17 +97,17 @@ class TrainEmulated(Task):
         assert emulation is not None
         of_devices = emulated_profiles(run.spec, run.inventory)
         profiles = [of_devices[place.name] for place in run.places]
-        pulse = Pulse(emulation.time_scale)
+        timer = StepTimer(emulation.time_scale)
         size = profiles[process_group.rank()].meta.get("batch_size")
         minibatches = minibatches_per_reader(run, self.minibatches)
-        trainer = _trained(run, profiles, pulse, minibatches=minibatches)
+        trainer = _trained(run, profiles, timer, minibatches=minibatches)
         link = run.inventory.link
         values = {
             "kind": "emulated",
             "network": "loopback" if emulated_layout() is None else "namespaces",
             "time_scale": emulation.time_scale,
             "link_bytes_per_s": None if link is None else link.bytes_per_s,
-            **_pace(pulse.rates(), plan_values(run, trainer), size=size),
+            **_pace(timer.rates(), plan_values(run, trainer), size=size),
             **kept_values(run),
         }
         write_result(run, values)
@@ -168,7 +168,7 @@ class TrainEmulated(Task):
 
 
 def _trained(
-    run: Run, profiles: Sequence[Profile], pulse: Pulse, *, minibatches: int
+    run: Run, profiles: Sequence[Profile], timer: StepTimer, *, minibatches: int
 ) -> pl.Trainer:
     """The Trainer, after an epoch with this number of minibatches for each rank that reads."""
     profile = profiles[process_group.rank()]
@@ -176,14 +176,14 @@ def _trained(
     rows = _rows(run.spec, profile)
     module = ReplayModule(
         profile,
-        Pace(pulse.time_scale),
+        Pace(timer.time_scale),
         momentum=_MOMENTUM if mode == "spectrain" else 0.0,
         updates=all(each.update_s is not None for each in profiles),
         rows=rows,
     )
     check_division(run.spec, module, kept=run.directory.plan)
     trainer = run.trainer(
-        [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD
+        [*_keeping_plan(run), timer, StopAtOnce(run.watch)], silent=True, **_INSTEAD
     )
     if process_group.rank() == 0:
         lift_limits()  # before anybody sends

@@ -15,10 +15,10 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.callbacks import (
-    Busy,
+    BusyTimes,
     EpochLines,
     EpochSums,
-    NamePlace,
+    ErrorNotes,
     ShapesProgressBar,
     Throughput,
 )
@@ -45,7 +45,7 @@ class Run:
     inventory: Inventory
     watch: SignalWatch
     throughput: Throughput = field(default_factory=Throughput)
-    busy: Busy = field(default_factory=Busy)
+    busy: BusyTimes = field(default_factory=BusyTimes)
 
     @property
     def task_name(self) -> str:
@@ -60,7 +60,7 @@ class Run:
         """Raises a ConfigError where the run has several ranks."""
         if self.ranks > 1:
             raise ConfigError(
-                f"{self.task_name} runs as one process, the configuration asks for {self.ranks}",
+                f"{self.task_name} runs as one process, the configuration sets {self.ranks}",
                 remedy="choose parallel=single; devices to plan for are those of hardware",
             )
 
@@ -81,7 +81,7 @@ class Run:
             **self._devices(places),
             strategy=self._strategy(places[process_group.rank()].slowdown),
             logger=not silent and (self.loggers() or False),
-            callbacks=[NamePlace(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
+            callbacks=[ErrorNotes(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )

@@ -26,7 +26,7 @@ from sparsepipe.callbacks.metrics import (
     mean_over_ranks,
     read_rows,
 )
-from sparsepipe.callbacks.stop import stop_if_any_asked
+from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
@@ -51,7 +51,7 @@ from sparsepipe.tasks.presentation import (
 )
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
-from sparsepipe.tracking.loggers import RunLogger
+from sparsepipe.tracking.loggers import WandbRunLogger
 from sparsepipe.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -161,8 +161,8 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
 def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:
     """Gives loggers the configuration, and trackers the place where the run resumes."""
     for logger in trainer.loggers:
-        if isinstance(logger, RunLogger) and resume is not None:
-            logger.go_on(resume, read_rows(run.directory.metrics))
+        if isinstance(logger, WandbRunLogger) and resume is not None:
+            logger.resume(resume, read_rows(run.directory.metrics))
         logger.log_hyperparams(run.spec.to_dict())
 
 
@@ -188,7 +188,7 @@ def _show(
 
 def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
     """Checks before training that ranks can share the splits; returns the number of test shapes."""
-    data.trainer = trainer  # which loaders of somebody's own may ask for their share
+    data.trainer = trainer  # from which users' own loaders may take the number of ranks
     with suppress(MisconfigurationException):  # there need be no validation
         data.val_dataloader()
     return num_shapes(data.test_dataloader()) if test else 0
@@ -222,7 +222,7 @@ def _fit(
     if process_group.rank() == 0 and run.directory.last.exists():
         # Where callbacks ended it early, a rerun would not know that it is over.
         write_json(run.directory.fitted, done)
-    stop_if_any_asked(run.watch)
+    stop_if_requested(run.watch)
     return done
 
 

@@ -1,1 +1,1 @@
-"""Where metrics go: loggers, their history, trackers."""
+"""Loggers of Weights & Biases, MLflow and TensorBoard, beside the metrics file."""

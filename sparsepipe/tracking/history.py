@@ -1,8 +1,9 @@
-"""What a run has told its tracker, on the disk as soon as it is told.
+"""The rows that a run has logged to Weights & Biases, in a file of its own.
 
-A tracker may lose what it was given: Weights & Biases without network holds up to 32 KiB in the
-memory of a process of its own, and a run that is killed leaves an empty file. And it knows
-nothing of checkpoints: what a run did after its last one is done again when it goes on.
+Weights & Biases cannot resume a run without a network: it begins another directory, and ``wandb
+sync`` of several replaces one by the other. A killed run leaves an empty file, since up to 32 KiB
+stay in the memory of another process. So a run that resumes writes its directory again from these
+rows. MLflow, TensorBoard and Weights & Biases with a network resume by themselves.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from sparsepipe.utils.files import write_text_atomic
 STEP = "trainer/global_step"
 """Lightning's name for the training step that a row belongs to."""
 
-_AT_EPOCHS_END = "time/epoch_s"
-"""What every epoch's own row has, and no other."""
+_OF_EPOCH_END = "time/epoch_s"
+"""A value that the row at an epoch's end has, and no other row."""
 
 Row = dict[str, Any]
 
@@ -37,7 +38,7 @@ class History:
         self.path = path
 
     def rows(self) -> list[Row]:
-        """All rows in order; a last line that was cut off as it was written is left out."""
+        """All rows in order, without a last line that was cut off by a kill."""
         try:
             lines = self.path.read_text(encoding="ascii").splitlines(keepends=True)
         except FileNotFoundError:
@@ -45,7 +46,7 @@ class History:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes a row; of its values those that are numbers or text."""
+        """Writes the values of a row that are numbers or text, and waits for the disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="ascii") as stream:
             stream.write(_line(row))
@@ -53,25 +54,25 @@ class History:
             os.fsync(stream.fileno())
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self.path.unlink(missing_ok=True)
 
-    def go_on(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
-        """Keeps what the run need not do again, and adds what it was too late to tell.
+    def resume(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
+        """Drops rows of steps that will be repeated, and adds missing rows of finished epochs.
 
-        The row of an epoch comes after the epoch's checkpoint. A run that was killed between
-        the two, or that had no tracker until now, has it in its metrics file, together with what
-        was told of the epoch before that, such as its validation; no figure is told twice.
+        The row at an epoch's end is logged after the epoch's checkpoint. If the run was killed
+        between the two, or had no tracker until now, the metrics file has its values. Values of
+        that epoch which were logged before, such as those of its validation, are not added again.
 
         Args:
-            place: where the run goes on.
+            place: where the run resumes.
             epochs: the rows of the metrics file.
         """
         kept = [row for row in self.rows() if row[STEP] < place.steps]
-        told = {row.get("epoch") for row in kept if _AT_EPOCHS_END in row}
-        missed = [_of_epoch(row) for row in epochs if int(row["epoch"]) < place.epoch]
+        ended = {row.get("epoch") for row in kept if _OF_EPOCH_END in row}
+        finished = [_of_epoch(row) for row in epochs if int(row["epoch"]) < place.epoch]
         known = {(row.get("epoch"), name) for row in kept for name in row}
-        kept += [_but(row, known) for row in missed if row["epoch"] not in told]
+        kept += [_without(row, known) for row in finished if row["epoch"] not in ended]
         kept.sort(key=lambda row: int(row[STEP]))
         write_text_atomic(self.path, "".join(map(_line, kept)))
 
@@ -81,14 +82,14 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(plain, default=float) + "\n"  # numpy's numbers are no Python ones
 
 
-def _but(row: Row, known: Collection[tuple[Any, str]]) -> Row:
-    """A row of an epoch without the figures of it that are known."""
-    about = ("epoch", STEP)
-    return {k: v for k, v in row.items() if k in about or (row["epoch"], k) not in known}
+def _without(row: Row, known: Collection[tuple[Any, str]]) -> Row:
+    """A row of an epoch without its values that are known already."""
+    keys = ("epoch", STEP)
+    return {k: v for k, v in row.items() if k in keys or (row["epoch"], k) not in known}
 
 
 def _of_epoch(row: Mapping[str, str]) -> Row:
-    """A row of the metrics file as the tracker would have got it; the final test is told anew."""
+    """A row of the metrics file as a tracker gets it, without the final test, which is repeated."""
     values = {
         name: float(value)
         for name, value in row.items()

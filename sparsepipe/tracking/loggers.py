@@ -23,10 +23,10 @@ from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.tracking.history import STEP, History
 
-_OURS: dict[str, str] = {}
-"""Variables that a run of this process has set, since Weights & Biases takes them nowhere else."""
-_ITS_OWN = ("api.wandb.ai", "api.forge.coreweave.com")
-"""The names of the public server, old and new: a login to one is a login to the other."""
+_SET_VARIABLES: dict[str, str] = {}
+"""Environment variables that a run of this process has set: settings that ``wandb.init`` lacks."""
+_PUBLIC_SERVER = ("api.wandb.ai", "api.forge.coreweave.com")
+"""Its old and new name: a login to one is a login to the other."""
 _KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -40,19 +40,19 @@ def wandb_logger(
     entity: str | None = None,
     group: str | None = None,
     tags: Sequence[str] = (),
-) -> RunLogger:
+) -> WandbRunLogger:
     """A Weights & Biases logger that writes into the run directory.
 
     A resumed run goes on under the same id.
 
     Args:
         project: project on the server.
-        run_id: the run's identity, there as here.
+        run_id: the run's identity, also on the server.
         run_dir: the run's directory.
         job_type: the task.
-        offline: write files only, ask for no login, use no network.
+        offline: write files only, without a login or a network.
         entity: user or team; None is the account's default.
-        group: what belongs together, such as a sweep.
+        group: name that related runs share, such as those of a sweep.
         tags: words to find the run by.
 
     Raises:
@@ -64,7 +64,7 @@ def wandb_logger(
             remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
             "`wandb sync` uploads the run later",
         )
-    return RunLogger(
+    return WandbRunLogger(
         run_dir,
         offline=offline,
         project=project,
@@ -143,15 +143,15 @@ def _require(package: str) -> None:
         )
 
 
-class RunLogger(WandbLogger):
-    """A Weights & Biases run that stays one, whatever becomes of the processes that write it.
+class WandbRunLogger(WandbLogger):
+    """Logs to one Weights & Biases run, however often the processes that log were killed.
 
-    Offline there is always one directory below ``wandb/`` of the run's directory: a run that goes
-    on writes it anew, from its own record of what it has told. Online the server has that.
+    Offline there is always one directory below ``wandb/`` of the run's directory: a run that
+    resumes writes it again from its :class:`History`. Online the server has the history.
 
     Args:
         run_dir: the run's directory.
-        offline: without network.
+        offline: without a network.
         **init: for ``wandb.init``.
     """
 
@@ -160,25 +160,25 @@ class RunLogger(WandbLogger):
         self._wandb_init.pop("anonymous", None)  # Weights & Biases warns of it
         self._folder = run_dir / "wandb"
         self._history = History(self._folder / "history.jsonl")
-        self._goes_on = False
+        self._resumes = False
         self._step = 0
 
     @rank_zero_only
-    def go_on(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
-        """Begins where a checkpoint is; to be called before anything is logged.
+    def resume(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
+        """Makes the run resume at a checkpoint; to be called before anything is logged.
 
         Args:
-            place: the checkpoint's.
+            place: where the run resumes.
             epochs: the rows of the metrics file.
         """
-        self._history.go_on(place, epochs)
-        self._goes_on = True
+        self._history.resume(place, epochs)
+        self._resumes = True
 
     @property
     @rank_zero_experiment
     @override
     def experiment(self) -> Any:
-        """The run as Weights & Biases knows it; begun when it is first asked for."""
+        """The run of Weights & Biases, which begins at the first access."""
         import wandb
 
         if self._experiment is None:
@@ -189,9 +189,9 @@ class RunLogger(WandbLogger):
     def _begin(self) -> Any:
         import wandb
 
-        end_tracking(failed=True)  # else it would be taken for this one
-        if not self._goes_on:
-            self._history.clear()  # without a checkpoint all comes again
+        end_tracking(failed=True)  # a run of an earlier job, which wandb.init would return
+        if not self._resumes:
+            self._history.clear()  # without a checkpoint everything is logged again
         if self._offline:
             self._remove_attempts()
         _set_unless_given(
@@ -205,8 +205,8 @@ class RunLogger(WandbLogger):
         try:
             run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
         except wandb.Error as error:
-            wandb.teardown()  # else it would go on as it was set up for this run
-            _take_back()
+            wandb.teardown()  # else the next run would use the settings of this one
+            _unset_variables()
             raise OutputError(
                 f"Weights & Biases cannot begin a run: {error}",
                 remedy="give the command again, which goes on with what is there, or leave out "
@@ -221,7 +221,7 @@ class RunLogger(WandbLogger):
         return run
 
     def _remove_attempts(self) -> None:
-        """Leaves the record alone of what is there; a link to an attempt goes with it."""
+        """Removes everything from the directory but the history."""
         for path in self._folder.glob("*"):
             if path == self._history.path:
                 continue
@@ -244,57 +244,58 @@ class RunLogger(WandbLogger):
 
 
 def _name(name: str, metrics: Mapping[str, Any]) -> str:
-    """Without Lightning's ending of what is logged of steps and of epochs."""
+    """The name without the suffix that Lightning gives to values of epochs."""
     short = name.removesuffix("_epoch")
     return name if short in metrics else short
 
 
 def end_tracking(*, failed: bool) -> None:
-    """Ends a Weights & Biases run with its job: the next job of the process is another.
+    """Ends the Weights & Biases run of a job, so that the next job of the process has its own.
 
-    So does the process that writes it, which jobs started from here would share else: there the
-    run of one that is killed stays open.
+    The process that writes it ends as well. Otherwise jobs started from here would share it, and
+    the run of a job that is killed would stay open.
 
     Args:
-        failed: the job has not done what it should.
+        failed: whether the job has failed.
     """
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None:
         return
     wandb.run.finish(exit_code=int(failed))
     wandb.teardown()
-    _take_back()
+    _unset_variables()
 
 
 def _set_unless_given(**variables: str) -> None:
     for name, value in variables.items():
         if name not in os.environ:
-            os.environ[name] = _OURS[name] = value
+            os.environ[name] = _SET_VARIABLES[name] = value
 
 
-def _take_back() -> None:
-    """The next job of the process has its own, and other programs that it starts have none."""
-    for name, value in _OURS.items():
+def _unset_variables() -> None:
+    """The next job of the process sets its own, and programs that it starts should have none."""
+    for name, value in _SET_VARIABLES.items():
         if os.environ.get(name) == value:
             del os.environ[name]
-    _OURS.clear()
+    _SET_VARIABLES.clear()
 
 
 def has_login() -> bool:
     """Whether the environment, the settings file or the netrc file has a login for the server.
 
-    ``wandb.login`` would ask the server, or the terminal.
+    ``wandb.login`` would contact the server, or wait for input.
     """
     settings = _settings()
     if any(os.environ.get(name) for name in _KEYS) or settings.get("api_key"):
         return True
-    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or f"https://{_ITS_OWN[0]}"
+    default = f"https://{_PUBLIC_SERVER[0]}"
+    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or default
     host = urlsplit(url).netloc
-    return _in_netrc(_ITS_OWN if host in _ITS_OWN else (host,))
+    return _in_netrc(_PUBLIC_SERVER if host in _PUBLIC_SERVER else (host,))
 
 
 def _settings() -> dict[str, str]:
-    """Those that ``wandb login`` writes for all directories, such as the server's address."""
+    """Settings that ``wandb login`` writes for all directories, such as the server's address."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     found = configparser.ConfigParser(interpolation=None)
     try:

@@ -57,40 +57,40 @@ def test_a_line_that_was_cut_off_does_not_count(history: History) -> None:
     assert steps(history) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7, 8]
 
 
-def test_what_is_done_again_is_told_again(history: History) -> None:
-    history.go_on(place(2, 0, 8), EPOCHS)
+def test_rows_of_repeated_steps_are_dropped(history: History) -> None:
+    history.resume(place(2, 0, 8), EPOCHS)
     assert steps(history) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7]
-    history.go_on(place(1, 2, 6), EPOCHS)
+    history.resume(place(1, 2, 6), EPOCHS)
     assert steps(history) == [0, 1, 2, 3, 3, 4, 5]
     history.append({"loss": 1.0, "epoch": 1, STEP: 6})
     assert steps(history)[-2:] == [5, 6]
 
 
-def test_an_epoch_whose_row_came_too_late_is_told(history: History) -> None:
+def test_the_missing_row_of_an_epoch_is_added(history: History) -> None:
     """Killed between the checkpoint of an epoch and its row."""
     lines = history.path.read_text().splitlines(keepends=True)
     del lines[9]
     history.path.write_text("".join(lines))
-    history.go_on(place(2, 0, 8), EPOCHS)
+    history.resume(place(2, 0, 8), EPOCHS)
     assert steps(history) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7]
     assert history.rows()[-1] == {"epoch": 1, STEP: 7, "time/epoch_s": 2.0, "train/loss": 0.8}
 
 
-def test_of_such_an_epoch_no_figure_is_told_twice(history: History) -> None:
+def test_values_of_such_an_epoch_are_not_added_twice(history: History) -> None:
     """Its validation was told before the checkpoint, and is in the metrics file as well."""
     lines = history.path.read_text().splitlines(keepends=True)
     lines[9] = json.dumps({"val/loss": 0.5, "epoch": 1, STEP: 7}) + "\n"
     history.path.write_text("".join(lines))
-    history.go_on(place(2, 0, 8), [{**row, "val/loss": "0.5"} for row in EPOCHS])
+    history.resume(place(2, 0, 8), [{**row, "val/loss": "0.5"} for row in EPOCHS])
     assert steps(history) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7, 7]
     *_, validated, epoch = history.rows()
     assert validated == {"epoch": 1, STEP: 7, "val/loss": 0.5}
     assert epoch == {"epoch": 1, STEP: 7, "time/epoch_s": 2.0, "train/loss": 0.8}
 
 
-def test_without_a_record_the_metrics_file_tells(tmp_path: Path) -> None:
+def test_without_a_history_rows_come_from_the_metrics_file(tmp_path: Path) -> None:
     history = History(tmp_path / "history.jsonl")
-    history.go_on(place(2, 0, 8), [{**row, "val/loss": "", "test/loss": "1"} for row in EPOCHS])
+    history.resume(place(2, 0, 8), [{**row, "val/loss": "", "test/loss": "1"} for row in EPOCHS])
     assert [(row["epoch"], row[STEP]) for row in history.rows()] == [(0, 3), (1, 7)]
     assert all(
         row.keys() == {"epoch", STEP, "time/epoch_s", "train/loss"} for row in history.rows()

@@ -1,10 +1,11 @@
-"""How long stages wait, from sequences of what ranks did when that are written out."""
+"""How long stages wait and steps take, from times that are written out by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sparsepipe.callbacks.busy import Busy, Step, steady_idle, synchronous_bubbles
+from sparsepipe.callbacks.timing import (
+    BusyTimes,
+    Step,
+    StepTimer,
+    steady_idle,
+    synchronous_bubbles,
+)
+from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
+from tests.support.plans import plan_of
 from tests.support.replay_cases import plain_trainer
 
 
@@ -68,7 +77,7 @@ def test_epochs_that_are_all_filling_and_draining_are_never_steady() -> None:
     assert steady_idle([[*short, *again, *long]] * 2, ahead=1) == pytest.approx([0.5, 0.5])
 
 
-def test_what_was_forgotten_of_other_ranks_is_not_taken_for_waiting() -> None:
+def test_unknown_times_of_other_ranks_do_not_count_as_waiting() -> None:
     """Of a long epoch the last 12 steps are kept; the other rank is two steps behind."""
     steps: dict[str, Any] = {"step_s": 2, "drains_s": 4, "first": 100}
     first = run_of(12, begin_s=1000, works_s=1.5, **steps)
@@ -131,15 +140,86 @@ def synchronous() -> SynchronousPipelineStrategy:
         (synchronous, 3 / 7),
     ],
 )
-def test_a_training_is_told_without_its_validations(
+def test_validations_do_not_count_as_time_of_a_training(
     strategy: Callable[[], Any], waits: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that ticks when it is looked at: when a computation begins or ends, or a step."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    busy = Busy(clock=count().__next__)
+    busy = BusyTimes(clock=count().__next__)
     trainer = plain_trainer(tmp_path, busy, strategy=strategy(), max_epochs=2,
                             val_check_interval=BETWEEN, num_sanity_val_steps=0)  # fmt: skip
     loader = DataLoader(torch.ones(STEPS * 4, 3), batch_size=4)
     trainer.fit(Net(), loader, DataLoader(torch.ones(20, 3), batch_size=4))
     assert trainer.global_step == 2 * STEPS
     assert busy.values() == pytest.approx({"bubble_share": waits, "bubble_share_of_busiest": waits})
+
+
+BEGIN_S = 90.0
+ENDS_S = [100.0 + k * k for k in range(10)]  # so that no two steps take as long
+
+
+class Planned(PipelineStrategy):
+    """A strategy that has its plan already, as in a Trainer that runs."""
+
+    def __init__(self, *replicas: int) -> None:
+        self._plan = plan_of("-".join(map(str, replicas)))
+
+
+class PlannedWhole(SynchronousPipelineStrategy):
+    """The same of a synchronous pipeline."""
+
+    def __init__(self, *replicas: int) -> None:
+        self._plan = plan_of("-".join(map(str, replicas)))
+
+
+def trainer_of(strategy: object, *, ranks: int, steps: int = len(ENDS_S)) -> Any:
+    """The trainer of a rank that is not the first: that one alone limits links."""
+    return SimpleNamespace(
+        strategy=strategy, world_size=ranks, num_training_batches=steps, is_global_zero=False
+    )
+
+
+def after_an_epoch(timer: StepTimer, trainer: Any) -> StepTimer:
+    """The timer when a whole epoch is over."""
+    module: Any = None
+    timer.on_train_start(trainer, module)
+    timer.on_train_epoch_start(trainer, module)
+    for step in range(trainer.num_training_batches):
+        timer.on_train_batch_end(trainer, module, None, None, step)
+    timer.on_train_end(trainer, module)
+    return timer
+
+
+def test_a_synchronous_pipeline_is_not_ahead_of_itself() -> None:
+    timer = StepTimer(1.0, clock=iter([BEGIN_S, *ENDS_S]).__next__)
+    found = after_an_epoch(timer, trainer_of(PlannedWhole(2, 11), ranks=13)).rates()
+    assert found.steady_steps == 3, "from the end of step 5 to that of step 8"
+    assert found.steady_per_s == pytest.approx(2 * 3 / (164 - 125))
+
+
+@pytest.mark.parametrize("time_scale", [1.0, 4.0, 0.5])
+def test_the_rates_of_a_pipeline_are_in_the_clusters_time(time_scale: float) -> None:
+    """Two replicas at the first stage, which goes 12 // 2 = 6 steps ahead of its backward."""
+    timer = StepTimer(time_scale, clock=iter([BEGIN_S, *ENDS_S]).__next__)
+    found = after_an_epoch(timer, trainer_of(Planned(2, 11), ranks=13)).rates()
+    assert found.steady_steps == 1, "from the end of step 7 to that of step 8"
+    assert found.steady_per_s == pytest.approx(2 * 1 / ((164 - 149) / time_scale))
+    assert found.epoch_s == pytest.approx((181 - 90) / time_scale)
+    assert found.epoch_per_s == pytest.approx(20 / (91 / time_scale))
+    assert found.minibatches == 20
+
+
+def test_a_step_of_data_parallelism_is_a_minibatch_of_each_rank() -> None:
+    timer = StepTimer(4.0, clock=iter([BEGIN_S, *ENDS_S]).__next__)
+    found = after_an_epoch(timer, trainer_of(object(), ranks=3)).rates()
+    assert found.steady_steps == 3, "from the end of step 5 to that of step 8"
+    assert found.steady_per_s == pytest.approx(3 * 3 / ((164 - 125) / 4))
+    assert found.epoch_s == pytest.approx(91 / 4)
+    assert found.minibatches == 30
+
+
+def test_an_epoch_that_is_never_steady_is_refused_before_it_begins() -> None:
+    timer = StepTimer(1.0, clock=iter(()).__next__)
+    with pytest.raises(ConfigError, match="9 steps has no steady part") as caught:
+        after_an_epoch(timer, trainer_of(Planned(2, 11), ranks=13, steps=9))
+    assert "limit_train_batches to 10 or more" in caught.value.remedy

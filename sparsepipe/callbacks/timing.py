@@ -1,4 +1,4 @@
-"""How much of their time the stages of a pipeline wait: from what they computed when."""
+"""When the stages of a pipeline compute and wait, and how long steps of an emulation take."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 from typing_extensions import override
 
+from sparsepipe.emulate import lift_limits, set_limits
+from sparsepipe.emulate.training import Rates, rates, steady_part
 from sparsepipe.runtime.base_worker import StageWorker
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule.asynchronous import steady_rounds
@@ -38,8 +40,8 @@ class Step(NamedTuple):
     round: int
 
 
-class Busy(pl.Callback):
-    """Notes when this rank of a pipeline computes; nothing of other strategies.
+class BusyTimes(pl.Callback):
+    """Records when this rank of a pipeline computes; does nothing with other strategies.
 
     Args:
         clock: seconds that only grow, the same for all ranks.
@@ -67,7 +69,7 @@ class Busy(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         worker = _watched(trainer)
         if worker is not None:
-            # What a drain or a validation computed since the last step is of no step.
+            # Computations of a drain or a validation since the last step do not count.
             self._now, self._round = [], worker.rounds
 
     @override
@@ -79,15 +81,14 @@ class Busy(pl.Callback):
             self._now = []
 
     def values(self) -> dict[str, float]:
-        """Shares of time without computing, for ``result.json``; every rank must ask.
+        """Shares of time without computing, for ``result.json``; collective.
 
         Nothing where no pipeline ran, too few steps did, or ranks are on several machines, whose
         clocks differ.
         """
-        machine = os.uname().nodename
-        told = (machine, list(self._steps)) if self._watches else None
-        everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(told)
-        watched = [each for each in everyone if each is not None]  # as it gives them
+        own = (os.uname().nodename, list(self._steps)) if self._watches else None
+        everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(own)
+        watched = [each for each in everyone if each is not None]
         if len(watched) < process_group.world_size() or len({name for name, _ in watched}) > 1:
             return {}
         steps = [each for _, each in watched]
@@ -108,7 +109,7 @@ class Busy(pl.Callback):
 
 
 def _watched(trainer: pl.Trainer) -> StageWorker[Any] | None:
-    """What computes on this rank, where a pipeline does; a GPU goes on after the host has."""
+    """This rank's worker of a pipeline on CPU; None on a GPU, whose kernels outlast host calls."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy) or strategy.root_device.type != "cpu":
         return None
@@ -155,11 +156,80 @@ def _steady_parts(steps: Sequence[Step], *, ahead: int) -> list[Interval]:
         runs[-1].append(step)
     found = []
     for run in runs:
-        # Other ranks are behind this one, and what they did before their first step that is kept
-        # nobody knows: there the pipeline counts as if it still filled.
+        # Other ranks are behind this one, and their times before their first kept step are
+        # unknown: there the pipeline counts as if it still filled.
         kept = run[0].round
         part = steady_rounds(run[-1].round + 1, ahead=kept + ahead)
         if part is not None:
             begin_s, end_s = (run[number - kept].end_s for number in part)
             found.append((begin_s, end_s))
     return found
+
+
+class StepTimer(pl.Callback):
+    """Records when each step of one emulated epoch ends, while the links have their limits.
+
+    Before the training and after it the links have none.
+
+    Args:
+        time_scale: how many times slower than the cluster the emulation runs.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, time_scale: float, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.time_scale = time_scale
+        self._clock = clock
+        self._begin_s = 0.0
+        self._ends_s: list[float] = []
+        self._per_step, self._ahead = 1, 0
+
+    def rates(self) -> Rates:
+        """Speed of the epoch, once it is over."""
+        return rates(
+            self._ends_s,
+            begin_s=self._begin_s,
+            per_step=self._per_step,
+            time_scale=self.time_scale,
+            ahead=self._ahead,
+        )
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy = trainer.strategy
+        self._per_step = trainer.world_size
+        if isinstance(strategy, StagedStrategy):
+            self._per_step = strategy.plan.replicas(0)
+        if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
+            self._ahead = strategy.plan.warmup(0)
+        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
+        _together("limiting the links")
+        if trainer.is_global_zero:
+            set_limits()
+        _together("limiting the links")
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin_s = self._clock()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._ends_s.append(self._clock())
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _together("lifting the links' limits")
+        if trainer.is_global_zero:
+            lift_limits()
+
+
+def _together(what: str) -> None:
+    process_group.gather_objects(True, what=what)
