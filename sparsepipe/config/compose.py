@@ -193,7 +193,7 @@ def _given() -> dict[str, Any]:
 
 
 def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
-    """Says in the house's terms why Hydra could not compose."""
+    """The error that explains why Hydra could not compose."""
     for problem in _name_problems(overrides, loader):
         return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
     return ConfigError(

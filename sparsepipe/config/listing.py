@@ -89,7 +89,7 @@ def list_options(
     """The groups and their options, as a table.
 
     Args:
-        directories: the house's own first; of two options of the same name the first counts.
+        directories: SparsePipe's own first; of two options of the same name the first counts.
         width: of the text, in characters.
         group: only this one.
 

@@ -72,7 +72,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
     if not by_hand and searched is None:
         raise ConfigError(
             "parallel.strategy.recompute=auto goes by profiles of the stages, and neither a search "
-            "nor parallel.plan tells these before training",
+            "nor parallel.plan gives the stages before training",
             remedy="set parallel.search.search=hete_mp, which measures the devices where they have "
             "no profile; or give parallel.plan.file or parallel.plan.cuts, and profiles as "
             "parallel.search.profiles or in the hardware inventory",
@@ -174,10 +174,10 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
 
 
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
-    """What a setting that names layers, or none, means in a plan: else those that its file tells.
+    """The layers that a plan recomputes: those of the setting, or of the plan file without one.
 
     Raises:
-        ConfigError: the plan has no such layers or stages, or its file tells of others.
+        ConfigError: the plan has no such layers or stages, or its file lists others.
     """
     setting, own = recompute_of(parallel), spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
@@ -185,7 +185,7 @@ def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
     named = recomputed_spans(setting, plan)
     if any(named) and any(own) and named != own:
         raise ConfigError(
-            f"parallel.strategy.recompute asks for layers {in_words(named)}, and the plan file "
+            f"parallel.strategy.recompute names layers {in_words(named)}, and the plan file "
             f"has layers {in_words(own)} recomputed",
             remedy="leave parallel.strategy.recompute out to have those of the file, set it to "
             "auto to choose them anew, or give the stages as parallel.plan.config and "

@@ -1,7 +1,7 @@
-"""What the configuration may hold: one dataclass per group that is the house's own.
+"""The typed schema of the configuration: a dataclass for each group with fixed keys.
 
-A :class:`Node` is a mapping with ``_target_``; it is checked against the signature of
-what it names, so that classes from elsewhere are as good as ours.
+A :class:`Node` is a mapping with ``_target_``. Its keys are checked against the signature of the
+callable that it names, so that users' own classes are checked like those of SparsePipe.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Node:
     """Type of a configuration node that builds an object.
 
     Args:
-        given: parameters of the target that the house passes itself.
+        given: parameters of the target that SparsePipe passes, so that they are not required.
         optional: the node may be null.
-        own: keys beside the target's parameters that the house takes itself, as a dataclass.
-        elsewhere: parameters that other targets have, each with what to choose for it.
+        own: keys that SparsePipe reads itself beside the target's parameters, as a dataclass.
+        elsewhere: parameters of other targets, each with a hint at the option that has it.
     """
 
     given: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ def new_figure(*, width_in: float, height_in: float) -> Figure:
 
 
 def tidy(axes: Axes) -> None:
-    """Gives ``axes`` the house look: no box, faint grid behind, small dark ticks."""
+    """Gives ``axes`` the common look: no box, faint grid behind, small dark ticks."""
     axes.set_facecolor("white")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -111,7 +111,7 @@ def _lane(rows: Sequence[Row], *, columns_per_time: float) -> str:
     return "".join(line)
 
 
-_FORWARD = "#9CCBE8"  # tints of the house's blue and orange: dark text stays legible on both
+_FORWARD = "#9CCBE8"  # tints of style's blue and orange: dark text stays legible on both
 _BACKWARD = "#F3C266"
 _IDLE = "#EFEFEF"
 _MESSAGES = {

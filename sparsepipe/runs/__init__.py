@@ -1,1 +1,1 @@
-"""A run's directory: identity, locks, signals, checkpoints, random state and memory."""
+"""A run's directory: identity, locks, signals, checkpoints, logs, memory; the ledger of runs."""

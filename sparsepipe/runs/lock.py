@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from sparsepipe.errors import ConfigError
@@ -18,7 +17,7 @@ from sparsepipe.utils.files import LockHeldError, file_lock, writing
 log = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
     """Keeps two processes from working on one run.
 
@@ -32,7 +31,7 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
             log.info("another process is working on %s: waiting for it", directory.path)
 
     path = directory.path.parent / f".{directory.run_id}.lock"
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         try:
             with writing(path.parent):
                 held.enter_context(file_lock(path, wait_s=wait_s, on_wait=on_wait))

@@ -36,10 +36,10 @@ def configure() -> None:
     """Sends this package's messages to stderr, on rank 0 only."""
     handler = _Stderr()
     handler.setFormatter(logging.Formatter("[sparsepipe] %(message)s"))
-    house = logging.getLogger("sparsepipe")
-    house.handlers[:] = [handler]
-    house.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
-    house.propagate = False
+    package = logging.getLogger("sparsepipe")
+    package.handlers[:] = [handler]
+    package.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+    package.propagate = False
 
 
 def quiet() -> None:

@@ -22,8 +22,8 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
 
     Args:
         error: of a training step.
-        filled: share of what a GPU may give that was taken at most. It tells a convolution that has
-            no memory to work in, at half or more, from one that the GPU cannot do.
+        filled: peak share of the GPU's memory, or of its budget. At half or more a convolution
+            without an engine lacks workspace memory; below, the GPU cannot compute it at all.
     """
     if of_machine(error) or isinstance(error, torch.OutOfMemoryError):
         return True

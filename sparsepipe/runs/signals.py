@@ -24,11 +24,10 @@ def ignore(*signums: signal.Signals) -> None:
 
 
 class SignalWatch:
-    """Notes signals while steps run, raises them while nothing would be lost.
+    """Records signals while training steps run, and raises them at any other time.
 
     Attributes:
-        deferred: whether somebody looks at :attr:`signum` regularly. As long as nobody
-            does, a signal raises
+        deferred: whether :attr:`signum` is checked regularly. Otherwise a signal raises
             :class:`~sparsepipe.runtime.failures.rank_reports.Stopped` where it arrives.
         signum: the first signal that came, if any.
     """

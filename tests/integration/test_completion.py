@@ -84,7 +84,7 @@ def test_tab_in_bash(tmp_path: Path) -> None:
     assert not list(bash.cwd.iterdir())
 
 
-def test_fish_is_told_what_to_call(tmp_path: Path) -> None:
+def test_the_completion_script_of_fish(tmp_path: Path) -> None:
     """It is seldom there to press Tab in."""
 
     def said(action: str, **environment: str) -> str:

@@ -92,7 +92,7 @@ def torchrun(shell: Shell, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.full
-def test_errors_under_torchrun_are_told_once(shell: Shell) -> None:
+def test_errors_under_torchrun_are_reported_once(shell: Shell) -> None:
     refused = torchrun(shell, "trainer.precision=foo")
     assert refused.returncode
     assert refused.stderr.count("Lightning refuses the settings") == 1
@@ -124,7 +124,7 @@ class EndedMeanwhile(dist.HashStore):
         return super().add(key, amount)
 
 
-def test_a_rank_that_fails_under_torchrun_is_not_ended_before_it_tells(
+def test_a_rank_that_fails_under_torchrun_reports_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
 ) -> None:
     monkeypatch.setattr(process_group, "_stores", {("here", "0"): EndedMeanwhile()})
@@ -134,7 +134,7 @@ def test_a_rank_that_fails_under_torchrun_is_not_ended_before_it_tells(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN, "the command is yet to print it"
 
 
-def test_a_rank_ended_since_another_has_failed_leaves_the_telling_to_that(
+def test_only_the_failed_rank_reports_and_not_those_ended_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
 ) -> None:
     monkeypatch.setattr(process_group, "_stores", {("here", "0"): dist.HashStore()})

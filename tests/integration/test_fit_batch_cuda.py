@@ -31,7 +31,7 @@ def test_a_gpu_made_small_runs_out_of_memory(job) -> None:
     assert 264e6 < result["step_memory_bytes"] <= 560e6
 
 
-def test_a_step_in_a_process_of_its_own_that_does_not_fit_is_told(job) -> None:
+def test_an_isolated_step_that_does_not_fit_is_reported(job) -> None:
     path = job("task=train_if_fits", "data.batch_size=64", *SMALL)
     result = read_json(path / "result.json")
     assert (result["fits"], result["limited_by"]) == (False, "out_of_memory")

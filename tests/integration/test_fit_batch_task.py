@@ -210,7 +210,7 @@ def test_a_killed_search_goes_on_and_leaves_no_process(shell: Shell) -> None:
 
 
 @pytest.mark.full
-def test_steps_that_fail_for_another_reason_are_told(job) -> None:
+def test_steps_that_fail_for_another_reason_raise_an_error(job) -> None:
     asked = ("task=fit_batch", "parallel=single", "task.budget_bytes=1e9")
     with pytest.raises(ConfigError, match="the optimizer refuses its settings"):
         job(*asked, "optim.optimizer.nesterov=true", "optim.optimizer.momentum=0")

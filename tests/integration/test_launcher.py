@@ -111,7 +111,7 @@ def test_jobs_that_are_the_same_run_are_one(shell: Shell) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_each_job_has_the_processes_it_asks_for(shell: Shell) -> None:
+def test_each_job_has_as_many_processes_as_it_needs(shell: Shell) -> None:
     """World sizes mixed in one sweep, on a machine of fewer cores than the largest wants."""
     present = "callbacks={present: {_target_: tests.support.tinysweep.Present}}"
     swept = shell.sweep(
@@ -149,7 +149,7 @@ def interrupted(shell: Shell, *signums: int) -> Finished:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_the_first_ctrl_c_asks_and_the_second_ends_all(shell: Shell) -> None:
+def test_the_first_ctrl_c_stops_in_order_and_the_second_at_once(shell: Shell) -> None:
     stopped = interrupted(shell, signal.SIGINT, signal.SIGINT)
     assert stopped.code == 130, stopped.err
     assert "run the same command again to go on" in stopped.err

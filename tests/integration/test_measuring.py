@@ -126,7 +126,7 @@ def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
     assert again == found
 
 
-def test_a_failure_is_told_in_the_words_of_the_training() -> None:
+def test_a_failed_measurement_is_reported_as_an_error_of_the_training() -> None:
     config = composed(*TRAINING)
     with pytest.raises(ConfigError, match=r"^while measuring nobody: the inventory has no device"):
         measure_devices(["nobody"], config, HOW, run_job=run_job)

@@ -182,7 +182,7 @@ def test_stop_after_the_last_validation_of_an_epoch_keeps_its_values(job: Job) -
     assert shapes == pytest.approx([48, 48])
 
 
-def test_interrupted_test_is_told(job: Job) -> None:
+def test_an_interrupted_test_is_reported(job: Job) -> None:
     stop = "callbacks={kill: {_target_: tests.support.tinyhouse.StopTest}}"
     with pytest.raises(Stopped):
         job(stop)

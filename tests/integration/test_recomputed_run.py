@@ -36,7 +36,7 @@ def test_a_simulation_counts_the_longer_backwards(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_run_tells_what_it_recomputed(shell: Shell) -> None:
+def test_a_result_has_the_recomputed_layers(shell: Shell) -> None:
     settings = ("parallel=gpipe", "hardware=cores", "parallel.devices=2", "model.dropout=0.5",
                 "parallel.plan.balance=layers", "parallel.strategy.microbatches=3")  # fmt: skip
     plain = shell(*settings)

@@ -29,7 +29,7 @@ ON_SOME = {"cuda", "git_commit", "peak_device_memory_bytes", "train_peak_device_
 """Columns of runs on a GPU, or from a checkout."""
 
 
-def test_a_training_tells_all_that_the_ledger_always_has(job: Job) -> None:
+def test_a_training_writes_all_columns_that_every_ledger_has(job: Job) -> None:
     before_s = time.time()
     run = job("task.monitor=val/accuracy")
     result, after_s = read_json(run / "result.json"), time.time()
@@ -79,7 +79,7 @@ def test_a_training_that_is_not_tested_does_not_infer(job: Job) -> None:
     assert result["train_shapes"] == 32
 
 
-def test_somebodys_own_module_is_not_asked_for_what_it_may_not_do(job: Job) -> None:
+def test_a_users_own_module_needs_no_optional_methods(job: Job) -> None:
     """Nobody knows what its ``forward`` takes."""
     result = read_json(job("model=own", "task.test=false", "data.val_size=0") / "result.json")
     assert result["model"] == "OwnModule"

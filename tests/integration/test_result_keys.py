@@ -68,7 +68,7 @@ def test_every_task_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_tells_what_the_document_says(task: str, job: Job) -> None:
+def test_result_keys_of_a_task_are_documented(task: str, job: Job) -> None:
     overrides = (f"task={task}", *TASKS[task])
     if task in ("fit_batch", "train_if_fits"):
         leave_answer(composed("experiment=tiny", *overrides))
@@ -80,6 +80,6 @@ def test_a_task_tells_what_the_document_says(task: str, job: Job) -> None:
 
 
 @pytest.mark.full
-def test_table_3_tells_what_the_document_says(job: Job) -> None:
+def test_result_keys_of_table_3_are_documented(job: Job) -> None:
     few = ("task.exact_bandwidths_bytes_per_s=[60e6]", "task.bandwidths_bytes_per_s=[60e6]")
     check(job("task=paper/table3", "hardware=paper_8gpu", *few))

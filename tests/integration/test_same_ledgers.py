@@ -55,7 +55,7 @@ def test_the_recorded_ledger_is_of_a_whole_sweep(ledger: pd.DataFrame) -> None:
         setting("run_id", "0123456789ab"),
     ],
 )
-def test_what_is_lost_or_another_run_is_seen(ledger: pd.DataFrame, change: Change) -> None:
+def test_changed_ledgers_are_detected(ledger: pd.DataFrame, change: Change) -> None:
     found = change(ledger)
     with pytest.raises(AssertionError):
         assert_as_recorded(found, ledger)

@@ -73,7 +73,7 @@ def test_networks_refuse_the_other_representation(
     assert remedy in error.value.remedy
 
 
-def test_nothing_to_tell_apart(job: Callable[..., Path]) -> None:
+def test_data_of_a_single_class(job: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="to tell apart: 1"):
         job(*TINY, "data.source.classes=[mug]")
 

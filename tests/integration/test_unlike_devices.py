@@ -99,7 +99,7 @@ def test_a_strategy_that_takes_no_slowdown_is_refused() -> None:
     assert "keyword 'slowdown'" in caught.value.remedy
 
 
-def test_slowdowns_are_said_in_the_hardware() -> None:
+def test_slowdowns_are_part_of_the_hardware() -> None:
     config = composed("experiment=tiny", "parallel=dp", "++parallel.strategy.slowdown=2.0")
     with pytest.raises(ConfigError, match=r"parallel\.strategy\.slowdown is set") as caught:
         prepare(config, build_inventory(config))

@@ -98,7 +98,7 @@ def test_killed_and_interrupted_runs_stay_one(shell: Shell, job: Job) -> None:
 
 
 @pytest.mark.full
-def test_a_tracker_that_comes_late_hears_all(shell: Shell, job: Job) -> None:
+def test_a_tracker_that_is_added_later_gets_all_epochs(shell: Shell, job: Job) -> None:
     faulty = ("trainer.max_epochs=3", fault([(17, signal.SIGKILL)]))
     assert shell(*faulty).code == -signal.SIGKILL
     run = job(*faulty, "logger=wandb")
@@ -161,7 +161,7 @@ def test_a_task_without_a_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_emulated_run_is_told_by_who_started_it(shell: Shell) -> None:
+def test_the_launching_process_logs_an_emulated_run(shell: Shell) -> None:
     """Its ranks may be where no server can be reached."""
     settings = ("hardware.network=loopback", "trainer.limit_train_batches=8", "logger=wandb")
     run = shell(*hosts(shell.cwd), "parallel=dp", *settings).run

@@ -188,9 +188,9 @@ def _unlimited(group: Group, groups: Mapping[Group, Runs]) -> Iterator[str]:
     is_missing = group.setting.network == "namespaces" and not any(groups[group].values())
     if is_missing and loopback in groups:
         yield (
-            "There are such runs on loopback, whose links are not limited. A run does not know who "
-            "asks for it: as root, who may make namespaces, the same command leaves out what is "
-            "finished; give it force=true."
+            "There are such runs on loopback, whose links are not limited. A run's identity does "
+            "not include the user: as root, who may make namespaces, the same command skips what "
+            "is finished; give it force=true."
         )
 
 

@@ -171,7 +171,7 @@ def test_arguments_left_out_of_the_yaml_can_be_set() -> None:
     assert config.optim.optimizer.get("foreach") is True
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_several_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"max_epoch'.*widht") as error:
         composed("data=vectors", "model=mlp", "trainer.max_epoch=1", "trainer.widht=2")
     assert error.value.message.count("unknown key") == 2

@@ -158,6 +158,6 @@ def test_no_run_is_made_of_it() -> None:
         resolve_run(composed("task=list"))
 
 
-def test_other_tasks_tell_nothing() -> None:
+def test_other_tasks_print_no_list() -> None:
     for target in ("sparsepipe.tasks.partition.Partition", "no.where", "???"):
         assert printed_text(OmegaConf.create({"task": {"_target_": target}}), []) is None

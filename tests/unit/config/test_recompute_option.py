@@ -38,7 +38,9 @@ SYNCHRONOUS = ("recompute=all", "microbatches=2", "batch_norm=running", "schedul
 
 @pytest.mark.parametrize("plus", ["", "+"])
 @pytest.mark.parametrize("parallel", ["pipeline", "hete_mp", "dp", "single"])
-def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, plus: str) -> None:
+def test_options_of_synchronous_pipelines_name_the_strategies_that_have_them(
+    parallel: str, plus: str
+) -> None:
     alone = parallel == "single"  # of its strategy, which is null, one mistake is told
     for settings in [[each] for each in SYNCHRONOUS] if alone else [SYNCHRONOUS]:
         given_ones = [f"{plus}parallel.strategy.{setting}" for setting in settings]
@@ -50,7 +52,7 @@ def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, plus: s
             assert re.search(told, str(refused.value)), setting
 
 
-def test_a_misspelt_option_of_synchronous_pipelines_is_told() -> None:
+def test_a_misspelt_option_of_synchronous_pipelines_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.recompte' \(nearest: '.*recompute'"):
         composed(*MODEL, "parallel=gpipe", "parallel.strategy.recompte=all")
 
@@ -78,7 +80,7 @@ def test_what_fits_is_chosen_before_ranks_start(
     ]  # fmt: skip
 
 
-def test_a_searched_plan_tells_what_is_asked_for(tmp_path: Path) -> None:
+def test_a_searched_plan_lists_the_given_spans(tmp_path: Path) -> None:
     asked = "parallel.strategy.recompute={layers: [[1, 2]]}"
     plan, argument = settled(tmp_path, 1e9, *SEARCHED, asked, given(tmp_path))
     assert plan.details["recomputed"] == [[1, 1], [2, 2]], "cut where stages end"
@@ -189,8 +191,8 @@ def test_the_profiles_of_a_choice_are_part_of_the_run(
 
 
 REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
-    "nor parallel.plan tells these": (1e9, ("parallel=gpipe", AUTO), "search.search=hete_mp"),
-    "nor parallel.plan tells": (
+    "nor parallel.plan gives the stages": (1e9, ("parallel=gpipe", AUTO), "search.search=hete_mp"),
+    "nor parallel.plan gives": (
         1e9, ("parallel=gpipe", AUTO, "parallel.plan.config=1-1"), "parallel.plan.cuts"
     ),
     "that of core is not known": (None, (*SEARCHED, AUTO, "GIVEN"), "memory_bytes of each device"),

@@ -31,7 +31,7 @@ def test_too_little_space_is_seen_beforehand(
     assert not reader.seen
 
 
-def test_a_disk_that_fills_up_loses_nothing(
+def test_a_disk_that_fills_up_keeps_finished_rows(
     make_tree: Callable[..., Path],
     small_disk: Path,
     tmp_path: Path,

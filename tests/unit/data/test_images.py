@@ -222,7 +222,7 @@ def test_a_broken_csv_is_named(tmp_path: Path, row: list[int], said: str) -> Non
         Mnist(tmp_path).load("train", tmp_path)
 
 
-def test_without_a_directory_it_is_said_what_to_set(tmp_path: Path) -> None:
+def test_without_a_directory_the_error_names_the_key(tmp_path: Path) -> None:
     for root, said in ((None, "data.root is not set"), (tmp_path / "none", "is not a directory")):
         with pytest.raises(DataError, match=said):
             Mnist(root)

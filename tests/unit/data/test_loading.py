@@ -82,7 +82,7 @@ def test_a_worker_that_dies_is_explained(
     assert "data.num_workers" in caught.value.remedy
 
 
-def test_an_error_in_a_worker_is_told_whole(
+def test_an_error_in_a_worker_keeps_its_traceback(
     make_tree: Callable[..., Path], make_data: Callable[..., Any]
 ) -> None:
     loader = make_data(make_tree(3), num_workers=1).train_dataloader()

@@ -218,7 +218,7 @@ def _group_alive(group: int) -> bool:
 
 
 @pytest.mark.full
-def test_gross_form_alone_does_not_tell_the_classes_apart(tmp_path: Path) -> None:
+def test_gross_form_alone_does_not_separate_the_classes(tmp_path: Path) -> None:
     generate_shapes(tmp_path, train_per_class=30, test_per_class=12, seed=0, workers=1)
     ran = subprocess.run(
         [sys.executable, str(BASELINE), str(tmp_path), "--workers", "1"],

@@ -86,7 +86,7 @@ def test_speedups_of_fig9_are_over_dp_on_as_many_gpus() -> None:
     assert (derived.text, derived.derived) == ("2.63", "not printed: 1.98 times MP, printed")
 
 
-def test_dp_may_be_told_by_another_job() -> None:
+def test_the_time_of_dp_may_come_from_another_job() -> None:
     block = fig9(simulated("hete_mp", 5, 0.4, dp_minibatch_s=0.8))[AT_125]
     assert value(block, "speedup", "5", "HETE-MP") == pytest.approx(2)
     assert cell(block, "minibatch", "5", "DP").missing

@@ -161,7 +161,7 @@ def test_a_measured_run_is_beside_the_others_whatever_its_plan_was_made_by() -> 
     assert value(block, "speedup", "2", "measured", "GPipe", "ours") == pytest.approx(1.5)
 
 
-def test_the_csv_tells_what_a_row_is_for_from_how_its_runs_were_taken() -> None:
+def test_the_csv_has_the_kind_of_a_row_and_that_of_its_runs() -> None:
     found = csv_rows(fill(PIPELINE_DEPTH, [emulated(1, 200.0)], None))
     serial = [row for row in found if (row["stages"], row["quantity"]) == ("1", "time")]
     assert [(row["obtained"], row["kind"]) for row in serial] == [

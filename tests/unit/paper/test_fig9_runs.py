@@ -116,7 +116,7 @@ def test_links_without_limit_are_beside_no_simulation_and_a_note_says_what_to_do
     assert both[EMULATED].notes == ()
 
 
-def test_scales_of_time_are_told_and_their_paces_compared() -> None:
+def test_time_scales_are_shown_and_their_paces_compared() -> None:
     block = fig9(emulated("dp", 5, 0.84), emulated("exact", 5, 0.21, time_scale=10.0))[EMULATED]
     assert value(block, "speedup", "5", "exact") == pytest.approx(4)
     scales = [value(block, "time_scale", "5", name) for name in ("DP", "exact", "MP")]

@@ -142,7 +142,7 @@ def test_runs_with_overrides_have_a_table_of_their_own() -> None:
     assert "optim=adamw" in words_of(apart.sweep)
 
 
-def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
+def test_a_note_describes_how_a_rate_was_taken() -> None:
     """It sets nothing apart: depths are trained for unlike numbers of minibatches anyway."""
     commands = Commands(experiment="pipeline_depth", composed=composed_values)
     core = "name: core, count: 1, profile: {cnn_5x5: profiles/pipeline_depth/core.json}"

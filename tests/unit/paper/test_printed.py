@@ -65,7 +65,7 @@ def test_table3_in_the_names_of_the_inventories() -> None:
     }
 
 
-def test_fig9_tells_what_is_derived() -> None:
+def test_derived_figures_of_fig9_are_marked() -> None:
     assert PRINTED[8, "hete_mp"].derived
     assert not PRINTED[5, "hete_mp"].derived
     assert SMALLEST_HETE_MP == 2.41

@@ -35,7 +35,7 @@ def jobs(
     ]
 
 
-def test_overrides_that_cells_do_not_tell_are_wanted(tmp_path: Path) -> None:
+def test_overrides_that_cells_do_not_imply_are_requested(tmp_path: Path) -> None:
     job = ("experiment=table2", "scale=desk", *CELL, *POINTS, "++data.batch_size=8")
     places = ("logger=wandb", "paths.outputs=there", "hydra.launcher.max_jobs=1", "tags=[a]")
     found = requests_of(jobs(tmp_path, (*job, *places), (*job, "force=true", "name=mine")), TABLE2)
@@ -43,7 +43,7 @@ def test_overrides_that_cells_do_not_tell_are_wanted(tmp_path: Path) -> None:
     assert found[0].title == "scale desk; data=modelnet40_points; data.batch_size=8"
 
 
-def test_what_a_job_has_finished_of_is_not_wanted(tmp_path: Path) -> None:
+def test_overrides_of_a_finished_job_are_not_requested(tmp_path: Path) -> None:
     widths = [("scale=desk", *CELL, f"++model.width={width}") for width in (0.5, 0.25, 0.5, 0.25)]
     found = requests_of(jobs(tmp_path, *widths, finished=[3]), TABLE2)
     assert found == [Request(scale="desk", overrides=("model.width=0.5",))]
@@ -56,7 +56,7 @@ def test_seeds_are_those_of_all_jobs(tmp_path: Path) -> None:
     assert found.given == ("scale=desk", "seed=0,1")
 
 
-def test_what_says_the_cell_leaves_other_overrides(tmp_path: Path) -> None:
+def test_overrides_that_name_a_cell_are_dropped_and_others_kept(tmp_path: Path) -> None:
     words = ("data.batch_size=8", "parallel=dp", "++optim.optimizer.lr=0.1")
     (found,) = requests_of(jobs(tmp_path, ("scale=desk", *CELL, *words)), TABLE2)
     assert found.overrides == ("data.batch_size=8", "optim.optimizer.lr=0.1")
@@ -65,7 +65,7 @@ def test_what_says_the_cell_leaves_other_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "word", ["model=sparse_vgg19_bn", "++data.point_ratio=0.1", "parallel=dp", "task=evaluate"]
 )
-def test_runs_of_no_cell_are_not_told_apart(tmp_path: Path, word: str) -> None:
+def test_runs_of_no_cell_are_one_request(tmp_path: Path, word: str) -> None:
     found = requests_of(jobs(tmp_path, ("scale=desk", *CELL, word, "seed=3")), TABLE2)
     assert found == [Request(scale="desk", seeds="seed=3")]
 

@@ -58,7 +58,7 @@ def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
     ("asked", "scales"),
     [((), ["smoke"]), (("scale=desk",), ["desk"]), (("scale=desk,paper",), ["desk", "paper"])],
 )
-def test_a_sweep_whose_jobs_all_failed_tells_what_its_scale_lacks(
+def test_a_sweep_whose_jobs_all_failed_lists_the_missing_cells_of_its_scale(
     tmp_path: Path, asked: tuple[str, ...], scales: list[str]
 ) -> None:
     leave_training(tmp_path / "outputs", "old", test=0.80, scale="other")

@@ -114,7 +114,7 @@ def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
 
 
 @pytest.mark.parametrize(("experiment", "scale"), [("fig7", "smoke"), ("table1", "desk")])
-def test_a_single_run_is_swept_at_the_scale_that_a_report_asks_for(
+def test_the_command_for_missing_cells_runs_at_the_scale_of_the_report(
     experiment: str, scale: str
 ) -> None:
     (job,) = jobs(experiment)
@@ -141,7 +141,7 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     ("scale", "batch"), [("smoke", 4), pytest.param("desk", 16, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("parallel", ["single", "dp", "pipeline", "hete_mp"])
-def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for(
+def test_elsewhere_each_device_takes_the_batch_of_one_whatever_the_number_of_devices(
     parallel: str, scale: str, batch: int
 ) -> None:
     for devices in ("1", "2", "4", "auto"):

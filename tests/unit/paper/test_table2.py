@@ -68,7 +68,7 @@ def test_seeds_are_averaged_and_their_spread_is_kept() -> None:
     assert not [note for note in block.notes if "seed" in note]
 
 
-def test_runs_with_one_seed_are_told() -> None:
+def test_runs_with_one_seed_are_noted() -> None:
     (block,) = blocks(
         training("sparse", 32, run_id="a", **{"optim.optimizer.lr": 0.1}),
         training("sparse", 32, run_id="b", **{"optim.optimizer.lr": 0.2}),

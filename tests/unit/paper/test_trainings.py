@@ -67,7 +67,7 @@ def test_a_baseline_that_memory_has_not_ended_makes_the_ratio_a_bound_from_above
     assert both.note.startswith("no ratio: not memory ended the search")
 
 
-def test_a_search_that_ended_early_tells_between_which_sizes_it_is() -> None:
+def test_a_search_that_ended_early_has_bounds() -> None:
     """60 to 65 over 20 to 23: the largest of one over the largest of the other."""
     dense = fitting("dense", 32, batch=20, refused_batch=24)
     sparse = fitting("sparse", 32, batch=60, refused_batch=66)
@@ -180,7 +180,7 @@ def test_files_say_it_too(tmp_path: Path) -> None:
         assert "≥ 16" in (tmp_path / name).read_text(encoding="utf-8")
 
 
-def test_a_budget_is_told_where_there_is_one() -> None:
+def test_a_budget_is_noted_where_there_is_one() -> None:
     row = fitting("dense", 32, batch=200)
     (block,) = TABLE2.blocks([row])
     assert "A batch fits where a training step takes at most 2,750 MB." in block.notes

@@ -83,7 +83,7 @@ def test_what_was_expected_of_other_layers_is_not_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "message", "remedy"),
     [
-        (("parallel=gpipe", "parallel.strategy.recompute=all"), "asks for layers 0-1, 2-3", "auto"),
+        (("parallel=gpipe", "parallel.strategy.recompute=all"), "names layers 0-1, 2-3", "auto"),
         (
             ("parallel=gpipe", "parallel.strategy.recompute={layers: [0]}"),
             "the plan file has layers 0, 3 recomputed",

@@ -17,7 +17,7 @@ def titles(figure):
     return [axes.get_title().strip() for axes in figure.axes]
 
 
-def test_titles_tell_right_from_wrong_with_sign_and_probability():
+def test_titles_mark_right_and_wrong_with_a_sign_and_the_probability():
     figure = gallery_figure(
         [cloud()] * 3, [0, 1, 1], [0, 0, 1], CLASSES, probabilities=[0.981, 0.6, 1.0]
     )

@@ -96,7 +96,7 @@ def test_fewer_threads_than_cores_are_in_the_command() -> None:
 
 
 @pytest.mark.parametrize("name", ["table2", "fig8", "fig7"])
-def test_without_runs_commands_have_the_scale_that_is_asked_for(name: str) -> None:
+def test_without_runs_commands_have_the_requested_scale(name: str) -> None:
     (found,) = CHAPTERS[name].blocks([], Commands(experiment=name, scales=("desk",)))
     assert all(f"experiment={name} scale=desk" in each.command for each in found.cells)
 

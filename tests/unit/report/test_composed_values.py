@@ -25,7 +25,7 @@ def test_scales(overrides: tuple[str, ...], values: tuple[float | None, ...]) ->
     assert composed_values(overrides, KEYS) == dict(zip(KEYS, values, strict=True))
 
 
-def test_what_composes_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_overrides_that_do_not_compose_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert composed_values(("experiment=table2", "scale=dsk"), KEYS) == {}
     (message,) = caplog.messages

@@ -117,7 +117,7 @@ def test_recorded_overrides_count_that_the_command_does_not_give(
     assert not words or not is_made_by(trained("sparse"), DESK_COMMAND, words, as_desk, of_training)
 
 
-def test_what_a_run_does_not_tell_is_not_held_against_it() -> None:
+def test_keys_that_a_run_lacks_are_not_compared() -> None:
     assert overrides(training("sparse", 32, **MADE)) == ()
     assert overrides_of(trained("sparse"), DESK_COMMAND, lambda *_: {}, of_training) == ()
 
@@ -275,7 +275,7 @@ def test_what_takes_memory_sets_searches_apart() -> None:
     assert "trainer.precision=bf16-mixed" in found[1].title
 
 
-def test_files_of_unlike_data_sets_are_told_apart_by_their_number() -> None:
+def test_files_of_unlike_data_sets_are_distinguished_by_their_number() -> None:
     files = {
         "data.source._target_": "sparsepipe.data.sources.OffTree",
         "data.source.train_per_class": None,

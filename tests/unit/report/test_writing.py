@@ -114,7 +114,7 @@ def test_the_page_has_ours_beside_the_papers(written: tuple[Path, list[FilledCha
     assert all(len(row) == len(heads) for row in table[2:])
 
 
-def test_the_page_tells_where_figures_were_taken(written: tuple[Path, list[FilledChapter]]) -> None:
+def test_the_page_lists_where_figures_were_taken(written: tuple[Path, list[FilledChapter]]) -> None:
     page = Page((written[0] / "report.html").read_text())
     places = next(table for table in page.tables if table[0][1:3] == ["kind", "hardware"])
     assert places[1] == [
@@ -136,7 +136,7 @@ def test_markdown_has_the_same(written: tuple[Path, list[FilledChapter]]) -> Non
         assert (written[0] / name).exists()
 
 
-def test_words_and_bounds_are_told_apart_from_figures(tmp_path: Path) -> None:
+def test_words_and_bounds_are_distinguished_from_figures(tmp_path: Path) -> None:
     dense = fitting("dense", 32, batch=4, refused_batch=None, limited_by="most")
     rows = [training("sparse", 32), training("sparse", 32, ranks=4), dense]
     write_report(tmp_path, "Some", [(CHAPTERS["table2"], rows)])

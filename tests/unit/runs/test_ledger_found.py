@@ -37,7 +37,7 @@ def leave_others(outputs: Path) -> list[Path]:
     return [books / "ledger.csv", pointer / "ledger.parquet", twice / "ledger.csv"]
 
 
-def test_what_is_no_ledger_is_told_and_left_out(
+def test_files_that_are_no_ledgers_are_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     leave(tmp_path / "runs", "b", "2")
@@ -62,7 +62,7 @@ def test_where_nothing_else_is_there_no_run_is_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["books", "pointer", "twice"])
-def test_what_was_asked_for_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_given_file_that_is_no_ledger_is_refused(tmp_path: Path, name: str) -> None:
     """By its directory or by the name of an experiment, as by its own."""
     outputs = tmp_path / "outputs"
     leave(outputs, "a", "1")
@@ -73,7 +73,7 @@ def test_what_was_asked_for_is_refused(tmp_path: Path, name: str) -> None:
         assert error.value.message.startswith(str(file))
 
 
-def test_what_is_begun_is_told_of_rather_than_other_experiments(tmp_path: Path) -> None:
+def test_unfinished_runs_are_named_rather_than_other_experiments(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     leave(tmp_path / "runs", "b", "2")
     gather(tmp_path / "runs", to=outputs / "recorded")

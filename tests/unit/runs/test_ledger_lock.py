@@ -129,7 +129,7 @@ def _is_of_another(place: Path) -> None:
         assert (place / name).stat().st_uid == (os.geteuid() or 65534)
 
 
-def test_where_no_directory_can_be_made_it_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"), ledger_locked(tmp_path / "file"):
         pass

@@ -28,7 +28,7 @@ def test_the_document_lists_the_columns(heading: str, columns: tuple[Column, ...
     assert rows(heading) == [(column.name, column.unit) for column in columns]
 
 
-def test_what_only_reports_tell_is_no_column(tmp_path: Path) -> None:
+def test_keys_that_only_reports_have_are_no_columns(tmp_path: Path) -> None:
     """They are in no ledger; the document names their keys where it says so."""
     told = {"exhibits": ["table2"], "figures": 2, "figures_missing": 94}
     for task in ("train", "report"):

@@ -56,7 +56,7 @@ def in_worker() -> MemoryError:
         (in_worker(), "this machine", "MemoryError: 8"),
     ],
 )
-def test_what_is_told_of_an_error(
+def test_the_message_of_an_error(
     error: Exception, whose: str, said: str, run: Callable[..., Run]
 ) -> None:
     found = user_error(error, run(GPUS))
@@ -93,7 +93,7 @@ def test_tasks_that_compute_on_batches_name_theirs(task: str, run: Callable[...,
         ("task=train", GPUS, "hardware.emulate=true"),
     ],
 )
-def test_no_other_task_is_told_of_batches(
+def test_no_other_task_is_advised_to_lower_batches(
     overrides: tuple[str, ...], run: Callable[..., Run]
 ) -> None:
     """Nor is an emulated device said to be short of memory: all of it is this machine's."""
@@ -113,7 +113,7 @@ def test_the_device_that_a_task_measures_is_named(run: Callable[..., Run]) -> No
     assert found.message == f"TITAN Xp ran out of memory: {CUDA}"
 
 
-def test_it_says_what_was_done_and_by_whom(run: Callable[..., Run]) -> None:
+def test_the_message_names_the_rank_and_the_operation(run: Callable[..., Run]) -> None:
     error = MemoryError()
     error.add_note("rank 0, stage 0: forward of minibatch 3")
     found = user_error(error, run(*CPU, *DP))

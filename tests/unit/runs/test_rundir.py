@@ -112,7 +112,7 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
     assert not any(isinstance(value, dict) and value for value in result.values())
 
 
-def test_loaders_are_asked_for_when_the_data_have_a_trainer(job: Job) -> None:
+def test_loaders_are_made_when_the_data_have_a_trainer(job: Job) -> None:
     result = read_json(job("data._target_=tests.support.tinyhouse.SharedData") / "result.json")
     assert (result["test_shapes"], result["train_shapes"]) == (9, 32)
 
@@ -190,7 +190,7 @@ def test_missing_and_broken_checkpoints(job: Job, tmp_path: Path) -> None:
         (("task=train", "checkpoint=nowhere"), CheckpointError),
     ],
 )
-def test_a_missing_checkpoint_is_told_before_data_are_prepared(
+def test_a_missing_checkpoint_is_refused_before_data_are_prepared(
     job: Job, settings: tuple[str, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -81,7 +81,7 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     return caplog
 
 
-def test_what_cannot_be_read_is_told_and_left_out(tmp_path: Path, said) -> None:
+def test_unreadable_records_are_left_out_with_a_warning(tmp_path: Path, said) -> None:
     assert [record.number for record in left(tmp_path)] == [0, 1, 2]
     warned = [record.getMessage() for record in said.records]
     assert len(warned) == 3
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_told_and_left_out(tmp_path: Path, said) -> None:
         assert any(f"jobs/{number}/record.json" in text and "remedy" in text for text in warned)
 
 
-def test_what_is_told_of_jobs_that_failed_and_were_stopped(tmp_path: Path) -> None:
+def test_the_message_about_failed_and_stopped_jobs(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("one\n\ntwo\n")
     leave_record(tmp_path, 0, "++seed=0", run=None, log=str(log))
@@ -143,7 +143,7 @@ def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
     assert not any("values" in text for text in texts)
 
 
-def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, said) -> None:
+def test_a_sweep_whose_sweeper_gives_up_is_reported_as_others_are(tmp_path: Path, said) -> None:
     begun(tmp_path)
     left(tmp_path)
     assert callbacks.end_early(raised("no number"))
@@ -158,7 +158,7 @@ def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, sa
     assert "remedy: mend the jobs" in end
 
 
-def test_what_no_job_has_to_do_with_is_not_told_as_theirs(tmp_path: Path, said) -> None:
+def test_errors_without_failed_jobs_do_not_end_a_sweep(tmp_path: Path, said) -> None:
     assert not callbacks.end_early(ValueError("no sweep at all"))
     config = begun(tmp_path)
     leave_record(tmp_path, 0, "++seed=0", run=tmp_path / "run")
@@ -170,7 +170,7 @@ def test_what_no_job_has_to_do_with_is_not_told_as_theirs(tmp_path: Path, said) 
     assert not said.records
 
 
-def test_the_table_tells_jobs_that_were_stopped_from_those_that_failed(tmp_path: Path) -> None:
+def test_the_table_distinguishes_stopped_from_failed_jobs(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").write_text("{}")
     left(tmp_path)
@@ -184,7 +184,7 @@ def test_the_table_tells_jobs_that_were_stopped_from_those_that_failed(tmp_path:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_sweep_that_is_stopped_tells_what_has_failed_and_leaves_its_ledger(shell: Shell) -> None:
+def test_a_stopped_sweep_reports_failures_and_writes_its_ledger(shell: Shell) -> None:
     stuck = "{stuck: {_target_: tests.support.tinyhouse.LongStep, step: 1}}"
     jobs = ("{}", fault([(1, 0)]).removeprefix("callbacks="), stuck)
     sweep = shell.start(
@@ -413,7 +413,7 @@ def sweep(directory: Path, count: int, *overrides: str) -> RunDir:
     return RunDir(Path(run))
 
 
-def test_a_point_that_is_asked_for_twice_is_anew_once(
+def test_a_point_that_is_sampled_twice_is_trained_anew_once(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Optuna asks, which leaves no ``multirun.yaml``."""

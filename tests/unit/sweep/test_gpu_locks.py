@@ -91,7 +91,7 @@ def test_who_needs_no_gpu_waits_for_none(two: tuple[GpuLocks, GpuLocks]) -> None
     assert given(there, Demand(ranks=1, cores=3)) == ()
 
 
-def test_a_wait_is_told_once(
+def test_a_wait_is_logged_once(
     two: tuple[GpuLocks, GpuLocks],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

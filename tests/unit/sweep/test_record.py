@@ -82,7 +82,7 @@ def run(place: Path, *, time_s: float = 1e12, **result: object) -> Path:
     return place
 
 
-def test_a_job_that_could_not_tell_that_its_run_is_finished(
+def test_a_finished_job_that_could_not_write_its_record(
     tmp_path: Path, ended: Callable[..., JobRecord]
 ) -> None:
     done = run(tmp_path / "run", **{"test/accuracy": 0.75})
@@ -126,7 +126,7 @@ def test_a_run_without_the_value_that_a_search_needs(
     assert "objective=test/accuracy is no figure" in (found.error or "")
 
 
-def test_a_job_that_can_tell_nothing_runs_all_the_same(
+def test_a_job_that_can_write_no_files_runs_all_the_same(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", logger="sparsepipe")

@@ -78,7 +78,7 @@ def _cores(target: str) -> int | None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_hydra_is_asked_about_the_configuration_at_hand(fails: bool) -> None:
+def test_hydra_config_is_the_given_one_within_the_block(fails: bool) -> None:
     """And no other, once it is over, however it ended."""
     before = HydraConfig.instance().cfg
     config = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})

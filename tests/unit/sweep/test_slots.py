@@ -92,7 +92,7 @@ def test_jobs_share_no_core() -> None:
     assert slots.grant(Demand(ranks=1, cores=2)) == Grant(cores=(1, 2), gpus=(), threads=2)
 
 
-def test_jobs_share_no_gpu_and_get_the_kinds_that_they_ask_for() -> None:
+def test_jobs_share_no_gpu_and_get_the_kinds_that_they_need() -> None:
     slots, grants = start(
         Slots(machine=GPUS),
         Demand(ranks=1, cores=4, gpus=("RTX",)),
@@ -154,7 +154,7 @@ def test_a_job_that_wants_other_gpus_than_there_are_gets_all_and_finds_out() -> 
         ),
     ],
 )
-def test_what_a_job_hears_of_it(
+def test_environment_variables_of_a_grant(
     grant: Grant, inherited: dict[str, str], variables: dict[str, str]
 ) -> None:
     assert environment(grant, whole=False, inherited=inherited) == variables

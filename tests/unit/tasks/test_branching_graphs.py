@@ -85,7 +85,7 @@ def without_cuts(directory: Path) -> Path:
         ("", "no layers"),
     ],
 )
-def test_a_malformed_graph_is_told_with_its_line(
+def test_a_malformed_graph_is_refused_with_its_line(
     tmp_path: Path, changed: str, message: str
 ) -> None:
     with pytest.raises(ProfileError, match=message) as caught:

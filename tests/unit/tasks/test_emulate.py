@@ -58,7 +58,7 @@ def test_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) 
     assert not directory.path.exists(), "no plan of a search"
 
 
-def test_what_is_asked_for_is_where_all_look_for_it(tmp_path: Path) -> None:
+def test_settings_of_the_task_are_moved_to_the_hardware(tmp_path: Path) -> None:
     *here, _ = hosts(tmp_path)
     config = asked(*here, EMULATE, "task.time_scale=5", "task.link_bytes_per_s=3e6")
     emulation = config.emulation

@@ -40,7 +40,7 @@ def test_finds_every_limit(most: int, start: int) -> None:
     start=st.integers(1, 4096),
     precision=st.floats(0, 1),
 )
-def test_what_it_finds_is_as_near_as_asked(limit, most, start, precision) -> None:
+def test_the_largest_batch_is_found_within_the_precision(limit, most, start, precision) -> None:
     found = largest_that_fits(
         lambda size: size <= limit, most=most, start=start, precision=precision
     )

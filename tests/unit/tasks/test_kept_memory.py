@@ -253,7 +253,7 @@ def test_no_error_about_what_was_kept_ends_a_run(
 
 
 @pytest.mark.parametrize("known", [None, counted(batch_size=8)])
-def test_without_a_profile_of_its_batches_nothing_is_said(
+def test_without_a_profile_of_its_batches_there_are_no_kept_bytes(
     known: Profile | None, job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = None

@@ -29,7 +29,7 @@ MB = 10**6
         (None, "cuda", None, None),
     ],
 )
-def test_the_budget_is_what_is_asked_for_or_what_a_processor_has(
+def test_the_budget_is_the_requested_one_or_the_memory_of_a_processor(
     asked: float | None, accelerator: str, known: int | None, expected: int | None
 ) -> None:
     assert budget_of(asked, accelerator=accelerator, known_bytes=known) == expected

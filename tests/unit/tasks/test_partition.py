@@ -227,7 +227,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         watch=SignalWatch(),
     )
     for task in (Partition(), Table3()):
-        with pytest.raises(ConfigError, match="asks for 2") as caught:
+        with pytest.raises(ConfigError, match="sets 2") as caught:
             task.run(run)
         assert "parallel=single" in caught.value.remedy
 

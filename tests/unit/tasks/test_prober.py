@@ -188,9 +188,7 @@ def test_a_probe_that_is_killed_while_it_is_small_is_no_answer(
 
 
 @pytest.mark.full
-def test_one_that_was_killed_is_asked_once_more(
-    prober: Callable[[], Prober], workplace: Path
-) -> None:
+def test_a_killed_probe_is_repeated_once(prober: Callable[[], Prober], workplace: Path) -> None:
     asked = prober()
     with killing(1, in_steps=True) as killed:
         found = asked.probe(1)
@@ -223,7 +221,7 @@ while os.path.exists(f"/proc/{victim}"):
 
 
 @pytest.mark.full
-def test_one_that_the_kernel_kills_for_the_memory_of_others_is_asked_once_more(
+def test_a_probe_that_is_killed_for_the_memory_of_others_is_repeated_once(
     tmp_path: Path,
 ) -> None:
     """They take all of a control group while it begins."""
@@ -258,7 +256,7 @@ def test_reports_know_the_reasons_that_searches_give() -> None:
     assert given == set(OTHERS)
 
 
-def test_documents_tell_them() -> None:
+def test_other_reasons_are_documented() -> None:
     (told,) = re.findall(r"another reason \(`limited_by` is ([^)]*)\)", read("reports.md"))
     assert {*re.findall(r"`(\w+)`", told)} == set(OTHERS)
     for name in ("results.md", "experiments.md"):

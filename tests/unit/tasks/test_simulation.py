@@ -60,7 +60,7 @@ COPY_S = 0.005
         (False, "stash", False),
     ],
 )
-def test_they_count_where_weights_are_stashed_and_profiles_tell(
+def test_copies_count_where_weights_are_stashed_and_profiles_have_them(
     tmp_path: Path, told: bool, mode: str, copies: bool
 ) -> None:
     one = profile()
@@ -118,7 +118,7 @@ def test_data_parallelism_on_devices_that_are_alike(tmp_path: Path, minibatches:
     assert found["busy_share"] == pytest.approx(1.0, rel=1e-6)
 
 
-def test_a_short_epoch_tells_the_same_pace_as_a_long_one(tmp_path: Path) -> None:
+def test_a_short_epoch_has_the_same_pace_as_a_long_one(tmp_path: Path) -> None:
     few, many = (
         result(tmp_path, *PAPER, "parallel=paper_mp", f"task.minibatches={count}")
         for count in (3, 154)

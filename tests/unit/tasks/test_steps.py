@@ -28,7 +28,7 @@ def test_steps_of_data_without_a_length_are_of_whole_batches(job) -> None:
     assert read_json(path / "result.json")["fits"], "a training takes what there is"
 
 
-def test_batches_of_a_probe_are_whole_where_a_search_asks() -> None:
+def test_batches_of_a_probe_are_whole_in_a_search() -> None:
     loader = DataLoader(torch.arange(10), batch_size=4)
     whole = first_batches(loader, size=4, count=5, whole=True)
     assert [batch.tolist() for batch in whole[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
