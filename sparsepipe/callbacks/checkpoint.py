@@ -1,4 +1,4 @@
-"""Checkpoints and the plan of a run: all that is needed to go on as if nothing had happened."""
+"""Checkpoints and the plan of a run, from which it resumes as if it had not been stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATE_KEY = "RunCheckpoint"
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a run goes on.
+    """The place where a run resumes.
 
     Args:
         path: the checkpoint.
@@ -317,7 +317,7 @@ class KeepPlan(pl.Callback):
             logger.log_hyperparams({"plan": hyperparameters})
 
     def _on_devices(self, plan: Plan) -> Plan:
-        """As the strategy has it, with the devices on which the ranks are."""
+        """The strategy's plan with the devices of the ranks."""
         names = iter(self._devices)
         return replace(
             plan,

@@ -125,7 +125,7 @@ _KEY = "epoch_sums"
 _HOOK = "training_step"
 
 Sums = dict[str, State]
-"""By Lightning's name of a logged value."""
+"""States by Lightning's name of a logged value."""
 
 
 class EpochSums(pl.Callback):
@@ -186,7 +186,7 @@ class EpochSums(pl.Callback):
 
 
 def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
-    """What steps log for an epoch; a metric once, also where it has two names."""
+    """Values that steps log for an epoch; a metric with two names once."""
     seen: set[int] = set()
     for key, item in training_values(trainer).items():
         if item.meta.fx == _HOOK and item.meta.on_epoch and id(_summed(item)) not in seen:
@@ -195,7 +195,7 @@ def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
 
 
 def _summed(item: LoggedValue) -> Any:
-    """What has the states: Lightning's own sum of a number, or the module's metric."""
+    """The object with the states: Lightning's own sum of a number, or the module's metric."""
     return item if item.is_tensor else item.value
 
 

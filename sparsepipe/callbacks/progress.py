@@ -1,4 +1,4 @@
-"""What a person sees of a training: shapes per second, a bar on a terminal, a line an epoch."""
+"""Progress of a training: shapes per second, a bar on a terminal, a log line for each epoch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _KEPT = 64
 
 
 class Step(NamedTuple):
-    """What a rank did in a step.
+    """Times of a rank in a step.
 
     Attributes:
         busy: when it computed, seconds of the clock.
@@ -117,7 +117,7 @@ def _watched(trainer: pl.Trainer) -> StageWorker[Any] | None:
 
 
 def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
-    """Of each rank, mean over minibatches but the first; None where there are too few.
+    """Bubble of each rank, mean over minibatches but the first; None if there are too few.
 
     Args:
         ranks: steps of each, a minibatch each, the last thing in which is the update.
@@ -129,7 +129,7 @@ def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
 
 
 def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] | None:
-    """Of each rank of an asynchronous pipeline, while that was full; None where it never was.
+    """Idle share of each rank of an asynchronous pipeline while it was full; None if it never was.
 
     Times in which it fills or drains, and what lies between a drain and the next step, are left
     out: they depend on how long epochs are, and on validations and checkpoints in them.

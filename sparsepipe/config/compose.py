@@ -165,7 +165,7 @@ def resolve(config: DictConfig) -> RunSpec:
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
     plain["task"]["_target_"] = present_name(plain["task"]["_target_"])
-    # Settings of a run are made of these keys, which are none themselves.
+    # Settings of the run were computed from these keys; the run does not record them.
     study = plain.pop(STUDY, None) or {}
     if study.get(KEY) is not None and plain.get("scale") is not None:
         raise ConfigError(
@@ -223,7 +223,7 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
 
 
 def _groups(loader: ConfigLoader) -> Iterator[str]:
-    """Those to choose from; of a directory without options of its own, the directories in it."""
+    """The groups; a directory without options of its own stands for the directories in it."""
     for name in loader.list_groups(""):
         if name in ("hydra", PARTS):
             continue
@@ -235,7 +235,7 @@ def _groups(loader: ConfigLoader) -> Iterator[str]:
 
 
 def _options(group: str, loader: ConfigLoader) -> Iterator[str]:
-    """Those of a group, with those of directories in it as ``directory/option``."""
+    """The options of a group; those of directories in it as ``directory/option``."""
     yield from loader.get_group_options(group, ObjectType.CONFIG)
     for below in loader.get_group_options(group, ObjectType.GROUP):
         yield from (f"{below}/{option}" for option in _options(f"{group}/{below}", loader))

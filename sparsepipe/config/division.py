@@ -97,7 +97,7 @@ class Division:
         return f"rank {rank} (stage {plan.stage_of(rank)})"
 
     def arguments(self) -> dict[str, Any]:
-        """For a strategy that splits models."""
+        """The arguments ``config``, ``cuts`` and ``balance`` of a strategy that splits models."""
         cuts = None if self.cuts is None else list(self.cuts)
         return {"config": self.config, "cuts": cuts, "balance": self.balance}
 
@@ -108,7 +108,7 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
     Raises:
         ConfigError: a key is in the wrong place or contradicts another, or the strategy cannot
             split models.
-        PlanError: the plan file is missing or is none.
+        PlanError: the plan file is missing or invalid.
     """
     chosen, strategy = spec.parallel.plan, spec.parallel.strategy
     splits = strategy is not None and {"config", "cuts"} <= set(strategy.parameters.types)

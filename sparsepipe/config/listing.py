@@ -56,7 +56,7 @@ _HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GRO
 
 
 class Source(Protocol):
-    """Where Hydra found a part of the configuration."""
+    """A configuration source of Hydra: a directory or a package."""
 
     @property
     def path(self) -> str: ...
@@ -113,7 +113,7 @@ list_options.prints_only = True  # type: ignore[attr-defined]
 
 
 def help_text(directories: Sequence[Traversable]) -> str:
-    """What ``sparsepipe --help`` prints; Hydra's own would take seconds to find the groups."""
+    """The text of ``sparsepipe --help``; Hydra's own would take seconds to find the groups."""
     options: dict[str, list[str]] = {}
     for group in groups_in(directories):
         for option in group.options:

@@ -48,7 +48,7 @@ def recompute_of(parallel: Parallel) -> Setting:
 
 
 def is_automatic(parallel: Parallel) -> bool:
-    """Whether somebody has to choose the layers."""
+    """Whether SparsePipe chooses the layers."""
     return recompute_of(parallel) == "auto"
 
 
@@ -57,7 +57,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
 
     Raises:
         ConfigError: the setting names no layers, or others than the plan file; or they are to be
-            chosen, and nobody knows the stages or the memory of the devices.
+            chosen, and the stages or the memory of the devices are unknown.
         PlanError: the plan file is missing or is none.
     """
     parallel = spec.parallel
@@ -117,7 +117,7 @@ def _refuse_file(spec: RunSpec) -> None:
 def synchronous_stages_of(
     parallel: Parallel, profiles: Mapping[str, Profile]
 ) -> SynchronousStages | None:
-    """What a search for the plan has to count; None where the pipeline is no synchronous one."""
+    """Recomputation and microbatches for a search of the plan; None unless synchronous."""
     if (synchronous := parallel.synchronous) is None:
         return None
     return SynchronousStages(
@@ -205,7 +205,7 @@ def recompute_argument(parallel: Parallel, details: Mapping[str, Any]) -> dict[s
 
 
 def log_chosen(chosen: RecomputedLayers) -> None:
-    """What is recomputed, in words."""
+    """Logs which layers each stage recomputes."""
     if not any(chosen.spans):
         log.info("all stages fit their devices without recomputing activations")
         return

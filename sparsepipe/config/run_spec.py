@@ -201,13 +201,13 @@ class RunSpec:
 
     @property
     def inventory_target(self) -> Target:
-        """What builds the inventory: ``hardware`` without the settings of an emulation."""
+        """The target of the inventory: ``hardware`` without the settings of an emulation."""
         arguments = {k: v for k, v in self.hardware.arguments.items() if k not in _EMULATION_KEYS}
         return Target(self.hardware.path, arguments)
 
     @property
     def recompute_memory(self) -> dict[str, Any]:
-        """What ``parallel.search`` gives of memory, which counts for recomputation as well."""
+        """Settings of ``parallel.search`` on memory, which count for recomputation as well."""
         search = self._values["parallel"].get("search") or {}
         return {key: search[key] for key in ("optimizer_bytes", "reserved_bytes") if key in search}
 

@@ -1,8 +1,8 @@
-"""What ``scale=`` means for an experiment that computes with what was measured elsewhere.
+"""``scale=`` of experiments that compute with recorded measurements.
 
-No width, batch or length of a training makes such an experiment smaller, and files of
-``conf/scale`` would change what its figures are of. It says in its own file what stands in the
-place of each scale: overrides that narrow what it sweeps, or none.
+No smaller width, batch or training makes such an experiment cheaper, and the files of
+``conf/scale`` would change the meaning of its figures. Its own file has overrides in place of each
+scale, which narrow what it sweeps, or none.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 STUDY = "paper"
-"""The key of an experiment's file below which it is."""
+"""Key of an experiment's file with the settings of the paper's studies."""
 KEY = "instead_of_scale"
-"""Below it: overrides by scale."""
+"""Key below it: overrides by scale."""
 _SWEEPS = frozenset({"-m", "--multirun", "hydra.mode=MULTIRUN"})
 """Words of a command line that make it a sweep."""
 
 
 def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
-    """The arguments, with what the experiment has in place of their scale, where it has something.
+    """The arguments, with the experiment's overrides in place of their scale, if it has some.
 
-    Of several scales, which a sweep may have, that is what they all have: all that any of them
-    takes.
+    Of several swept scales only the overrides that all of them share are taken, so that nothing
+    is left out that one of them includes.
 
     Args:
         arguments: of the command line. A key or group that they set stays as they have it.
@@ -50,7 +50,7 @@ def is_sweep(arguments: Sequence[str]) -> bool:
 
 
 def scales_of(text: str, *, is_sweep: bool) -> list[str]:
-    """Those that a command names; none where Hydra is to say what is wrong with them.
+    """The scales that a command names; none if Hydra will refuse them.
 
     Args:
         text: what stands behind ``scale=``.

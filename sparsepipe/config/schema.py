@@ -258,14 +258,14 @@ class Emulation:
     """Whether and how hardware is emulated, beside what builds the inventory."""
 
     emulate: bool = False  # train on processors that take the times of profiles; docs/emulation.md
-    time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0  # how many times slower all goes
+    time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0  # how many times slower it runs
     network: Literal["auto", "namespaces", "loopback"] = "auto"  # auto: namespaces where allowed
     link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None  # null: the inventory's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperStudy:
-    """What the paper's studies make settings of a run from; a run does not record it."""
+    """Keys from which the paper's studies compute settings of a run; runs do not record them."""
 
     instead_of_scale: dict[str, list[str]] | None = None  # overrides in place of each scale
     batch_shared_by: int | str | None = None  # devices that share data.batch_size of a scale
@@ -298,4 +298,4 @@ class Config:
     callbacks: Any = field(metadata=_node_map())
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
-    paper: PaperStudy | None = None  # of the paper's studies: what settings of a run are made of
+    paper: PaperStudy | None = None  # not recorded in runs

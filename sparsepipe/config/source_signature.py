@@ -137,7 +137,7 @@ def _member(found: _Found, name: str) -> _Found:
 
 
 def _follow(module: _Module, name: str, *, steps: int = _MOST_STEPS) -> _Found:
-    """What a name of a module stands for, through the imports of other modules."""
+    """The definition that a name of a module refers to, through imports of other modules."""
     if not steps:
         raise Unreadable(name)
     binding = module.names.get(name)
@@ -212,7 +212,7 @@ def _parse(name: str, path: str, search: tuple[str, ...], changed: int) -> _Modu
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module's top level; what stands in a first branch goes before the others."""
+    """Top-level statements; those of a first branch come last, so that they win over the others."""
     for statement in body:
         if isinstance(statement, ast.If):
             yield from _statements(statement.orelse)
@@ -286,7 +286,7 @@ def _function_parameters(module: _Module, function: _Function, *, num_bound: int
 
 
 def _partial_parameters(module: _Module, call: ast.Call) -> Parameters:
-    """Those that ``functools.partial(function, ...)`` leaves to be given."""
+    """The parameters that ``functools.partial(function, ...)`` leaves open."""
     found = _follow_expression(module, call.args[0])
     owner, function = found if isinstance(found, tuple) else (found, None)
     if not isinstance(function, _Function):
@@ -304,7 +304,7 @@ def _refuse_decorators(definition: _Function | ast.ClassDef) -> None:
 
 
 def _class_parameters(module: _Module, definition: ast.ClassDef) -> Parameters:
-    """Those of the ``__init__`` that an instance is made with."""
+    """The parameters of the constructor."""
     for owner, each in _with_bases(module, definition):
         methods = {entry.name: entry for entry in each.body if isinstance(entry, _Function)}
         if "__new__" in methods or any(_last_name(key.value) != "ABCMeta" for key in each.keywords):
@@ -429,7 +429,7 @@ def _arguments(module: _Module, node: ast.expr, *, literal: bool) -> Any:
 
 
 def _note(module: _Module, node: ast.expr) -> Any:
-    """What ``Annotated`` adds to a type, such as limits of a number."""
+    """An annotation of ``Annotated``, such as limits of a number."""
     if not isinstance(node, ast.Call):
         return _evaluate(module, node)
     make = _evaluate(module, node.func)
@@ -453,7 +453,7 @@ def _named_type(module: _Module, node: ast.Name | ast.Attribute) -> Any:
 
 
 def _cheap(module: _Module, node: ast.expr) -> Any:
-    """What a name of the standard library, or of a module in use, stands for; None of others."""
+    """The object of a name from the standard library or a loaded module; None for others."""
     if isinstance(node, ast.Attribute):
         owner = _cheap(module, node.value)
         return None if owner is None else getattr(owner, node.attr)

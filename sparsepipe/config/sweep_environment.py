@@ -1,4 +1,4 @@
-"""What the processes of a sweep know of it: directory, begin, command, threads and hardware."""
+"""Environment variables by which a sweep informs its jobs: directory, start, command, hardware."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sparsepipe.config.target import Target
 from sparsepipe.utils.host import usable_cores
 
 _DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
-"""Environment variable: the sweep's own directory. A job's configuration would say another one
-where what is swept is part of its name."""
+"""Environment variable: the sweep's directory. That of a job's configuration differs if swept keys
+are part of its name."""
 _COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
 """Environment variable: the result of :func:`command_of`, which a job's configuration lacks."""
 _BEGAN = "SPARSEPIPE_SWEEP_BEGAN"
@@ -31,7 +31,7 @@ _NOT_COMMAND = ("force", "logger", "paths")
 
 
 def announce(config: DictConfig) -> None:
-    """Lets the processes of a sweep that begins now know its directory and its command."""
+    """Sets the variables with the directory, start and command of a sweep that begins now."""
     os.environ[_BEGAN] = repr(time.time())
     os.environ[_DIRECTORY] = str(sweep_directory(config))
     os.environ.pop(_THREADS, None)  # of a sweep whose job starts this one
@@ -72,7 +72,7 @@ def announced_threads() -> str | None:
 
 
 def _choice(given: str) -> str:
-    """The number of threads; nothing where it is only all cores, which is no choice."""
+    """The number of threads; empty if it is the number of cores, which is the default."""
     return "" if given.strip() == str(usable_cores()) else given.strip()
 
 
@@ -96,7 +96,7 @@ def announce_hardware(message: Mapping[str, Any] | None) -> None:
 
 
 def inventory_seen_by_sweep(target: Target) -> Inventory | None:
-    """What a target builds on the whole machine, where the sweep has announced that."""
+    """The inventory that a target builds on the whole machine; None unless the sweep set it."""
     text = os.environ.get(_VARIABLE)
     message = json.loads(text) if text else None
     if not message or message["node"] != target.to_dict():

@@ -57,7 +57,7 @@ class Target:
 
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> Self:
-        """From a mapping with ``_target_``."""
+        """Parses a mapping with ``_target_``."""
         return cls(node["_target_"], {k: v for k, v in node.items() if k != "_target_"})
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Target:
 
     @property
     def parameters(self) -> Parameters:
-        """What the callable takes.
+        """The parameters of the callable.
 
         Raises:
             ConfigError: it cannot be imported or called.
@@ -121,7 +121,7 @@ class Target:
             ) from error
 
     def build_with(self, **offered: Any) -> Any:
-        """As :meth:`build`, with those further arguments that it takes and has not been given."""
+        """Like :meth:`build`, with the offered arguments that it takes and has not been given."""
         target = self.parameters
         taken = {key: value for key, value in offered.items() if target.open or key in target.types}
         return self.build(**{k: v for k, v in taken.items() if k not in self.arguments})
@@ -131,7 +131,7 @@ def parameters_of(target: str) -> Parameters:
     """The signature of ``target``: as its source shows it, else as it is once imported.
 
     Raises:
-        ConfigError: there is no such thing, or it cannot be called.
+        ConfigError: it does not exist or cannot be called.
     """
     try:
         return source_parameters(present_name(target))
@@ -143,7 +143,7 @@ def imported_parameters(target: str) -> Parameters:
     """Imports ``target`` and reads its signature.
 
     Raises:
-        ConfigError: there is no such thing, or it cannot be called.
+        ConfigError: it does not exist or cannot be called.
     """
     found = locate(target)
     try:
@@ -170,7 +170,7 @@ def present_name(target: str) -> str:
 
 
 def identity_name(target: str) -> str:
-    """What a task is called in the identity of a run, which outlives the places of modules."""
+    """The name of a task in the identity of a run, which does not change when modules move."""
     return _FORMER.get(target, target)
 
 
@@ -178,7 +178,7 @@ def locate(target: str) -> Any:
     """The object with this dotted name, which of a task may be a former one.
 
     Raises:
-        ConfigError: there is no such thing, or it cannot be called.
+        ConfigError: it does not exist or cannot be called.
     """
     parts = present_name(target).split(".")
     for length in range(len(parts) - 1, 0, -1):

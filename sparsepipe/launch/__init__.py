@@ -1,1 +1,1 @@
-"""From a configuration to running ranks: preparation, jobs, what each rank does."""
+"""From a configuration to running ranks: preparation, jobs, the main function of a rank."""

@@ -1,6 +1,6 @@
-"""What a finished run shows in a tracker: its settings, results, figures and tables.
+"""Logs settings, results, figures and tables of a finished run to Weights & Biases.
 
-All of it lies in the run's directory by then, whatever the task and with or without a Trainer.
+They are read from the run's directory, so that this works for any task, with or without a Trainer.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def log_report(
 
 
 def _is_tracker(target: Target) -> bool:
-    """Whether a logger is one of ours; users' own loggers get nothing here."""
+    """Whether a logger is the one of Weights & Biases; others get no figures and tables."""
     return target.locate() is wandb_logger
 
 
 def _trackers(run: Run) -> Iterator[WandbRunLogger]:
-    """Trackers of this rank."""
+    """The Weights & Biases loggers of this rank."""
     if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, WandbRunLogger))
 

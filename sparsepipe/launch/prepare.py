@@ -1,4 +1,4 @@
-"""A run before its ranks exist: what can be refused is refused, data and directory are prepared."""
+"""A run before its ranks exist: checks, data and the run's directory."""
 
 from __future__ import annotations
 
@@ -165,10 +165,9 @@ def _trains_on_data(spec: RunSpec) -> bool:
 
 
 def chosen_threads(task: Task, inventory: Inventory, *, ranks: int) -> str | None:
-    """Of a run, as somebody has chosen them; None where nobody has, or where they do not count.
+    """The user's number of threads for the identity of a run on one processor; None without one.
 
-    They do not where a task's own ``prepare`` says what it depends on, or where ``threads`` are
-    among its ``not_identity``.
+    None as well for tasks with a ``prepare`` of their own or with ``threads`` in ``not_identity``.
     """
     of_task = type(task).prepare is Task.prepare and "threads" not in task.not_identity
     counts = of_task and ranks == 1 and inventory.accelerator == "cpu"

@@ -24,7 +24,7 @@ from sparsepipe.runtime.collectives import process_group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Where a process was started."""
+    """Node and host of a process, its local rank, and the number of processes on its node."""
 
     node: int
     host: str
@@ -33,7 +33,7 @@ class Process:
 
 
 def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
-    """Makes this process the rank whose device is on its node, and leaves the process_group.
+    """Makes this process the rank whose device is on its node, and leaves the process group.
 
     Every rank must call it. Only as that rank does it know its device, with which it joins anew.
 
@@ -79,8 +79,7 @@ def new_ranks(
 ) -> list[int]:
     """The rank that each process is to be.
 
-    Nodes that call themselves as the hosts are called are these; else the first node is the first
-    host, and so on.
+    Nodes are matched with hosts by their names if all of these agree, else in order.
 
     Raises:
         PlanError: a node has more or fewer processes than its host has ranks.

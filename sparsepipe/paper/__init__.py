@@ -1,1 +1,1 @@
-"""What exists only because a paper prints a table or a figure."""
+"""Tables and figures of papers: their tasks, plans, printed values and report chapters."""

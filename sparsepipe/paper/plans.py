@@ -26,7 +26,7 @@ from sparsepipe.schedule import Plan
 
 MODEL = "sparse_vgg16_bn"
 MP_DEVICE = "RTX 2080 Ti"
-"""As which MP counts all GPUs."""
+"""The GPU whose profile MP uses for all GPUs."""
 
 
 def paper_inventory(gpus: int) -> Inventory:
@@ -68,7 +68,7 @@ class PaperRow:
 
 
 _NAMES = {"TitanV": "TITAN V", "TitanXP": "TITAN Xp", "RTX": "RTX 2080 Ti"}
-"""Of the inventories by those of the table, in the order of the inventories."""
+"""Names in the inventories by those of the table, in the order of the inventories."""
 
 
 def _paper_rows() -> Iterator[tuple[int, PaperRow]]:
@@ -88,7 +88,7 @@ def _devices(stage: str) -> str:
 
 
 PAPER: Mapping[int, PaperRow] = dict(_paper_rows())
-"""By the number of GPUs."""
+"""Rows of Table III by the number of GPUs."""
 CUT = 24
 """First layer of the second stage of HETE-MP; the paper prints it for 8 GPUs. It prints no cut
 behind that: the third stage of its row of 6 GPUs may begin anywhere."""

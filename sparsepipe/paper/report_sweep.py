@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _REPORT = "report"
-"""The directory, in that of the sweep."""
+"""Directory of the report below that of the sweep."""
 _MOST = 8
-"""Beyond so many, as searches of the best have, a report would be nothing but gaps."""
+"""With more requests, as in a search, a report would consist of gaps."""
 _OF_NO_FIGURE = (
     *("checkpoint", "experiment", "force", "hydra", "logger", "name", "objective", "paths"),
     "tags",

@@ -133,7 +133,7 @@ def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
 
 
 _read: dict[ReportContents, dict[str, list[Row]]] = {}
-"""What a fingerprint was taken of, until its report is made: the runs are read once."""
+"""Rows of a fingerprinted report until it is written, so that the runs are read once."""
 
 
 class Report(Task):

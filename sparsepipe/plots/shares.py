@@ -1,4 +1,4 @@
-"""Where the work of a network lies: accumulated shares over its layers (the paper's Fig. 7)."""
+"""Accumulated shares of compute, activations and parameters over the layers (Fig. 7)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsepipe.plots import style
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What each layer of a network costs on one device; at least one layer.
+    """Costs of each layer of a network on one device; at least one layer.
 
     Attributes:
         compute_s: forward and backward seconds.
@@ -36,7 +36,7 @@ _LINES = (
 )
 _ROW_PT = 11.0
 _LABEL_SHARE = 0.06
-"""Of a panel's width, for the number of a cut."""
+"""Width of the number of a cut, as a share of the panel's."""
 
 
 def accumulated_shares(
@@ -56,7 +56,7 @@ def accumulated_shares(
 
 
 def share_rows(devices: Mapping[str, Costs]) -> list[dict[str, float]]:
-    """What the figure shows, as rows by layer: accumulated shares in [0, 1], by device."""
+    """The data of the figure, a row for each layer: accumulated shares in [0, 1], by device."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
         for device, costs in devices.items()

@@ -23,7 +23,7 @@ _LOOKS = (
     (style.PURPLE, "xx"),
 )
 _GROUP_SHARE = 0.86
-"""Of the distance between two groups, for the bars of one."""
+"""Width of a group of bars, as a share of the distance between two groups."""
 _VALUE_PT = 7.5
 _PANELS_ACROSS = 2
 _ROOM = 1.06
@@ -45,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What somebody else has printed for a bar.
+    """A printed value beside a bar.
 
     Attributes:
         value: its height.
@@ -171,7 +171,7 @@ def _look(*, derived: bool) -> dict[str, Any]:
 
 
 def _legend(chart: Chart) -> list[Patch | Line2D]:
-    """What the panels have of all this."""
+    """Handles of the elements that the panels contain."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=strategy)
         for strategy, (colour, hatch) in zip(chart.strategies, _LOOKS, strict=False)

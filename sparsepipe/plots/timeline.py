@@ -1,4 +1,4 @@
-"""What several workers do over time: a lane for each, a bar for each action, as text or picture.
+"""Timelines of several workers: a lane for each, a bar for each action, as text or picture.
 
 Messages on their way, if lanes of them are given, lie in thinner lanes.
 """

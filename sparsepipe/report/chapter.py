@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MISSING = "missing"
-"""In place of a figure that could be filled and is not."""
+"""Text of a cell that no run has filled yet."""
 
 Row = Mapping[str, Any]
 """A finished run: keys and values of its ``result.json``; without those that it lacks."""
 
 
 class Compare(Enum):
-    """How ours is set against the paper's."""
+    """How our value is compared with the paper's."""
 
     NOT = ""
-    """Not at all: seconds and bytes belong to a machine and a size of the training."""
+    """Not compared: seconds and bytes depend on the machine and the size of the training."""
     RATIO = "ratio"
-    """Ours over the paper's, of what is a ratio itself, such as a speedup, or of one device."""
+    """Ours over the paper's, for ratios such as speedups, or for the same device."""
     DIFFERENCE = "difference"
     """Ours less the paper's, in the unit of the column."""
     WORDS = "verdict"
-    """By the note of what is in words."""
+    """By the note, for values that are text."""
 
 
 HOW_COMPARED = (
@@ -41,7 +41,7 @@ HOW_COMPARED = (
     "or what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
     '"difference" have ours less the paper\'s.'
 )
-"""For readers of a report."""
+"""Explanation for readers of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Column:
 
     @property
     def title(self) -> str:
-        """With the unit."""
+        """The heading with the unit."""
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
 
     def text(self, value: float | str) -> str:
@@ -76,11 +76,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """What the paper says of a cell.
+    """The paper's value of a cell.
 
     Attributes:
         text: digit by digit.
-        derived: that it is not printed, and where it is from; empty where it is printed.
+        derived: the source of a value that is not printed; empty if it is printed.
     """
 
     text: str
@@ -88,7 +88,7 @@ class Printed:
 
     @property
     def value(self) -> float | None:
-        """As a number; None where it is none."""
+        """The value as a number; None if it is text."""
         try:
             return float(self.text)
         except ValueError:
@@ -97,14 +97,14 @@ class Printed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """What we found for a cell.
+    """Our value of a cell.
 
     Attributes:
         value: the mean over its runs; or words.
         spread: least and most of several runs.
         count: of how many runs it is the mean.
         runs: the finished runs it comes from, those of a baseline too.
-        note: what is to be known of it: printed below the table.
+        note: explanation, printed below the table.
         counts: it may be compared with the paper's.
     """
 
@@ -161,12 +161,12 @@ def our_number(cell: Cell | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Figures that came about alike, and so may be compared with each other.
+    """Figures that were obtained in the same way, and so may be compared with each other.
 
     Attributes:
         title: what they have in common; empty where there is nothing to add.
         cells: row by row.
-        notes: what is to be known of the whole block.
+        notes: explanations of the whole block.
         sweep: the command that fills all of it; empty where there is none.
     """
 

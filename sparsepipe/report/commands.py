@@ -1,4 +1,4 @@
-"""The commands that fill the cells of a chapter, also of those that no run is for."""
+"""The commands that fill the cells of a chapter, also without any run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Request:
         scale: of the experiment; None: none.
         overrides: of all commands; None: runs at the scale will do whatever their overrides.
         of_task: overrides of the task, which not every cell's command takes.
-        seeds: an override with the seed or the seeds; empty: the usual one. No run is request
-            because of it, as cells are means over seeds.
+        seeds: an override with the seed or the seeds; empty: the default. It does not distinguish
+            requests, as cells are means over seeds.
     """
 
     scale: str | None
@@ -37,7 +37,7 @@ class Request:
 
     @property
     def placed_title(self) -> str:
-        """In words with places, where only these distinguish it from others."""
+        """The request as text with paths, if only these distinguish it from others."""
         return self._in_words(self.overrides or ())
 
     @property
@@ -123,7 +123,7 @@ def _quoted(argument: str) -> str:
 
 
 _SWEPT_SCALE = "hydra.sweeper.params.scale"
-"""At which an experiment is swept where the command line has no scale."""
+"""Key of the scale at which an experiment is swept by default."""
 _PLACES = ("data.cache_dir", "data.root")
 """Keys that say where data are: the same data may be elsewhere."""
 

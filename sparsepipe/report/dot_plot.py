@@ -91,7 +91,7 @@ def _draw(axes: Axes, column: Column, block: Block) -> None:
 
 
 def _write(axes: Axes, words: str, place: int, *, beside: float | None) -> None:
-    """Words on a row, at the end of it where the paper's figure is not."""
+    """Writes words at the end of a row that is farther from the paper's figure."""
     at_right = beside is not None and beside < sum(axes.get_xlim()) / 2
     axes.annotate(
         words, (1 if at_right else 0, place), xycoords=("axes fraction", "data"),

@@ -1,4 +1,4 @@
-"""Blocks of figures as texts to be set: what Markdown and HTML have in common."""
+"""The layout of blocks of figures that Markdown and HTML share."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def compared_text(cell: Cell) -> str:
 
 
 def gaps(chapter: Chapter, block: Block) -> Iterator[Gap]:
-    """What is missing, by the command that fills it."""
+    """Missing cells, by the command that fills them."""
     by_command: dict[str, dict[str, list[str]]] = {}
     for labels, cells in block.rows.items():
         missing = [cell for cell in cells.values() if cell.missing]

@@ -50,7 +50,7 @@ def _value_of(key: str) -> Callable[[Row], float | None]:
 
 
 _NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
-"""What figures may depend on beside settings, whose keys have dots."""
+"""Keys without a dot that figures may depend on, beside the settings."""
 
 
 def unlike_notes(
@@ -114,7 +114,7 @@ class Place:
 
 
 def hardware_text(row: Row) -> str:
-    """Such as ``2 x Xeon (cpu), 2 cores``."""
+    """Text such as ``2 x Xeon (cpu), 2 cores``."""
     devices, accelerator = row.get("hardware_devices"), row.get("hardware_accelerator")
     if not devices:
         return "unknown"

@@ -100,7 +100,7 @@ def _recorded(row: Row, matters: Matters) -> dict[str, str]:
 
 
 def _key_of(name: str) -> str:
-    """Where a composed configuration has a dotted key, or the choice of a group."""
+    """The key of a composed configuration for a dotted key or the choice of a group."""
     return name if "." in name else f"hydra.runtime.choices.{name}"
 
 
@@ -151,11 +151,11 @@ def _text(value: Any) -> str:
 
 
 def composed_values(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """What keys are where the command line has these overrides.
+    """Values of keys in the configuration that overrides compose.
 
     Returns:
-        None for a key that is not there; without keys that only this machine knows, and
-        nothing where the overrides compose nothing.
+        None for a missing key. Keys that depend on an unset environment variable are left out, and
+        the result is empty if the overrides do not compose.
     """
     config = _composed(tuple(overrides))
     if config is None:

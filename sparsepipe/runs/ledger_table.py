@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Dtype = Literal["boolean", "Int64", "float64", "string"]
-"""Of a column, as pandas calls them: truth, whole numbers, numbers and text."""
+"""Type of a column in pandas: truth values, whole numbers, numbers and text."""
 
 _CONFIG = (
     *("backend", "callbacks", "data", "hardware", "hydra", "model", "optim", "parallel"),
@@ -230,5 +230,5 @@ def _text(value: Any) -> str:
 
 
 def plan_text(config: str, cuts: Sequence[int]) -> str:
-    """Such as ``2-1 at 24``: devices of each stage, and the first layers of all but the first."""
+    """Text such as ``2-1 at 24``: devices of each stage, and first layers of all but the first."""
     return f"{config} at {', '.join(map(str, cuts))}" if cuts else config

@@ -61,7 +61,7 @@ def scratch() -> Iterator[Path]:
     _remove_left(place)
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
     with file_lock(made / _IN_USE):
-        # Under its name only now, so that nobody takes it for one that was left.
+        # Renamed only now, so that no process removes it as a leftover.
         found = made.rename(place / f"{_PREFIX}{os.getpid()}-{made.name.rpartition('-')[2]}")
         try:
             yield found

@@ -12,9 +12,9 @@ from sparsepipe.utils.host import group_files
 _OF_MACHINE = ("can't allocate memory", "not enough memory", "bad_alloc")
 """Words of errors, in lower case."""
 _OF_GPU = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
-"""Near a full GPU libraries have their own."""
+"""Words of errors of a GPU, also those of libraries."""
 _NO_ENGINE = "unable to find an engine"
-"""Of cuDNN, where none of its ways has the memory that it works in, or where it has none at all."""
+"""cuDNN's error if no algorithm has enough workspace memory, or if none supports the operation."""
 
 
 def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:

@@ -1,4 +1,4 @@
-"""The finished runs of a tree of run directories, and what each has left.
+"""The finished runs of a tree of run directories, and their results.
 
 A run's directory has ``config.yaml`` from its beginning and ``result.json`` towards its end;
 ``DONE.json`` is written last, so that a run with it is whole.
@@ -25,7 +25,7 @@ _REPORT = "report"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """What lies in a tree."""
+    """Finished runs of a tree by directory, and the numbers of other runs."""
 
     rows: Mapping[Path, dict[str, Any]]
     unfinished: int = 0

@@ -54,7 +54,7 @@ class RunDir:
 
     @property
     def plan(self) -> Path:
-        """How a pipeline splits the network, from its first training step on."""
+        """The plan by which a pipeline splits the network; written at the first training step."""
         return self.path / "plan.json"
 
     @property
@@ -69,7 +69,7 @@ class RunDir:
 
     @property
     def shares(self) -> Path:
-        """Where the costs of the layers lie, and the cuts of a plan that was searched for."""
+        """Accumulated costs over the layers, with the cuts of a plan that was searched for."""
         return self.path / "shares.png"
 
     @property
@@ -124,7 +124,7 @@ class RunDir:
 
     @property
     def _attempts(self) -> Path:
-        """Beside the run's directory, so that no two attempts have one number."""
+        """Counts attempts; beside the run's directory, so that each attempt has its own number."""
         return self.path.with_name(f".{self.run_id}{_ATTEMPT}")
 
     def open(self, spec: RunSpec) -> None:

@@ -52,7 +52,7 @@ class SignalWatch:
                 signal.signal(signum, handler)
 
     def install(self) -> None:
-        """Takes over the signals of this process, also where somebody else has since.
+        """Installs the handlers, again if others have been installed since.
 
         Signals that were ignored when the block began (``nohup``) stay ignored.
         """

@@ -1,4 +1,4 @@
-"""A running sweep as plain values to show: its jobs, and how long they will still take. Pure."""
+"""The state of a running sweep for display: its jobs and the remaining time. Pure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def sweep_left_s(done_s: Sequence[float], going: Sequence[Going], *, waiting: in
 
 
 def duration_text(seconds: float) -> str:
-    """Such as ``45 s``, ``12 min`` and ``3.4 h``."""
+    """Text such as ``45 s``, ``12 min`` and ``3.4 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 120 * 60:

@@ -38,7 +38,7 @@ class GpuLocks:
         self._release(set(self._held))
 
     def grant(self, slots: Slots, needed: Demand, *, number: int) -> Grant | None:
-        """What a job gets now, with its GPUs locked; None where it has to wait, with none locked.
+        """The grant that a job gets now, with its GPUs locked; None if it has to wait.
 
         GPUs that another sweep has are passed over where others do as well. This never waits, so
         that no two sweeps wait for each other.

@@ -24,9 +24,7 @@ _GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How the processes of a job ended; ``left`` still run though killed, and None stands for
-    unknown.
-    """
+    """How the processes of a job ended; those of ``left`` still run although they were killed."""
 
     exit_code: int
     ended_by: EndedBy | None = None

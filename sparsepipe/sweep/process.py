@@ -121,7 +121,7 @@ def kill_marked(mark: str) -> None:
 def _has(process: int, mark: str) -> bool:
     try:
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or is another user's
         return False
     return f"{MARK_VARIABLE}={mark}".encode() in variables
 

@@ -37,7 +37,7 @@ def _gpus() -> tuple[Gpu, ...]:
 
 
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
-    """What a job needs of the machine.
+    """The cores and GPUs that a job needs.
 
     Raises:
         SparsePipeError: the configuration cannot be run.

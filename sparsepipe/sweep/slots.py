@@ -66,7 +66,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What jobs share.
+    """Cores and GPUs that jobs share.
 
     Args:
         cores: numbers of the cores that may be used.
@@ -82,7 +82,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job needs of a machine, at most all of it."""
+    """Ranks, cores and GPUs that a job needs, at most those of the machine."""
 
     ranks: int
     cores: int
@@ -91,7 +91,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a job gets."""
+    """Cores and GPUs that a job gets."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -107,7 +107,7 @@ def demand(
     task_cores: int | None = None,
     cores_per_rank: int | None = None,
 ) -> Demand:
-    """What a job needs; all of the machine where it needs more than that.
+    """The demand of a job, limited to the machine.
 
     Without GPUs a job has all cores to itself, so that others do not disturb the times that it
     measures, unless its task needs fewer or the user sets a number. With GPUs it has their share
@@ -127,7 +127,7 @@ def demand(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """What of a machine is taken."""
+    """A machine and the grants of its running jobs."""
 
     machine: Machine
     max_jobs: int | None = None
@@ -138,7 +138,7 @@ class Slots:
         return frozenset(token for job in self.taken for token in job.gpus)
 
     def grant(self, needed: Demand, *, elsewhere: Sequence[str] = ()) -> Grant | None:
-        """What a job gets now; None where it has to wait."""
+        """The grant that a job gets now; None if it has to wait."""
         if self.max_jobs is not None and len(self.taken) >= self.max_jobs:
             return None
         used_cores = {core for job in self.taken for core in job.cores}

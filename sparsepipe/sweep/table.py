@@ -28,7 +28,7 @@ class SweepJob:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A column of what a result holds: its heading in print, its key, and how it is printed."""
+    """A column with a figure of results: its heading, its key, and its text."""
 
     heading: str
     key: str
@@ -72,7 +72,7 @@ _FIGURES = (
     _Figure("layers ms", "layers_s", _milliseconds),
     _Figure("step ms", "step_s", _milliseconds),
 )
-"""Of all tasks; a table has those that one of its jobs has."""
+"""Figures of all tasks; a table has those that one of its jobs has."""
 
 
 def sweep_rows(jobs: Sequence[SweepJob]) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def _is_shown(key: str, found: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _figures(job: SweepJob) -> dict[str, Any]:
-    """What the job's result holds of the columns, with the plan in words and one rate."""
+    """The figures of a job's result, with the plan as text and one rate."""
     result = {**job.result, "plan": _plan(job.result)}
     if result.get("kind") == "emulated":
         result[_MINIBATCHES] = result.get("minibatches")

@@ -1,1 +1,1 @@
-"""What a run does: one file a task, the run that it is given, and the result that it leaves."""
+"""The tasks, a file for each, the run that they work on, and its result."""

@@ -170,7 +170,7 @@ def _log_pairs(count: int, ranks: int, *, all_pairs_up_to: int) -> None:
 
 
 def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
-    """What the host of each rank is called."""
+    """The name of the host of each rank."""
     hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
     nodes = sorted({*node_of})
     names = [places[node_of.index(node)].host for node in nodes]
@@ -221,7 +221,7 @@ _UNLIKE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What was measured, by hosts.
+    """Measured links, by hosts.
 
     Args:
         host_of: the host of each rank.
@@ -308,7 +308,7 @@ class Links:
         )
 
     def _over(self, hosts: set[str] | None) -> list[MessageTime]:
-        """Of the largest messages one way, those inside a host, or (None) between any two."""
+        """One-way times of the largest messages inside a host, or (None) between any two hosts."""
         most = max(sending.size_bytes for sending in self.sendings)
         return [
             sending
@@ -323,7 +323,7 @@ class Links:
 
 
 def _rounded(value: float) -> float:
-    """To four digits: no link is measured more exactly."""
+    """Rounded to four digits, since no link is measured more exactly."""
     return float(f"{value:.4g}")
 
 

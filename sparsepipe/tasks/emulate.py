@@ -43,9 +43,9 @@ from sparsepipe.tasks.train import Train
 log = logging.getLogger(__name__)
 
 _MINIBATCHES = 24
-"""Of each rank that reads, without ``task.minibatches`` and ``trainer.limit_train_batches``."""
+"""Minibatches of each reading rank without ``task.minibatches`` and ``limit_train_batches``."""
 _MOMENTUM = 0.9
-"""Where weights are predicted by it; no matter how much, all are zeros."""
+"""For SpecTrain, which predicts weights by it; any value will do, since all weights are zeros."""
 _INSTEAD: Mapping[str, Any] = {
     "max_epochs": 1,
     "min_epochs": None,
@@ -59,7 +59,7 @@ _INSTEAD: Mapping[str, Any] = {
     "overfit_batches": 0.0,
     "sync_batchnorm": False,
 }
-"""Of the Trainer's arguments: an epoch of training, and nothing else."""
+"""Arguments of the Trainer for one epoch of training, without validation and checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ def _trained(
         [*_keeping_plan(run), timer, StopAtOnce(run.watch)], silent=True, **_INSTEAD
     )
     if process_group.rank() == 0:
-        lift_limits()  # before anybody sends
+        lift_limits()  # before any rank sends
     trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
     return trainer
 

@@ -1,4 +1,4 @@
-"""What a training keeps on its devices, by torch's own count.
+"""Memory that a training keeps on its devices: parameters, optimizer state, stored activations.
 
 A profile counts for each layer the bytes of the tensors that torch saves for its backward
 (``saved_tensors_hooks``), and a schedule determines how many microbatches a stage keeps at once.
@@ -49,7 +49,7 @@ def kept_values(run: Run) -> dict[str, float]:
     try:
         profiles = _profiles(run)
         if any(place.name not in profiles for place in run.places):
-            return {}  # as of most trainings, whose devices nobody has measured
+            return {}  # as in most trainings, whose devices have no profile
         plan = _plan(run, profiles)
         model = replace(memory_model(SearchChoice(), run.spec) or MemoryModel(), gradients=0.0)
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):

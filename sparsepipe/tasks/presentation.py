@@ -1,4 +1,4 @@
-"""What a person sees of a run: log lines and pictures.
+"""Log lines and pictures of a run.
 
 Shapes: B samples, N points, K classes.
 """

@@ -114,7 +114,7 @@ class ProfileLayers(Task):
         _write(run, found, training_s)
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
-        """What the data hold, made ready, and what the times depend on beside the configuration.
+        """Prepares the data; their fingerprint, and what else the times depend on.
 
         Raises:
             ProfileError: nothing is to be measured.
@@ -132,7 +132,7 @@ class ProfileLayers(Task):
         return without_links(inventory)
 
     def processes(self, spec: RunSpec, inventory: Inventory) -> int:
-        """As in a training: all devices of the host."""
+        """All devices of the host, as in a training."""
         del spec
         return devices_beside(find_device(inventory, self.device), inventory)
 
@@ -266,7 +266,7 @@ def _meta(
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
-        # Of somebody's own module nobody knows which optimizer it will make.
+        # It is unknown which optimizer a user's own module will make.
         **({"optimizer": optimizer_words(run.spec)} if hasattr(module, "make_optimizer") else {}),
     }
 

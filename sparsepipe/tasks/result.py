@@ -1,4 +1,4 @@
-"""``result.json``: what came out of a run, flat, so that a table can be made of many.
+"""``result.json``: the results of a run as a flat mapping, so that many runs make a table.
 
 Entries of all tasks are put together here; docs/results.md lists what each key means.
 """
@@ -142,7 +142,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def _expected(run: Run) -> dict[str, Any]:
-    """By the model of costs: simulated, not measured."""
+    """Times by the cost model of the plan's search: simulated, not measured."""
     details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
     bottleneck_s, size = details.get("bottleneck_s"), run.spec.data.get("batch_size")
     values: dict[str, Any] = {

@@ -130,7 +130,7 @@ class Contest:
         is_dp: bool,
         scheduled: Scheduled,
     ) -> Contest:
-        """Of a plan on all or some devices of an inventory.
+        """The simulations for a plan on all or some devices of an inventory.
 
         Raises:
             ConfigError: there is no such schedule, or a setting does not suit it or the plan.
@@ -175,7 +175,7 @@ class Outcome:
         record: the first minibatches, drained after them.
         memory: of each rank in these.
         peaks_bytes: of each rank in the long run.
-        rooms: memory of each rank's device; None where nobody knows.
+        rooms: memory of each rank's device; None if unknown.
     """
 
     plan: Plan
@@ -241,7 +241,7 @@ class Outcome:
         }
 
     def _beside_dp(self) -> dict[str, float]:
-        """Nothing where data parallelism cannot be simulated."""
+        """Comparison with data parallelism; empty if that cannot be simulated."""
         dp, apart, pace = self.dp, self.dp_apart, self.pace
         if dp is None or apart is None:
             return {}

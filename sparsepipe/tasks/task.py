@@ -1,4 +1,4 @@
-"""What a task is: the base class of all tasks, and the run that it works on."""
+"""The base class of all tasks, and the run that a task works on."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Run:
                 f"Lightning refuses the settings of trainer: {error}",
                 remedy="correct the key it names; `sparsepipe --cfg job` prints them all",
             ) from error
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody's choice
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the default
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
         return trainer
 
@@ -158,7 +158,7 @@ class Run:
 
 
 class Task(ABC):
-    """What a run does; ``task._target_`` names a subclass that takes the other keys of ``task``.
+    """Base of tasks: ``task._target_`` names a subclass that takes the other keys of ``task``.
 
     A subclass needs :meth:`run` only. The other methods are called before ranks exist, by the
     process that the user started.
@@ -226,7 +226,7 @@ class Task(ABC):
         return ready_data(spec)
 
     def hardware(self, inventory: Inventory) -> Inventory:
-        """That part of the hardware on which the results depend, for the run's identity."""
+        """The part of the hardware that the results depend on, for the run's identity."""
         return inventory
 
     def checkpoint(self, spec: RunSpec) -> Path | None:

@@ -27,7 +27,7 @@ _HERE = {
     "fig9": "fig9:FIG9",
     "pipeline_depth": "pipeline_depth:PIPELINE_DEPTH",
 }
-"""In the order of a report of all."""
+"""Chapters of this package, in the order of a report of all."""
 
 
 @cache
@@ -71,4 +71,4 @@ class _Chapters(Mapping[str, Chapter]):
 
 
 CHAPTERS: Mapping[str, Chapter] = _Chapters()
-"""By the experiment that fills them."""
+"""Chapters by the experiment whose runs fill them."""

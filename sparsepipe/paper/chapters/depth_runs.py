@@ -30,13 +30,13 @@ _TASKS = ("train", "train_emulated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthRow:
-    """A row.
+    """A row of the table.
 
     Attributes:
         depth: K.
         schedule: the option of ``paper/schedule``; ``serial`` for one device.
-        partition: the search; empty of one device.
-        emulated: it is; else measured.
+        partition: the search; empty for one device.
+        emulated: whether it is emulated; else it is measured.
     """
 
     depth: int
@@ -63,11 +63,11 @@ class DepthRow:
 
     @property
     def serial(self) -> DepthRow:
-        """What its speedup is over."""
+        """The serial row that its speedup refers to."""
         return DepthRow(depth=1, emulated=self.emulated)
 
     def runs(self, rows: Sequence[Row]) -> list[Row]:
-        """Those that are of it, whatever their seed."""
+        """Runs of this row, with any seed."""
         return [row for row in rows if depth_row_of(row) == self]
 
 
@@ -84,7 +84,7 @@ ROWS = tuple(
         ),
     )
 )
-"""Of the whole table."""
+"""Rows of the whole table."""
 
 
 def depth_row_of(row: Row) -> DepthRow | None:
@@ -127,11 +127,11 @@ _EFFORT = (
     *("hardware.time_scale", "trainer.limit_test_batches", "trainer.limit_train_batches"),
     *("trainer.limit_val_batches", "trainer.max_epochs"),
 )
-"""Keys of how long a rate is taken, and how: depths have unlike ones in one table anyway."""
+"""Keys of how a rate is measured, which differ between the depths of one table anyway."""
 _STRATEGY = "parallel.strategy."
 _OF_ROWS = ("parallel.strategy._target_", "parallel.strategy.process_group_backend",
             "parallel.strategy.timeout_s")  # fmt: skip
-"""Of a strategy: what the row stands for, and what changes no figure."""
+"""Keys of a strategy that follow from the row, or that change no figure."""
 
 
 def sets_apart(key: str) -> bool:
@@ -166,7 +166,7 @@ def mean_notes(label: Sequence[str], runs: Sequence[Row]) -> list[str]:
 
 
 MICROBATCHES = 32
-"""T by default."""
+"""The default of T."""
 _KEYS = {
     "data.batch_size": "batch_size",
     "model.convolutions": "convolutions",
@@ -176,12 +176,12 @@ _SYNCHRONOUS = ("gpipe", "sync_1f1b", "eager_1f1b")
 _PARTS = "parallel.strategy.microbatches"
 _PROFILE = "parallel.search.profiles.core"
 _SOURCES = {"Mnist": ("MNIST", ("data=mnist", "data.root=$MNIST"))}
-"""Of the images: in words, and what the command line says; others are drawn."""
+"""Source of the images: as text, and its overrides; other sources are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthSetting:
-    """What it is.
+    """Settings that the runs of a table share.
 
     Attributes:
         source: class of the images.
@@ -203,7 +203,7 @@ class DepthSetting:
 
     @classmethod
     def of(cls, row: Row, *, microbatches: int) -> Self:
-        """Of a run, in whose table T is a number; without its overrides."""
+        """The setting of a run in the table with a number of microbatches, without overrides."""
         source = str(row.get("data.source._target_", "")).rpartition(".")[2]
         known: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
         if row.get("kind") == "emulated":
@@ -212,7 +212,7 @@ class DepthSetting:
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The setting as text."""
         images = _SOURCES.get(self.source, ("drawn digits", ()))[0]
         width = "" if self.width == 1 else f" of width {self.width:g}"
         parts = (
@@ -234,7 +234,7 @@ class DepthSetting:
         return () if is_usual else (f"{_PARTS}={self.microbatches}",)
 
     def overrides(self, commands: Commands) -> tuple[str, ...]:
-        """Of every command, where it is not as usual; see also :meth:`parts_of`."""
+        """Overrides of every command for settings other than the default; see :meth:`parts_of`."""
         words = _SOURCES.get(self.source, ("", ()))[1]
         expected = {key: getattr(self, name) for key, name in _KEYS.items()}
         found = (*commands.given, *words, *commands.unlike(words, expected))

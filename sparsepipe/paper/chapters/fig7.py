@@ -18,13 +18,13 @@ from sparsepipe.report.measurements import differing
 from sparsepipe.report.overrides import of_training, overrides_of, word
 
 _LAYERS = 52
-"""Of the paper's VGG16; rows end at its poolings."""
+"""Layers of the paper's VGG16; rows end at its poolings."""
 _COLUMNS = {
     "layers_compute_s": ("compute", "compute time"),
     "layers_activation_bytes": ("activation", "activation size"),
     "layers_parameter_bytes": ("parameter", "parameter size"),
 }
-"""By what a profile's run holds for each layer."""
+"""Names by the keys of a profile's result with a value for each layer."""
 _OF_TITLE = ("data.batch_size", "data.num_points", "data.resolution", "model.width")
 """Keys that the title of a block has, beside the source of its shapes."""
 _PAPER = printed("fig7")
@@ -83,7 +83,7 @@ def _block(run: Row | None, made_by: str, *, title: str) -> Block:
 
 
 def _titles(runs: Sequence[Row], others: Sequence[Sequence[str]]) -> list[str]:
-    """Of each run, with what distinguishes it from others of the same title."""
+    """The title of each run, with what distinguishes it from others of the same title."""
     plain = ["; ".join((_title(run), *more)) for run, more in zip(runs, others, strict=True)]
     alike = [
         [run for run, other in zip(runs, plain, strict=True) if other == title] for title in plain

@@ -59,7 +59,7 @@ PRINTED: Mapping[tuple[int, str], PaperSpeedup] = {
     for row in printed("fig9")
     if row["num_gpus"] != "any"
 }
-"""By GPUs and ``parallel``. MP are the paper's own splits."""
+"""Printed speedups by GPUs and ``parallel``; those of MP are of the paper's own splits."""
 
 (SMALLEST_HETE_MP,) = (
     float(row["speedup_over_dp"]) for row in printed("fig9") if row["num_gpus"] == "any"
@@ -101,7 +101,7 @@ def _bar_time_scale(runs: Sequence[Row]) -> Ours | None:
 
 
 def _bar_plan(runs: Sequence[Row]) -> Ours | None:
-    """In words; several where runs have unlike ones."""
+    """The plan as text; several if runs have different ones."""
     if not runs:
         return None
     plans = dict.fromkeys(
@@ -139,7 +139,7 @@ TIME_SCALE = Column(key="time_scale", heading="time scale", printed=False)
 PLAN = Column(key="plan", heading="plan", printed=False)
 
 Runs = Mapping[tuple[int, str], Sequence[Row]]
-"""Of a group, by GPUs and strategy."""
+"""Runs of a group, by GPUs and strategy."""
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:

@@ -30,11 +30,11 @@ GPUS = (5, 6, 7, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How figures came about.
+    """How figures were obtained.
 
     Attributes:
         kind: ``simulated`` or ``emulated``.
-        link_bytes_per_s: between hosts; None where nobody knows.
+        link_bytes_per_s: between hosts; None if unknown.
         network: of what is emulated, ``namespaces`` or ``loopback``.
     """
 
@@ -63,7 +63,7 @@ EXPECTED = (
     *(Setting(kind="simulated", link_bytes_per_s=link) for link in (50e6, 100e6, 125e6)),
     Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
 )
-"""Of the whole sweep."""
+"""Settings of the whole sweep."""
 
 
 def minibatch_s(result: Mapping[str, Any]) -> float:

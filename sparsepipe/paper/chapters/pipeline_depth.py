@@ -22,7 +22,7 @@ from sparsepipe.report.measurements import mean_of, no_speedup
 from sparsepipe.runs.ledger_table import plan_text
 
 IMAGES = 42_000
-"""Of the study."""
+"""Training images of the study."""
 TIME = Column(key="time", heading="time of 42,000 images", unit="min")
 SPEEDUP = Column(key="speedup", heading="speedup over serial", unit="x", compare=Compare.RATIO)
 BUBBLE = Column(key="bubble", heading="bubble", unit="%", form="{:.1f}", printed=False)
@@ -85,7 +85,7 @@ def _block(
 
 
 def _sweep(entries: Sequence[DepthRow], setting: DepthSetting, commands: Commands) -> str:
-    """Of all rows, in two where not all of them take what the setting says of microbatches."""
+    """The sweep of all rows; two sweeps if not all rows take the setting's microbatches."""
     schedules: dict[tuple[str, ...], dict[str, None]] = {}
     for each in entries:
         schedules.setdefault(setting.parts_of(each.schedule), {})[each.schedule] = None
@@ -188,7 +188,7 @@ def _over(own: Ours, base: Ours) -> Ours:
 
 
 def _ideal(entry: DepthRow, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
-    """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
+    """The ideal bubble; None for an asynchronous pipeline, which does not drain after updates."""
     if entry.schedule == "asynchronous" or not runs:
         return None
     return Ours(value=100 * setting.ideal_bubble(entry.depth), runs=tuple(runs))

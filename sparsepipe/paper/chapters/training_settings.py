@@ -1,4 +1,4 @@
-"""Which runs have a setting in common, and the blocks of a table that these make."""
+"""Runs grouped by their common setting, and a block of a table for each setting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OWN_TARGET = "data.source._target_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What trainings must have in common for their figures to be compared.
+    """Settings that trainings must share for their figures to be compared.
 
     Attributes:
         scale: of the experiment.
@@ -210,7 +210,7 @@ TRAININGS, FITTING = ("train", "train_if_fits"), "fit_batch"
 OF_TRIALS = {"task.budget_bytes": "budget_bytes", "task.steps": "steps"}
 """Conditions for a batch to fit: keys, by the attribute of the setting."""
 _NOT_OF_MEMORY = frozenset({"tested", "trained", "epochs", "batches", "threads"})
-"""Of a setting: what fits into memory depends on none of these."""
+"""Attributes of a setting that do not change whether a batch fits into memory."""
 
 
 def blocks_of(

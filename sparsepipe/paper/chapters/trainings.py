@@ -80,12 +80,12 @@ OTHERS = {
     "most": "larger ones were not to be tried (task.most)",
     "data": "there are no more shapes to train on",
 }
-"""Its other values, in words."""
+"""Other values of ``limited_by``, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSearches:
-    """What searches for the same batch have found, those with one seed together.
+    """Combined results of searches for the same largest batch.
 
     Attributes:
         runs: the searches.

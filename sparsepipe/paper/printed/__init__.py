@@ -1,4 +1,4 @@
-"""What the paper prints, as it prints it: the one place for its figures.
+"""The figures that the paper prints, digit by digit, in one place.
 
 Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point Clouds".
 ``table1`` to ``table3`` are its Tables I to III, ``fig9`` what the text says of Fig. 9; of Fig. 7
@@ -29,7 +29,7 @@ CITATION = (
     'Clouds"'
 )
 CITATION_OF_DEPTH = 'Zhang, Sun, "A Parallel Pipeline Design for Training Deep Neural Networks"'
-"""Of ``pipeline_depth``."""
+"""Citation of ``pipeline_depth``."""
 
 Name = Literal["table1", "table2", "table3", "fig7", "fig9", "pipeline_depth"]
 

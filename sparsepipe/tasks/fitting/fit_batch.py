@@ -66,7 +66,7 @@ class FitBatch(Task):
 
         Raises:
             ConfigError: the run has several processes, or data without a batch size.
-            HardwareError: nobody knows what memory there is.
+            HardwareError: the amount of memory is unknown.
             SparsePipeError: a trial takes too long, is killed, or ends for another reason than
                 memory.
             Stopped: a signal ended it.
@@ -129,11 +129,11 @@ def _limit(found: Found, prober: Prober, *, limited_by_data: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Where a search has ended.
+    """The result of a search.
 
     Attributes:
-        largest: the largest size that was seen to fit; 0 where none did.
-        refused: the smallest size that was seen not to; None where all did that were allowed.
+        largest: the largest size that was found to fit; 0 if none did.
+        refused: the smallest size that was found not to fit; None if all that were tried did.
     """
 
     largest: int

@@ -1,7 +1,6 @@
-"""What a process takes of its host's memory from a moment on, and limits that it cannot pass.
+"""Peak resident memory of this process from a moment on, and limits of its memory. Linux only.
 
-By its own measurement: the kernel's mark of the most memory that was resident, set back at that
-moment. Linux only.
+The peak is that of the kernel (``VmHWM``), which is reset at that moment.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MUCH = 0.5
 """Share of the memory that there is: the watch looks every few milliseconds, and other processes
 may have taken some."""
 _POLL_S = 0.005
-"""Between two looks at the memory: what is written in so short a time is little."""
+"""Interval between two checks of the memory: little can be written in so short a time."""
 
 
 class ResidentPeak:
@@ -115,7 +114,7 @@ def limit_allocations(more_bytes: int) -> None:
 
 
 def prefer_as_victim(thousandths: int = _SURELY) -> None:
-    """Where memory runs out, the kernel is to end this process and those that it starts.
+    """Makes the kernel end this process and its children first if memory runs out.
 
     Args:
         thousandths: of all memory, as which this counts beside what a process has: with 1000 it

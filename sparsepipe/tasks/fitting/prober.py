@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
 _OUTPUT_LINES = 20
 _TRIES = 2
-"""Of a batch size whose steps somebody kills."""
+"""Attempts at a batch size whose process is killed."""
 _END_S = 60.0
-"""For a process that was killed to be gone: memory is given back, which may be much."""
+"""How long a killed process may take to end: it may have much memory to free."""
 _OUTCOMES: Mapping[int, Outcome] = {
     OVER_BUDGET: "over_budget",
     OUT_OF_MEMORY: "out_of_memory",
@@ -49,7 +49,7 @@ _OUTCOMES: Mapping[int, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What came of a few training steps.
+    """The outcome of a few training steps.
 
     Attributes:
         batch_size: of the steps.
@@ -80,12 +80,12 @@ class Prober:
             activations.
         timeout_s: limit of each probe.
         isolated: each probe is a process of its own; else it runs in this one, which only a GPU
-            allows: its memory may run out without ending anybody.
+            allows: its memory may run out without ending a process.
         whole: steps of smaller batches, of data with too few shapes, are no answer.
 
     Raises:
         ConfigError: a processor's memory is to be filled by this process.
-        HardwareError: nobody knows what memory there is.
+        HardwareError: the amount of memory is unknown.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Prober:
         return self._within(answer)
 
     def _within(self, memory_bytes: int) -> tuple[Outcome, int | None]:
-        """The outcome of steps that took this much: the watch may have missed the peak."""
+        """The outcome of steps with this peak, which the watch may have missed."""
         over = self._budget_bytes is not None and memory_bytes > self._budget_bytes
         return ("over_budget", None) if over else ("fits", memory_bytes)
 
@@ -230,10 +230,9 @@ class Prober:
 def budget_of(
     requested_bytes: float | None, *, accelerator: str, known_bytes: int | None
 ) -> int | None:
-    """What steps may take; None: a GPU is filled until it runs out.
+    """The memory budget in bytes; None: a GPU is filled until its memory runs out.
 
-    Not the memory that such a GPU has: other processes may hold some of it, and now more and now
-    less, so that there is no one figure for all steps of a search.
+    The budget is not the memory of that GPU, since other processes may hold varying parts of it.
 
     Args:
         requested_bytes: as the task has it; None: nothing.
@@ -241,7 +240,7 @@ def budget_of(
         known_bytes: that the device has by the inventory; None: unknown.
 
     Raises:
-        HardwareError: nobody knows what memory there is.
+        HardwareError: the amount of memory is unknown.
     """
     if requested_bytes is not None:
         return int(requested_bytes)
@@ -286,7 +285,7 @@ def _run(request: Path, *, output: Path, timeout_s: float) -> int | None:
                 raise _endless(process.pid, limit_s=_END_S) from None
             return None
         except BaseException:
-            if not _ended(process):  # nor is that why nobody waits for it any more
+            if not _ended(process):  # a warning, since another error is being raised
                 log.warning("%s", _endless(process.pid, limit_s=_END_S))
             raise
 

@@ -35,7 +35,7 @@ class TooFewShapes(Exception):
 
 
 _SLACK_BYTES = 2**30
-"""What may be allocated beyond the budget, and is not used."""
+"""Unused allocations that are allowed beyond the budget."""
 _INSTEAD: dict[str, Any] = {
     "max_epochs": -1,
     "min_epochs": None,
@@ -99,7 +99,7 @@ def memory_of_steps(
     device = torch.device("cpu")
     if inventory.accelerator == "cuda":
         device = prepare_device(run.places[0], inventory)
-    # Without isolation the host's memory is that of the whole run, which nobody watches.
+    # Without isolation the host's memory is that of the whole run, which has no watch.
     seen = place / "seen" if isolated or device.type == "cpu" else None
     peak = _limited(device, budget_bytes, seen)
     module = build_module(run.spec, data)

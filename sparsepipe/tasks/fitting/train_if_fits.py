@@ -46,7 +46,7 @@ class TrainIfFits(Train):
 
         Raises:
             ConfigError: the run has several processes; and what a training raises.
-            HardwareError: nobody knows what memory there is.
+            HardwareError: the amount of memory is unknown.
             SparsePipeError: the steps take too long, are killed, or end for another reason than
                 memory.
             Stopped: a signal ended it.
