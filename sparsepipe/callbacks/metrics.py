@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sparsepipe.runs.metrics import read_metrics
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies.metrics import State, merged_states, put_state, state_of
+from sparsepipe.strategies.metrics import State, merged_states, set_state, state_of
 from sparsepipe.strategies.trainer_internals import (
     LoggedValue,
     drop_computed,
@@ -167,7 +167,7 @@ class EpochSums(pl.Callback):
         logged = dict(_logged(trainer))
         for key, whole in self._of_epoch(trainer):
             if key in self._before:
-                put_state(_summed(logged[key]), whole)
+                set_state(_summed(logged[key]), whole)
                 drop_computed(logged[key])
         self._before, self._ended = {}, True
 

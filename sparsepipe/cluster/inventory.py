@@ -130,7 +130,7 @@ class Inventory:
         """
         if num_hosts > len(self.hosts) > 1:
             raise HardwareError(
-                f"{num_hosts} hosts are asked for, the inventory has {len(self.hosts)}",
+                f"{num_hosts} hosts are requested, the inventory has {len(self.hosts)}",
                 remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose another "
                 "hardware",
             )
@@ -151,7 +151,7 @@ class Inventory:
             )
             each = " on each host" if num_hosts > 1 else ""
             raise HardwareError(
-                f"{count} devices are asked for{each}, the inventory has {available} ({names})",
+                f"{count} devices are requested{each}, the inventory has {available} ({names})",
                 remedy=f"set parallel.devices={available * num_hosts} or less, or choose "
                 "another hardware",
             )

@@ -96,6 +96,6 @@ def _enter(namespace: str) -> None:
 def _gone(namespace: str, number: int | None) -> HardwareError:
     return HardwareError(
         f"this rank cannot enter its emulated host {namespace}: {os.strerror(number or 0)}",
-        remedy="run the command again; whoever removed the namespace (`ip netns`) should leave "
-        "those of running processes",
+        remedy="run the command again, and do not remove namespaces of running processes "
+        "(`ip netns`)",
     )

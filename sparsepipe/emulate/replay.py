@@ -79,7 +79,7 @@ class Pace:
 
 
 class Zeros:
-    """Tensors of zeros that share one memory; nobody may write to them."""
+    """Tensors of zeros that share one memory; they must not be written to."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(0)
@@ -180,9 +180,8 @@ class _Replay(torch.autograd.Function):
         ctx.layer.pace.take(ctx.share * ctx.layer.profile.backward_s)
         weight_p = ctx.weight_p
         needs_weight = ctx.needs_input_grad[1]
-        if (
-            needs_weight and ctx.layer.cut
-        ):  # zeros of an earlier microbatch are there: adding more takes time
+        if needs_weight and ctx.layer.cut:
+            # Adding zeros to those of an earlier microbatch would only take time.
             needs_weight = weight_p.grad is None
         return (
             ZEROS.of(*ctx.shape) if ctx.needs_input_grad[0] else None,

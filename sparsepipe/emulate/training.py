@@ -1,4 +1,4 @@
-"""What an emulated rank trains, and how fast that went: replay layers on minibatches of zeros."""
+"""Training on an emulated rank: replay layers on minibatches of zeros, and the rates measured."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class StageRow:
     """One stage; times are seconds for each minibatch.
 
     Attributes:
-        devices: in words.
+        devices: such as ``4 x RTX 2080 Ti``.
         compute_s: forward, backward and update on its slowest device, and second runs of layers,
             shared by its replicas.
         sync_s: all-reduce between the replicas.
@@ -54,11 +54,11 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is to be said of a solution.
+    """A solution with its costs, for tables, plan files and messages.
 
     Attributes:
         bottleneck_s: time between two minibatches: the slowest stage or transfer.
-        limit: what that is, in words.
+        limit: the name of that stage or transfer.
         dp_s: time of data parallelism, of whole batches, on the same devices by the same model;
             None where it does not fit the memory.
         nodes: of each stage, for a branching graph: the plan's layers are its states.
@@ -101,7 +101,7 @@ class Explanation:
 def explain(
     problem: Problem, solution: Solution, chosen: RecomputedLayers | None = None
 ) -> Explanation:
-    """What a solution costs on the devices that it names.
+    """The costs of a solution on the devices that it names.
 
     For ``mp`` these are the real devices, not those that its search takes for alike.
     """
@@ -162,7 +162,7 @@ def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, 
 def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Plan:
     """The plan for a file and for training; devices are named ``host/model/number``.
 
-    ``origin`` is what else the file should tell of what it was computed from.
+    ``origin`` is added to the file: further entries about the inputs of the search.
     """
     solution = explanation.solution
     recomputed = bounds_of(explanation.spans or ())

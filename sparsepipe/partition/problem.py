@@ -1,4 +1,4 @@
-"""What is to be partitioned, and the solution that a search finds.
+"""The partitioning problem, and the solution that a search finds.
 
 Devices of the same model with the same memory are equal on one host, and on all hosts where one
 bandwidth holds between any two devices. ``exact`` takes equal devices together, and so has far
@@ -30,7 +30,7 @@ from sparsepipe.schedule import Plan
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Problem:
-    """A model, devices, and what counts.
+    """A model, devices, the cost model and memory limits.
 
     Args:
         pool: the devices; a plan uses them all.
@@ -84,8 +84,8 @@ class Problem:
         """From an inventory and a profile, by name, for each device in it.
 
         Without ``memory`` it is no limit. With one bandwidth for all links it counts whatever the
-        inventory says. With plans of a branching graph, which is not trained by, ``synchronous``
-        does not count.
+        inventory says. For a branching graph, whose plans are not for training, ``synchronous`` is
+        ignored.
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
@@ -159,7 +159,7 @@ class SynchronousStages:
         setting: that was checked; ``auto``: of each stage the layers that cost least time of those
             with which it fits its devices.
         microbatches: of a minibatch.
-        batch_share: size of the batch over that of the profiles'; for asking what would fit.
+        batch_share: size of the batch over that of the profiles'; smaller to find out what fits.
     """
 
     setting: Setting
@@ -184,9 +184,9 @@ class SynchronousStages:
         return max(self._stages, default=-1) + 1
 
     def with_batch(self, share: int) -> SynchronousStages:
-        """The same of a batch of so small a share of the size, for asking what would fit.
+        """The same for one ``share``-th of the batch, to find out what would fit.
 
-        Where its samples are known, one is left at least: none is cut.
+        Where the number of samples is known, it stays a whole number of at least 1.
         """
         size = self.microbatches.batch_size
         if size is None:

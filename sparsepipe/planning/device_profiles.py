@@ -1,4 +1,4 @@
-"""The profiles of an inventory's devices: which files they are, and if they are of the model."""
+"""The profiles of an inventory's devices: finding, loading and checking their files."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inv
                 found.append(
                     f"that of {device.name} was measured with {name} {measured}, not {configured}"
                 )
-    for words in warnings:
-        log.warning("the profiles are of other circumstances: %s", words)
+    for text in warnings:
+        log.warning("the profiles were measured under other conditions: %s", text)
     if refused:
         raise ProfileError(
             "the profiles are of other devices: " + "; ".join(refused),
@@ -199,7 +199,7 @@ def _microbatches(spec: RunSpec) -> str:
 
 
 def _threads(device: Device, inventory: Inventory) -> str | None:
-    """Of a rank on a processor; None: of other machines nobody knows here."""
+    """Threads of a rank on a processor; None on several hosts, whose cores are not known here."""
     if device.accelerator != "cpu" or len(inventory.hosts) > 1:
         return None
     share = max(1, usable_cores() // inventory.num_devices)

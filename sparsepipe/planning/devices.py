@@ -22,7 +22,7 @@ from sparsepipe.utils.host import cpu_name, usable_cores
 def places_of_ranks(
     spec: RunSpec, inventory: Inventory, *, ranks: int, kept: Path | None = None
 ) -> tuple[Place, ...]:
-    """The device of each rank: as the plan says, else in the inventory's order.
+    """The device of each rank: that of the plan, else in the inventory's order.
 
     Raises:
         ConfigError: one is made slower, and the strategy cannot do that, or the strategy has a
@@ -89,8 +89,6 @@ def cuda_devices(
     Raises:
         HardwareError: a device is not here.
     """
-    import torch
-
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return cuda_numbers(found, inventory, gpus, rank=rank, nodes=nodes)
 
@@ -127,7 +125,7 @@ def find_device(inventory: Inventory, name: str | None) -> Place:
     if name is None and len(kinds) > 1:
         raise ConfigError(
             f"the inventory has several kinds of devices: {', '.join(kinds)}",
-            remedy=f"say which is to be measured, as task.device='{kinds[0]}'",
+            remedy=f"name the one to measure, such as task.device='{kinds[0]}'",
         )
     if name is not None and name not in kinds:
         raise ConfigError(
@@ -141,8 +139,8 @@ def prepare_device(place: Place, inventory: Inventory) -> torch.device:
     """The device as torch calls it.
 
     This process computes with as many threads from now on as a rank does when all devices of the
-    host are in use, unless the environment says how many: a CPU's device is its share of the
-    cores. A GPU becomes the current one.
+    host are in use, unless ``OMP_NUM_THREADS`` is set: a CPU's device is its share of the cores. A
+    GPU becomes the current one.
 
     Raises:
         HardwareError: the GPU is not here.

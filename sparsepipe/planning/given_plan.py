@@ -1,4 +1,4 @@
-"""The plan that a simulation runs: what ``parallel`` says, on the devices of the inventory."""
+"""The plan that a simulation runs: that of ``parallel``, on the devices of the inventory."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherProfiles:
-    """What the picture of a device's profile shows beside it.
+    """Other profiles and cuts that the picture of a device's profile shows beside it.
 
     Attributes:
         plan: whose cuts are marked; None: no plan is drawn.
@@ -56,7 +56,7 @@ class OtherProfiles:
         *,
         others: Mapping[str, str] | None = None,
     ) -> OtherProfiles:
-        """As ``task.plan`` and ``task.beside`` say.
+        """From ``task.plan`` and ``task.beside``.
 
         Raises:
             PlanError: the plan file is missing or is none.
@@ -110,7 +110,7 @@ class OtherProfiles:
 
 
 def by_layer(profile: Profile) -> dict[str, list[float]]:
-    """What ``result.json`` keeps of a profile's layers, a list each: ``layers_compute_s``, ..."""
+    """Entries of ``result.json`` for a profile's layers, a list each: ``layers_compute_s``, ..."""
     return {f"layers_{name}": list(values) for name, values in asdict(_costs(profile)).items()}
 
 

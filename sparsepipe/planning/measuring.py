@@ -35,7 +35,7 @@ _PRECISION = "32-true"
 _WAIT_S = 7200.0
 """For another training that measures the same: as long as data caches wait for their builder."""
 RunJob = Callable[..., RunDir]
-"""Runs the job of a configuration; it stands above this room, and hands itself in."""
+"""Runs the job of a configuration; passed in by ``launch/``, which this room may not import."""
 _KEYS = {
     r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
     r"\btask\.(layers|direct|microbatches)\b": r"parallel.strategy.\1",
@@ -84,7 +84,7 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
 
 
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
-    """Bytes/s between the devices of this machine, and the file that says so.
+    """Bytes/s between the devices of this machine, and the file with the measurement.
 
     Raises:
         SparsePipeError: what ended the run that measures.

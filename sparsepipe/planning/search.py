@@ -49,7 +49,7 @@ _ALIKE = ("mp", "variance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         plan: for a plan file and for training.
@@ -93,8 +93,8 @@ def find_plan(
     automatic = synchronous is not None and synchronous.is_automatic
     if automatic and not choice.memory:
         log.warning(
-            "recompute=auto goes by the memory of the devices: the search counts it, though its "
-            "memory=false asks for none"
+            "recompute=auto depends on the memory of the devices: the search counts it in spite of "
+            "memory=false"
         )
         choice = replace(choice, memory=True)
     problem = _problem(choice, spec, inventory, profiles, synchronous)
@@ -202,9 +202,9 @@ def fastest(problem: Problem, search: str) -> str:
 
 
 def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Solution:
-    """What the search finds."""
+    """Runs the chosen search with its options."""
     search = choice.search
-    assert search is not None, "nobody searches then"
+    assert search is not None, "the plan is given"
     given = {
         "order": choice.order != "by_count" and search != "hete_mp",
         "device": choice.device is not None and search not in _ALIKE,
@@ -233,7 +233,7 @@ def _inventory_details(inventory: Inventory) -> dict[str, Any]:
 
 
 def plan_table(explanation: Explanation) -> str:
-    """The plan in words and figures."""
+    """The plan as a table with a summary."""
     rows = [
         (
             f"{row.stage}",

@@ -1,4 +1,4 @@
-"""What passes from one layer to the next: its tensors, its bytes, its way back."""
+"""Activations between layers: their tensors, their bytes, and gradients through them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sparsepipe.sparse import CoordinateCache, SparseTensor
 
 
 def detached(value: Any) -> Any:
-    """The same values, cut from their graph; what was derived from them is kept.
+    """The same values, cut from their graph; kernel maps are kept.
 
-    A tensor wants a gradient where the value's own had a way back, and only there.
+    A tensor requires a gradient where the value's own did, and only there.
     """
     return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
 def copied(value: Any) -> Any:
-    """Copies in the same graph, which a layer may overwrite; what was derived is kept."""
+    """Copies in the same graph, which a layer may overwrite; kernel maps are kept."""
     return _mapped(torch.clone, value)
 
 

@@ -101,8 +101,8 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
 def parse_graph(text: str) -> Graph:
     """Reads a file's text; what PipeDream's optimizer leaves out is left out.
 
-    That is the nodes of the input, whose cost no stage can be spared, and outputs picked from
-    a tuple that nobody uses: sources called ``Input`` and sinks called ``__getitem__``, as the
+    That is the nodes of the input, whose cost is the same for all plans, and unused outputs picked
+    from a tuple: sources called ``Input`` and sinks called ``__getitem__``, as the
     function ``main`` of PipeDream's ``optimizer_graph_hierarchical.py`` has it.
 
     Raises:
@@ -136,7 +136,7 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
 
     Args:
         graph: layers one after another.
-        meta: of the profile; ``source`` should say where the figures come from, and
+        meta: of the profile; ``source`` should name the origin of the figures, and
             ``input_bytes`` is that of the graph where it is not given.
 
     Raises:

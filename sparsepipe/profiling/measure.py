@@ -119,7 +119,7 @@ def _measured(
     steps_s: list[float] = []
     with ExitStack() as afterwards:
         if updates is not None:
-            afterwards.callback(updates.put_back)
+            afterwards.callback(updates.restore)
             updates.take(counts=False)
         for number in range(sum(numbers)):
             parts = cut(fresh(batches[number % len(batches)]))

@@ -1,4 +1,4 @@
-"""What each layer of a model costs on one device, and the file that keeps it."""
+"""The profile: costs of each layer of a model on one device, and its file."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Profile:
 
     @property
     def input_bytes(self) -> float:
-        """What the first layer gets; 0 where it was not measured."""
+        """Bytes of the first layer's input; 0 where it was not measured."""
         return float(self.meta.get("input_bytes", 0.0))
 
     def to_json(self) -> str:
@@ -258,8 +258,8 @@ def check_agreement(profiles: Mapping[str, Profile]) -> None:
     """Refuses profiles that no one model could have on several devices.
 
     Raises:
-        ProfileError: layers, their kinds or their sizes differ, or what the profiles say of the
-            model, the batch or the type of numbers; the message names both devices.
+        ProfileError: layers, their kinds or their sizes differ, or the model, the batch or the
+            type of numbers in ``meta``; the message names both devices.
     """
     (first, reference), *others = profiles.items()
     for device, profile in others:

@@ -69,7 +69,7 @@ class Updates:
         for parameter in self._trained:
             parameter.grad = None
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Gives the parameters the values that they had, and no gradients."""
         with torch.no_grad():
             for parameter, before in zip(self._trained, self._before, strict=False):

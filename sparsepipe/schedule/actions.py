@@ -41,7 +41,7 @@ class Action:
 
     @property
     def turn(self) -> int:
-        """What says which replica has it (:meth:`Plan.rank_for`): they take turns at parts."""
+        """The number that determines its replica (:meth:`Plan.rank_for`)."""
         return self.number if self.microbatch is None else self.microbatch
 
     @classmethod
@@ -60,7 +60,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What every rank of a plan does, in order.
+    """The actions of every rank of a plan, in order.
 
     Args:
         plan: the stages and their ranks.
@@ -98,8 +98,8 @@ class Schedule:
 class MinibatchSupply:
     """The minibatches of one run, as its ranks learn of them.
 
-    Ranks that ask for more only as they go on need no list of all they will do, and the run may
-    be cut short while it goes on.
+    Ranks request them a few at a time, so that no list of all actions is needed, and the run can
+    be shortened while it goes on.
 
     Args:
         minibatches: of the run.

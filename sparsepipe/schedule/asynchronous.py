@@ -20,10 +20,10 @@ def _action(kind: Kind, number: int) -> Action:
 
 
 class RankOrder:
-    """What one rank does, generated as minibatches come.
+    """The actions of one rank, generated as minibatches come.
 
-    Nobody needs to know how many will come: the order of actions is the same for all, but for
-    the end, where the pipeline drains. Minibatches are numbered from 0 after every drain.
+    How many will come need not be known: the order of actions does not depend on it, but for the
+    end, where the pipeline drains. Minibatches are numbered from 0 after every drain.
 
     Args:
         plan: the stages and their ranks.
@@ -66,7 +66,7 @@ class RankOrder:
         """The round of stage 0 in which the first replica of this stage comes to an update.
 
         Replicas may come to the same update in different rounds. While a rank runs an update,
-        it can tell that of the first one: the forward that brings it has come, or never will.
+        that of the first one is known: the forward that brings it has come, or never will.
         """
         forward = (self._warmup + update) * self._replicas
         return min(forward, self._come - 1) // self._readers

@@ -29,12 +29,12 @@ benchmarks/ordered_sum.py --only link --mib)."""
 
 
 def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
-    """The way by which a sum is there sooner, as far as hosts and size tell.
+    """The faster way of a sum, as far as hosts and size determine it.
 
     A chain sends less between hosts where those of a host are neighbours, but its parts make many
     hops one after another, and only large vectors make up for that: there is one size above which
-    it is better, or none. Speeds of links are left out, so that all ranks and the simulator say
-    the same without having measured any.
+    it is better, or none. Speeds of links are left out, so that all ranks and the simulator
+    choose alike without measuring any.
 
     Args:
         hosts: of each rank, in their order.

@@ -58,7 +58,7 @@ class Plan:
 
     Args:
         stages: at least one; each begins where the one before ends.
-        details: what else a plan file tells: ``bottleneck_s``, ``stage_times_s``,
+        details: further entries of the plan file: ``bottleneck_s``, ``stage_times_s``,
             ``transfer_times_s``, ``cost_model``, ``strategy``, what it was computed from.
 
     Raises:
@@ -235,7 +235,7 @@ class Plan:
         plan = cls(stages=stages, details={k: v for k, v in value.items() if k not in known})
         if value.get("config", plan.config) != plan.config:
             raise PlanError(
-                f"the plan says config {value['config']!r}, its stages are {plan.config!r}",
+                f"the plan has config {value['config']!r}, its stages are {plan.config!r}",
                 remedy="correct one of the two",
             )
         return plan

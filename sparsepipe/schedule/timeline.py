@@ -15,7 +15,7 @@ from sparsepipe.schedule.plan import Plan
 from sparsepipe.schedule.validity import check
 
 Durations = Callable[[int, Action], float]
-"""What an action of a stage takes: ``durations(stage, action)``, in any unit of time."""
+"""Time of an action of a stage: ``durations(stage, action)``, in any unit."""
 
 Row = tuple[str, int, int | None, float, float]
 """(kind, number, microbatch, start, end)."""
@@ -86,7 +86,9 @@ def timeline(schedule: Schedule, durations: Durations | None = None) -> tuple[Sp
 def lanes(schedule: Schedule, spans: Sequence[Span]) -> list[tuple[str, list[Row]]]:
     """The rows of each rank under its name: what :mod:`sparsepipe.plots.timeline` draws."""
     plan = schedule.plan
-    found: list[tuple[str, list[Row]]] = [(_name(plan, rank), []) for rank in range(plan.num_ranks)]
+    found: list[tuple[str, list[Row]]] = [
+        (lane_name(plan, rank), []) for rank in range(plan.num_ranks)
+    ]
     for span in spans:
         action = span.action
         row = (action.kind, action.number, action.microbatch, span.start, span.end)
@@ -94,7 +96,8 @@ def lanes(schedule: Schedule, spans: Sequence[Span]) -> list[tuple[str, list[Row
     return found
 
 
-def _name(plan: Plan, rank: int) -> str:
+def lane_name(plan: Plan, rank: int) -> str:
+    """Name of a rank in drawings, such as ``stage 0, replica 1``."""
     stage = plan.stage_of(rank)
     if plan.replicas(stage) == 1:
         return f"stage {stage}"
@@ -145,7 +148,7 @@ Interval = tuple[float, float]
 """Begin and end."""
 
 Busy = Sequence[Interval]
-"""What one rank computes."""
+"""When one rank computes."""
 
 
 def idle_shares(ranks: Sequence[Busy], *, begin: float, end: float) -> list[float]:

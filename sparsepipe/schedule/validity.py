@@ -131,7 +131,7 @@ def _check_updates(schedule: Schedule, rank: int, rounds: int) -> None:
 
 
 def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_Step]:
-    """What a rank waits for and hands on, in order."""
+    """The messages and updates of a rank, in order."""
     plan = schedule.plan
     stage = plan.stage_of(rank)
     held: list[_Step] = []  # gradients that wait for an update
@@ -243,8 +243,11 @@ class _Play:
 
 
 def _deadlock(todo: list[deque[_Step]]) -> ScheduleError:
-    waits = {"take": "waits for rank {}", "put": "cannot send to rank {}", "meet": "waits for its"
-             " stage's replicas"}  # fmt: skip
+    waits = {
+        "take": "waits for rank {}",
+        "put": "cannot send to rank {}",
+        "meet": "waits for its stage's replicas",
+    }
     stuck = [
         f"rank {rank} {waits[steps[0].what].format(steps[0].peer)} at {steps[0].action}"
         for rank, steps in enumerate(todo)
@@ -266,8 +269,8 @@ def _check_staleness(schedule: Schedule, bound: int) -> None:
             elif action.kind == "F":
                 stale = _own_update(plan, rank, action) - updates
                 if stale > bound:
-                    said = f"is {stale} updates older than its own, the bound is {bound}"
-                    raise _wrong(rank, action, said, "run fewer forwards ahead")
+                    fault = f"is {stale} updates older than its own, the bound is {bound}"
+                    raise _wrong(rank, action, fault, "run fewer forwards ahead")
 
 
 def _own_update(plan: Plan, rank: int, action: Action) -> int:

@@ -55,9 +55,9 @@ def passages(schedule: Schedule, rank: int) -> dict[int, Passage]:
 def included_at(plan: Plan, minibatch: int) -> int:
     """Minibatches that stage 0's weights include at a minibatch's forward there, in number.
 
-    Vertical sync lets every stage use weights that include these and no later ones. Told for
-    the asynchronous schedule, and also for minibatches that may never come: what a rank's next
-    minibatch will ask for must be kept until it is known that there is none.
+    Vertical sync lets every stage use weights that include these and no later ones. For
+    the asynchronous schedule. The minibatch need not come: the weights for a rank's next one are
+    kept until it is known that there is none.
     """
     replicas = plan.replicas(0)
     return max(0, minibatch // replicas - plan.warmup(0)) * replicas
@@ -84,9 +84,7 @@ def until_return(plan: Plan, stage: int) -> int:
 
 
 class Tally:
-    """Sets of weights that a rank has in use, counted action by action.
-
-    So that whoever runs a schedule knows the counts at its end without another walk over it.
+    """Sets of weights that a rank has in use, counted action by action while a schedule runs.
 
     Args:
         plan: the stages and their ranks.
@@ -94,9 +92,8 @@ class Tally:
 
     Attributes:
         stashed: the most at a time so far under weight stashing, the newest included.
-        vertical: under vertical sync. All versions stay from the one on that this rank's next
-            minibatch will ask for, whether it comes or not, until the drain begins. For
-            asynchronous schedules.
+        vertical: under vertical sync, for asynchronous schedules. Until the drain begins, all
+            versions stay from the one on that this rank's next minibatch would need.
         predicted: under SpecTrain: one for each minibatch in flight, and one.
     """
 

@@ -44,7 +44,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What repeats itself.
+    """The part of a run that repeats.
 
     Attributes:
         minibatches: that pass until the run has the same state again.
@@ -61,14 +61,14 @@ class CycleDetector:
     """Looks for a cycle while a run goes on, and cuts the run short when it has found one.
 
     The state of a run takes time to find out. So the detector first compares the times of the first
-    rank's updates. When the last of them repeat, it asks for the state, and again a cycle later. If
+    rank's updates. When the last of them repeat, it requests the state, and again a cycle later. If
     both are the same, the cycle is found.
 
     Then the run is cut short. Minibatches that some rank knows of stay, and of the others as many
     as are left when whole cycles of them are taken out.
 
     Args:
-        supply: tells the ranks how many minibatches there are.
+        supply: hands minibatches to the ranks.
         period: minibatches after which each rank's order of actions repeats itself.
 
     Attributes:
@@ -81,36 +81,36 @@ class CycleDetector:
         self._next = 3  # periods after which to look
         self._cycle = 0  # minibatches after which the times of updates repeat
         self._first: RunState | None = None  # where the run stood when it was looked at first
-        self._wanted: int | None = None  # minibatch after whose update to look
+        self._due: int | None = None  # minibatch at whose update the state is needed
         self.cycle: Cycle | None = None
 
-    def wants(self, number: int, time_s: float) -> bool:
+    def needs_state(self, number: int, time_s: float) -> bool:
         """Whether to look now; called as each update of the first rank begins.
 
-        Ranks begin with forwards only, so that what is seen before each of them has done a
-        backward says nothing of what follows. The third period is late enough: each rank has a
+        Ranks begin with forwards only, so that the state before each of them has done a
+        backward does not recur. The third period is late enough: each rank has a
         minibatch in every period, and when the first rank updates, those before are back from all
         stages.
         """
         if self.cycle is not None or number % self._period:
             return False
         self._begins_s.append(time_s)
-        if self._wanted is None and len(self._begins_s) >= self._next:
+        if self._due is None and len(self._begins_s) >= self._next:
             periods = cycle_of(self._begins_s)
             if periods is None:
                 self._wait()
             else:
-                self._wanted, self._cycle = number, periods * self._period
-        return number == self._wanted
+                self._due, self._cycle = number, periods * self._period
+        return number == self._due
 
-    def sees(self, state: RunState) -> None:
-        """Takes the state of the run, once :meth:`wants` has asked for it."""
+    def add_state(self, state: RunState) -> None:
+        """Takes the state of the run, if :meth:`needs_state` returned true."""
         if self._first is None:
-            self._first, self._wanted = state, state.number + self._cycle
+            self._first, self._due = state, state.number + self._cycle
         elif state.repeats(self._first):
             self._found(self._first, state)
         else:
-            self._first = self._wanted = None
+            self._first = self._due = None
             self._wait()
 
     def _wait(self) -> None:

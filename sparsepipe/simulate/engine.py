@@ -25,7 +25,7 @@ from sparsepipe.simulate.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How ranks talk.
+    """How ranks communicate.
 
     Args:
         sends: how messages are handed over.
@@ -164,15 +164,15 @@ class Engine:
         self.record.minibatches = len(returns_s)
 
     def _updates(self, action: Action) -> None:
-        """Asks the detector, as the first rank begins an update, whether it needs the state."""
+        """Called as the first rank begins an update, at which the detector may need the state."""
         assert self._detector is not None
         number, now_s = self._turn(0, action), self._events.now_s
-        if self._detector.wants(number, now_s):
+        if self._detector.needs_state(number, now_s):
             self._seen = number, now_s
             self._events.before_time_goes_on(self._look)
 
     def _look(self) -> None:
-        """Tells the detector the run's state, once nothing else is about to happen."""
+        """Hands the detector the run's state, once nothing else is about to happen."""
         assert self._detector is not None
         if any(rank.action is None for rank in self._working):
             return  # the run comes to its end: what repeats itself now is not what others did
@@ -182,7 +182,7 @@ class Engine:
         if self._events.next_s <= horizon_s:
             self._events.before_time_goes_on(self._look)
             return
-        self._detector.sees(self._state(number, time_s, horizon_s))
+        self._detector.add_state(self._state(number, time_s, horizon_s))
 
     def _state(self, number: int, time_s: float, horizon_s: float) -> RunState:
         places: list[object] = []

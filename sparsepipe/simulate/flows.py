@@ -17,23 +17,23 @@ from typing import Any, TypeAlias
 class Events:
     """Calls in the order of their times; those of one time in the order of their addition."""
 
-    __slots__ = ("_afterwards", "_asked", "_heap", "now_s")
+    __slots__ = ("_added", "_afterwards", "_heap", "now_s")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._asked = 0
+        self._added = 0
         self._afterwards: list[Callable[[], None]] = []
         self.now_s = 0.0
 
     def at(self, time_s: float, call: Callable[[Any], None], argument: Any) -> None:
         """Calls ``call(argument)`` at a time, which is not before now."""
-        self._asked += 1
-        heapq.heappush(self._heap, (time_s, self._asked, call, argument))
+        self._added += 1
+        heapq.heappush(self._heap, (time_s, self._added, call, argument))
 
     def before_time_goes_on(self, call: Callable[[], None]) -> None:
         """Calls ``call()`` now, after everything else that happens now.
 
-        What it asks for in turn of this kind comes after the next call of all.
+        Calls that it adds in turn by this method run after the next event.
         """
         self._afterwards.append(call)
 
@@ -53,7 +53,7 @@ class Events:
                     each()
 
 
-Told: TypeAlias = Callable[[], None]
+Callback: TypeAlias = Callable[[], None]
 
 
 class Flow:
@@ -96,8 +96,8 @@ class Flow:
         num_bytes: float,
         *,
         alone_s: float = 0.0,
-        done: Told | None = None,
-        retimed: Told | None = None,
+        done: Callback | None = None,
+        retimed: Callback | None = None,
         is_predicted: bool = False,
     ) -> None:
         self.ports, self.num_bytes, self.alone_s = ports, num_bytes, alone_s
@@ -115,7 +115,7 @@ class Flows:
     Rates change when all that begins and ends at one time has done so: a sum over a thousand
     ranks begins and ends thousands of messages at once. The end of a message that shares no port
     concerns no other message, and is known from the beginning: so it is no event where it is
-    foreseen by whoever it concerns.
+    predicted by the rank that waits for it.
     """
 
     def __init__(self, events: Events, bytes_per_s: Sequence[float]) -> None:
@@ -131,8 +131,8 @@ class Flows:
         ports: tuple[int, ...],
         num_bytes: float,
         *,
-        done: Told | None = None,
-        retimed: Told | None = None,
+        done: Callback | None = None,
+        retimed: Callback | None = None,
         is_predicted: bool = False,
     ) -> Flow:
         """A way on which messages can be sent; see :class:`Flow`."""
@@ -162,7 +162,7 @@ class Flows:
             self._alone[port] = flow
         flow.end_s = now_s + flow.alone_s
         if not flow.is_predicted:
-            self._tell(flow)
+            self._schedule_end(flow)
 
     def _join(self, flow: Flow) -> None:
         """Lets a message share ports; those that went alone through them now share theirs."""
@@ -196,24 +196,24 @@ class Flows:
             if rate != flow.rate:
                 self._set_rate(flow, rate)
             elif not flow.has_event:  # its end is to change others' rates
-                self._tell(flow)
+                self._schedule_end(flow)
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         now_s = self._events.now_s
         flow.left_bytes -= flow.rate * (now_s - flow.since_s)
         flow.rate, flow.since_s = rate, now_s
         flow.end_s = now_s + max(flow.left_bytes, 0.0) / rate
-        self._tell(flow)
+        self._schedule_end(flow)
         if flow.retimed is not None:
             flow.retimed()
 
-    def _tell(self, flow: Flow) -> None:
+    def _schedule_end(self, flow: Flow) -> None:
         flow.has_event = True
         self._events.at(flow.end_s, self._end, flow)
 
     def _end(self, flow: Flow) -> None:
         if flow.is_done or flow.end_s != self._events.now_s:
-            return  # that was foreseen wrongly
+            return  # rescheduled since
         flow.is_done = True
         if flow.is_shared:
             flow.is_shared = False

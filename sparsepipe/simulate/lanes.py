@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.timeline import Row, lane_name
 from sparsepipe.simulate.record import Record
-
-Row = tuple[str, int, int | None, float, float]
-"""(kind, number, microbatch, start, end): kind is F, B or U of what a rank computes, a for an
-activation and g for a gradient that it sends, S for a sum of gradients that it takes part in."""
 
 
 def lanes(
@@ -20,13 +17,16 @@ def lanes(
     unit_s: float = 1.0,
     least_s: float = 0.0,
 ) -> list[tuple[str, list[Row]]]:
-    """What each rank computes, and under it what it has on its way.
+    """What each rank computes, and under it messages under way.
+
+    The kind of a row is F, B or U of what a rank computes, a for an activation and g for a gradient
+    that it sends, S for a sum of gradients that it takes part in.
 
     Args:
         record: with spans, transfers and reductions.
         ranks: that have lanes; None: all.
         names: of all ranks; None: their stages and replicas.
-        unit_s: seconds of the unit in which rows tell the time.
+        unit_s: seconds of the rows' unit of time.
         least_s: messages and sums that take no longer are left out.
 
     Returns:
@@ -37,7 +37,7 @@ def lanes(
     computed, sent, summed = _computed(record, unit_s), _sent(record, unit_s), _sums(record, unit_s)
     found: list[tuple[str, list[Row]]] = []
     for rank in range(plan.num_ranks) if ranks is None else ranks:
-        found.append((_name(plan, rank) if names is None else names[rank], computed[rank]))
+        found.append((lane_name(plan, rank) if names is None else names[rank], computed[rank]))
         for name, moved in (("sends", sent[rank]), ("sums", summed[plan.stage_of(rank)])):
             seen = [row for row in moved if row[4] - row[3] > least_s / unit_s]
             found += [(name, lane) for lane in _apart(seen)]
@@ -59,13 +59,6 @@ def some_ranks(plan: Plan, most: int) -> list[int]:
         return [plan.ranks_of(stage).start for stage in stages_seen]
     each = most // plan.num_stages
     return [rank for stage in stages for rank in plan.ranks_of(stage)[:each]]
-
-
-def _name(plan: Plan, rank: int) -> str:
-    stage = plan.stage_of(rank)
-    if plan.replicas(stage) == 1:
-        return f"stage {stage}"
-    return f"stage {stage}, replica {plan.replica_of(rank)}"
 
 
 def _computed(record: Record, unit_s: float) -> list[list[Row]]:

@@ -1,4 +1,4 @@
-"""What each rank keeps in memory over the time of a simulated run."""
+"""Memory of each rank over the time of a simulated run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory_over_time(
     *,
     sizes: Sequence[float] | None = None,
 ) -> list[tuple[Level, ...]]:
-    """What each rank keeps, from the beginning on, whenever that changes.
+    """Bytes that each rank keeps from the beginning on, at each change.
 
     Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored bytes
     come when its forward begins and go when its backward ends. Where weights are stashed, a version
@@ -108,7 +108,7 @@ def _kept_bytes(
     replicas: int,
     sizes: Sequence[float] | None = None,
 ) -> Iterator[float]:
-    """What a rank keeps at first; then when each action has begun, or a backward has ended."""
+    """Bytes that a rank keeps at first; then as each action begins, or a backward ends."""
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers
     static_bytes = model.reserved_bytes + always * costs.parameter_bytes

@@ -36,7 +36,7 @@ way will have come: None where nothing is. None of all where no rank waits eithe
 ``horizon_s`` counts as there."""
 
 Arrived: TypeAlias = Callable[[Part, float, float], None]
-"""Told of each message that has come: which, when it began its way, and when that ended."""
+"""Called with each message that has come, when its transfer began, and when it ended."""
 
 
 def places_of(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
@@ -61,6 +61,7 @@ class MessageQueue:
         "_flow",
         "_flows",
         "_inbox",
+        "_is_awaited",
         "_latency_s",
         "_moving",
         "_outbox",
@@ -68,7 +69,6 @@ class MessageQueue:
         "_waiting",
         "_wake_source",
         "_wake_target",
-        "_wanted",
     )
 
     def __init__(
@@ -95,7 +95,7 @@ class MessageQueue:
         self._began_s = 0.0  # when what moves did so
         self._due_s = 0.0  # when it comes, once its last byte has left
         self._there: deque[Part] = deque()
-        self._wanted = False  # the receiver waits for the next message
+        self._is_awaited = False  # the receiver waits for the next message
 
     def put(self, part: Part) -> None:
         self._waiting.append(part)
@@ -110,23 +110,23 @@ class MessageQueue:
             return False
         return len(self._waiting) > outbox or (outbox == 0 and self._moving is not None)
 
-    def take(self, part: Part, asks_s: float) -> float | None:
-        """The receiver asks for a message: since when it is there; None: it is woken later."""
+    def take(self, part: Part, ready_s: float) -> float | None:
+        """The receiver takes a message: when it can go on; None: it is woken later."""
         has = bool(self._there)
         if has:
             came = self._there.popleft()
             assert came == part, f"expected {part}, got {came}"
-        self._wanted = not has
+        self._is_awaited = not has
         if self._inbox is not None and self._moving is None:
             self._begin()
-        return asks_s if has else None
+        return ready_s if has else None
 
     def _begin(self) -> None:
         """Lets the next message begin its way, if there is one and it may."""
         if not self._waiting:
             return
         inbox = self._inbox
-        if inbox is not None and len(self._there) >= inbox and not self._wanted:
+        if inbox is not None and len(self._there) >= inbox and not self._is_awaited:
             return
         self._moving = self._waiting.popleft()
         self._began_s = self._events.now_s
@@ -145,7 +145,7 @@ class MessageQueue:
         part, self._moving = self._moving, None
         assert part is not None
         self._there.append(part)
-        self._wanted = False
+        self._is_awaited = False
         if self._arrived is not None:
             self._arrived(part, self._began_s, self._events.now_s)
         self._wake_target()
@@ -156,13 +156,13 @@ class MessageQueue:
 
     def state(self, number: int, horizon_s: float) -> Place:
         del horizon_s  # what is about to happen has an event
-        if self._moving is None and not (self._waiting or self._there or self._wanted):
+        if self._moving is None and not (self._waiting or self._there or self._is_awaited):
             return None
         waiting, there = places_of(self._waiting, number), places_of(self._there, number)
         if self._moving is None:
-            return (waiting, None, there, self._wanted), None
+            return (waiting, None, there, self._is_awaited), None
         flow, (moving, microbatch) = self._flow, self._moving
-        place = (waiting, (moving - number, microbatch, flow.is_done), there, self._wanted)
+        place = (waiting, (moving - number, microbatch, flow.is_done), there, self._is_awaited)
         return place, self._due_s if flow.is_done else flow.end_s
 
 
@@ -184,6 +184,7 @@ class PredictedQueue:
         "_flow",
         "_flows",
         "_inbox",
+        "_is_awaited",
         "_is_taken",
         "_latency_s",
         "_moving",
@@ -192,7 +193,6 @@ class PredictedQueue:
         "_there",
         "_waiting",
         "_wake",
-        "_wanted",
     )
 
     is_full = False
@@ -216,10 +216,10 @@ class PredictedQueue:
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None  # the last one that left, until the next one does
         self._due_s = 0.0  # when it comes; infinite while that is not known
-        self._is_taken = False  # it was asked for, whether it has come or not
-        self._taken_s = 0.0  # when the last one that was asked for was; that may be still to come
+        self._is_taken = False  # by the receiver, whether it has come or not
+        self._taken_s = 0.0  # when the last one was or will be taken
         self._there: deque[Part] = deque()  # what has come before it
-        self._wanted = False  # the receiver waits for a message that has not left
+        self._is_awaited = False  # the receiver waits for a message that has not left
 
     def put(self, part: Part) -> None:
         if not self._waiting and self._free_s() <= self._events.now_s:
@@ -229,19 +229,19 @@ class PredictedQueue:
         if len(self._waiting) == 1:
             self._await()
 
-    def take(self, part: Part, asks_s: float) -> float | None:
-        """The receiver can begin what a message is for at ``asks_s``, now or later: when the
+    def take(self, part: Part, ready_s: float) -> float | None:
+        """The receiver can begin what a message is for at ``ready_s``, now or later: when the
         message comes or came; None: it is woken later.
         """
         if self._there:
             came, there_s = self._there.popleft(), 0.0
         elif self._moving is None or self._is_taken or self._due_s == float("inf"):
-            self._wanted = True
+            self._is_awaited = True
             return None
         else:
             came, there_s, self._is_taken = self._moving, self._due_s, True
         assert came == part, f"expected {part}, got {came}"
-        self._wanted, self._taken_s = False, asks_s
+        self._is_awaited, self._taken_s = False, ready_s
         if self._waiting and self._inbox is not None:
             self._await()
         return there_s
@@ -266,15 +266,15 @@ class PredictedQueue:
         self._moving, self._is_taken = part, False
         self._flows.start(self._flow)
         self._due_s = self._flow.end_s + self._latency_s
-        if self._wanted and self._due_s < float("inf"):
+        if self._is_awaited and self._due_s < float("inf"):
             self._wake()
 
     def _retimed(self) -> None:
-        """What moves will come at another time than it seemed."""
+        """The message under way will come at another time than predicted."""
         self._due_s = self._flow.end_s + self._latency_s
         if self._is_taken:
             self._reschedule(self._due_s)
-        elif self._wanted:
+        elif self._is_awaited:
             self._wake()
         if self._waiting:
             self._await()
@@ -285,7 +285,7 @@ class PredictedQueue:
             self._events.at(max(free_s, self._events.now_s), self._go, None)
 
     def _go(self, nothing: None) -> None:
-        if self._waiting and self._free_s() <= self._events.now_s:  # else: foreseen wrongly
+        if self._waiting and self._free_s() <= self._events.now_s:  # else: rescheduled since
             self._begin(self._waiting.popleft())
             if self._waiting:
                 self._await()
@@ -293,15 +293,15 @@ class PredictedQueue:
     def state(self, number: int, horizon_s: float) -> Place:
         waiting, there = places_of(self._waiting, number), places_of(self._there, number)
         if self._moving is None:
-            return ((waiting, None, there, self._wanted), None) if self._wanted else None
+            return ((waiting, None, there, self._is_awaited), None) if self._is_awaited else None
         moving = self._moving[0] - number, self._moving[1]
         if self._due_s <= horizon_s:
             there = there if self._is_taken else (*there, moving)
-            if not (waiting or there or self._wanted):
+            if not (waiting or there or self._is_awaited):
                 return None
-            return (waiting, None, there, self._wanted), None
+            return (waiting, None, there, self._is_awaited), None
         end_s = self._flow.end_s
-        place = (waiting, (*moving, self._is_taken, end_s <= horizon_s), there, self._wanted)
+        place = (waiting, (*moving, self._is_taken, end_s <= horizon_s), there, self._is_awaited)
         return place, end_s if end_s > horizon_s else self._due_s
 
 

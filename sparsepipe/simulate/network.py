@@ -55,7 +55,7 @@ class Network:
 
         Raises:
             PlanError: a device is on no host of the inventory.
-            HardwareError: a link over which ranks talk has no bandwidth, or none above 0.
+            HardwareError: a link over which ranks communicate has no bandwidth, or none above 0.
         """
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
         devices = [device for stage in plan.stages for device in stage.devices]
@@ -131,7 +131,7 @@ class Sends:
     Args:
         outbox: messages that wait in a line beside the one on its way before the sender waits;
             None: as many as there are. 0: the sender waits until its message has come.
-        inbox: messages that lie at the receiver before it asks for them; None: as many as come.
+        inbox: messages that lie at the receiver before it takes them; None: as many as come.
             0: a message begins its way when the receiver waits for it. With both 0, sending is a
             rendezvous.
 
@@ -167,7 +167,7 @@ class Leg:
 def reduction_legs(
     network: Network, ranks: Sequence[int], num_bytes: float, algorithm: Algorithm
 ) -> tuple[list[list[Leg]], float]:
-    """What a sum over ranks moves: phases one after another, and the seconds of latency in all.
+    """Transfers of a sum over ranks: phases one after another, and the seconds of latency in all.
 
     ``ring`` (Patarasuk and Yuan, 2009; gloo's and NCCL's for large vectors): every rank sends
     2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: every rank sends an
@@ -202,7 +202,7 @@ def reduction_legs(
 def _direct(
     network: Network, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """Parts to whoever adds them up, then sums to all."""
+    """Parts to the ranks that add them up, then sums to all."""
     by_host: dict[int, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(network.hosts[rank], []).append(rank)

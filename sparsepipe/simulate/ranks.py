@@ -1,4 +1,4 @@
-"""What a rank does next and until when, and which updates have to copy weights first.
+"""The next action of a rank and its end, and which updates have to copy weights first.
 
 These are the updates that change what is still needed, as in the worker
 (:mod:`sparsepipe.runtime.weights`, modes ``stash`` and ``vertical_sync``). It follows from where a
@@ -17,7 +17,7 @@ from sparsepipe.simulate.workload import Workload
 
 
 class Stash:
-    """Who uses the newest weights of one rank: minibatches that went forward with them.
+    """Minibatches that use the newest weights of one rank: they went forward with them.
 
     Attributes:
         kept: versions that stay for minibatches that are still to come.
@@ -47,11 +47,11 @@ class Stash:
 class VerticalStash(Stash):
     """The same under vertical sync, where minibatches use older weights, and stages keep these.
 
-    A version stays from when it is made until no minibatch to come will ask for it; before the
-    drain a rank takes it that another one comes. For the asynchronous schedule.
+    A version stays until no later minibatch will need it; before the drain a rank assumes that
+    another one comes. For the asynchronous schedule.
     """
 
-    __slots__ = ("_asked", "_forwards", "_has_fed", "_newest", "_plan", "_replicas", "_warmup")
+    __slots__ = ("_forwards", "_has_fed", "_newest", "_plan", "_replicas", "_requested", "_warmup")
 
     def __init__(self, plan: Plan, rank: int) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class VerticalStash(Stash):
         self._plan, self._replicas = plan, plan.replicas(stage)
         self._warmup = plan.warmup(stage)
         self._newest = 0  # version, as the next one is
-        self._asked = 0  # by the minibatch that follows
+        self._requested = 0  # version that the next minibatch will need
         self._forwards = 0
         self._has_fed = False  # a forward ran after the last update
 
     @property
     def in_use(self) -> bool:
-        return bool(self._users) or (self._asked <= self._newest and not self._drains)
+        return bool(self._users) or (self._requested <= self._newest and not self._drains)
 
     @property
     def _drains(self) -> bool:
@@ -79,7 +79,7 @@ class VerticalStash(Stash):
         if action.kind == "F":
             if self._version_for(action.number) == self._newest:
                 self._users.add((action.number, action.microbatch))
-            self._asked = self._version_for(action.number + self._replicas)
+            self._requested = self._version_for(action.number + self._replicas)
             self._forwards += 1
             self._has_fed = True
         else:
@@ -87,7 +87,7 @@ class VerticalStash(Stash):
             if action.kind == "U":
                 self._newest += 1
                 self._has_fed = False
-        self.kept = self._newest - self._asked
+        self.kept = self._newest - self._requested
 
     def _version_for(self, minibatch: int) -> int:
         return included_at(self._plan, minibatch) // self._replicas
@@ -112,7 +112,7 @@ class Rank:
 
     Args:
         copy_s: of a copy of the weights, where an update makes one first.
-        stash: tells where it does; None: never.
+        stash: of the weights in use, by which updates copy; None: they never do.
         sums: of its stage; None: that has no other replica.
         looks_ahead: see above.
         updates: called with each update as it begins; None: it is not called.
@@ -191,7 +191,7 @@ class Rank:
         return self._sent is not None and self._sent.is_full
 
     def go_on(self) -> None:
-        """Settles when the next action ends, if the rank is free and can know that."""
+        """Schedules the end of the next action, once its beginning is known."""
         while True:
             action = self.action
             if action is None or self.end_s is not None:
@@ -209,8 +209,8 @@ class Rank:
             replica = (number if microbatch is None else microbatch) % len(lines)
             line = lines[replica] or self._messages.line_to(self._number, kind, replica)
             now_s = self._events.now_s  # an update may be under way
-            asks_s = self.free_s if self.free_s > now_s else now_s
-            comes_s = line.take((number, microbatch), asks_s)
+            ready_s = self.free_s if self.free_s > now_s else now_s
+            comes_s = line.take((number, microbatch), ready_s)
             if comes_s is None:
                 return  # woken later
             there_s = comes_s
@@ -258,7 +258,7 @@ class Rank:
     def _end(self, nothing: None) -> None:
         now_s, action = self._events.now_s, self.action
         if self.end_s != now_s or action is None:
-            return  # that was foreseen wrongly
+            return  # rescheduled since
         self.end_s = None
         self._over(action, now_s)
         kind = action.kind

@@ -1,4 +1,4 @@
-"""What happened in a simulated run, as values."""
+"""The events of a simulated run."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
 """What a rank does, generated one action at a time."""
 
 Run = tuple[Record, Cycle | None]
-"""What happened, and the cycle by which it was cut short; None: none was found."""
+"""The record of a run, and the cycle by which it was cut short; None: none was found."""
 
 _LEAST = 1000
 """Minibatches of any run that is long enough."""
@@ -99,12 +99,12 @@ def pace(
 
     runs = [run(minibatches)]
     if runs[0][1] is None and minibatches < (enough := _enough(plan, period)):
-        runs.append(run(enough))  # the first does not tell the pace
+        runs.append(run(enough))  # the first is too short to measure the pace
     return _pace_of(runs, minibatches, splits=splits)
 
 
 def _pace_of(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
-    """What runs tell: the first of them when all ends, the last one the pace."""
+    """The pace: the end of the first of some runs, and the steady rate of the last one."""
     (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
     left_out_s = 0.0
     if cycle is not None:
@@ -121,7 +121,7 @@ def _pace_of(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
 
 
 def _enough(plan: Plan, period: int) -> int:
-    """Minibatches of a run that is long enough to tell how fast the pipeline is when it is full."""
+    """Minibatches of a run that is long enough to measure the pace of a full pipeline."""
     ranks = plan.num_ranks
     waits = period if period <= _LONG_PERIOD * ranks else 0
     return max(_LEAST, _ROUNDS * (ranks + waits))
@@ -181,7 +181,7 @@ SCHEDULES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What is run, how, and on what links.
+    """A workload, its schedule, and the network.
 
     Args:
         workload: the plan and what it costs, for each microbatch where there are some.
@@ -216,11 +216,11 @@ class Simulation:
         Args:
             workload: the plan and what it costs, for each batch that a device of the first stage
                 reads.
-            setting: how ranks talk.
+            setting: how ranks communicate.
             schedule: one of :data:`SCHEDULES`, or the dotted path of a synchronous one, see
                 :func:`~sparsepipe.schedule.order_by_name`.
             microbatches: T; None: :data:`MICROBATCHES` where the schedule has some.
-            option: that says T, for errors.
+            option: name of the setting for T in error messages.
 
         Raises:
             ConfigError: there is no such schedule, or microbatches do not suit it or the plan.

@@ -13,7 +13,7 @@ from sparsepipe.simulate.network import Algorithm, Leg, Network, reduction_legs
 from sparsepipe.simulate.workload import StageCosts
 
 Summed = Callable[[int, int, float, float], None]
-"""Told of each sum: its round, its part, when it began, and bytes of each replica's part."""
+"""Called with each sum: its round, its part, when it began, and bytes of each replica's part."""
 
 
 def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
@@ -39,10 +39,10 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
 
 @dataclass(slots=True)
 class _Coming:
-    """Who comes to a round of sums.
+    """Replicas that come to a round of sums.
 
     Attributes:
-        ranks: of whom it is known when they come.
+        ranks: those whose times of arrival are known.
         last_s: of each part, when the last of these comes.
     """
 
@@ -175,9 +175,9 @@ class Sums:
         self._begin()
 
     def state(self, first: int, horizon_s: float) -> tuple[tuple[object, ...], list[float]]:
-        """Who has come to which sum, and when what moves will have come.
+        """Which replicas have come to which sum, and when transfers under way will end.
 
-        When gradients come of a backward under way is no part of it: that one's end says all.
+        Arrivals of gradients of a backward under way are left out: its end determines them.
         """
         coming = tuple(
             (number - first, tuple(sorted(each.ranks)))

@@ -1,4 +1,4 @@
-"""What a plan's ranks compute and send: seconds and bytes, for each minibatch."""
+"""Seconds that a plan's ranks compute and bytes that they send, for each minibatch."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Workload:
     def __post_init__(self) -> None:
         ranks = [len(stage.forward_s) for stage in self.stages]
         backward = [len(stage.backward_s) for stage in self.stages]
-        wanted = [stage.replicas for stage in self.plan.stages]
-        if not ranks == backward == wanted:
+        replicas = [stage.replicas for stage in self.plan.stages]
+        if not ranks == backward == replicas:
             raise PlanError(
-                f"costs are given for stages of {ranks} ranks, the plan has {wanted}",
+                f"costs are given for stages of {ranks} ranks, the plan has {replicas}",
                 remedy="give seconds of a forward and a backward for each rank of each stage",
             )
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeVar
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -21,6 +21,7 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import collective
+from sparsepipe.runtime.launch import environment_variables
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.orphans import end_orphans, register_ranks
@@ -77,8 +78,6 @@ def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) ->
 
 
 _Value = TypeVar("_Value")
-
-
 _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Environment variables that give a process its rank."""
 
@@ -91,7 +90,7 @@ class RankedStrategy(DDPStrategy):
 
     def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
-        self._variables_before: dict[str, str | None] | None = None
+        self._world_of_one = ExitStack()
         self.slowdown = Slowdown(slowdown)
 
     @property
@@ -109,7 +108,8 @@ class RankedStrategy(DDPStrategy):
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
         if self._is_single and not internals.process_group_exists():
-            self._variables_before = {name: os.environ.get(name) for name in _RANK_VARIABLES}
+            self._world_of_one.enter_context(environment_variables({}, restored=_RANK_VARIABLES))
+            self._world_of_one.callback(process_group.leave)
         super().setup_environment()
         if not self._is_single and self.root_device.type == "cpu":
             keep_freed_memory()
@@ -126,15 +126,7 @@ class RankedStrategy(DDPStrategy):
     @override
     def teardown(self) -> None:
         super().teardown()
-        before, self._variables_before = self._variables_before, None
-        if before is None:
-            return
-        process_group.leave()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._world_of_one.close()
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:

@@ -41,7 +41,7 @@ def set_last_result(metric: Metric, value: Any) -> None:
     metric._forward_cache = value
 
 
-def put_state(metric: Metric, state: State) -> None:
+def set_state(metric: Metric, state: State) -> None:
     """Sets the state of a metric, on its device, and drops its computed value."""
     for name in metric._defaults:
         setattr(metric, name, _map(lambda t: t.to(metric.device).clone(), state[name]))
@@ -121,7 +121,7 @@ class Metrics:
         }
         # A validation between two steps leaves the metrics of the training as they were.
         for name in merged.keys() - updated:
-            _put_back(self._metrics[name], merged[name])
+            _restore(self._metrics[name], merged[name])
         self._updated |= updated
         self._stale -= updated
 
@@ -154,7 +154,7 @@ class Metrics:
                     "replicas of the last stage",
                     remedy="give the last stage one replica, as in config='2-1'",
                 )
-            put_state(metric, merged)
+            set_state(metric, merged)
         if replica:
             self._stale |= names
 
@@ -169,7 +169,7 @@ def _set_aside(metric: Metric) -> State:
     return state
 
 
-def _put_back(metric: Metric, state: State) -> None:
+def _restore(metric: Metric, state: State) -> None:
     for name in metric._defaults:
         setattr(metric, name, state[name])
     metric._update_count, metric._computed = state["updates"], None

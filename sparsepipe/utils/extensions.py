@@ -1,4 +1,4 @@
-"""Choosing by name: one of ours by its own name, somebody else's by its dotted path."""
+"""Extension points: objects of this package by name, those of others by dotted path."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class DottedPath(str):
 
 
 def is_dotted_path(name: object) -> bool:
-    """Whether a name is that of somebody else's callable: with a dot in it."""
+    """Whether a name is a dotted path to a callable of another package."""
     return isinstance(name, str) and "." in name
 
 
 def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[..., Any]:
-    """One of ours by its name, or what a dotted path leads to.
+    """An object of this package by its name, or a callable by its dotted path.
 
     Args:
         name: of one of ours, or ``package.module.callable``.

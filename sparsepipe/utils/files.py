@@ -1,7 +1,7 @@
 """Atomic writes, files that cannot be read or written, and locks between processes.
 
 A write goes to a temporary file beside the target, is flushed to disk, and is renamed over the
-target: a reader, and whoever comes after a killed process, finds either the old content or the new.
+target: readers, also after a process was killed, find either the old content or the new.
 """
 
 from __future__ import annotations

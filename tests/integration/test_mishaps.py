@@ -29,7 +29,7 @@ SLOWER_MISTAKES = {
     "devices": (
         ["parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu"],
         4,
-        ["999 devices are asked for, the inventory has", "remedy: set parallel.devices="],
+        ["999 devices are requested, the inventory has", "remedy: set parallel.devices="],
     ),
     "rate": (
         ["optim.optimizer.lr=-0.1"],

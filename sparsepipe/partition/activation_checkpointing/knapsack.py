@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost
-from sparsepipe.partition.costs.layers import Floats
+from sparsepipe.partition.costs.layers import Bools, Floats, Ints
 from sparsepipe.partition.memory.model import room_bytes
 
 _MOST_CAPS = 64
@@ -115,14 +114,12 @@ class _Choices:
             float(self.inside_AK[row, choice]),
         )
 
-    def fit_AK(self, room_A: Floats, in_flight: float) -> NDArray[np.bool_]:
+    def fit_AK(self, room_A: Floats, in_flight: float) -> Bools:
         """Which of them a device has room for."""
         return np.asarray(in_flight * self.bytes_AK + self.inside_AK <= room_A[:, None])
 
 
-def _thinned(
-    rows: NDArray[np.intp], num_bytes: Floats, time_s: Floats, most: int
-) -> NDArray[np.intp]:
+def _thinned(rows: Ints, num_bytes: Floats, time_s: Floats, most: int) -> Ints:
     """Of the best choices of each row the first, the last, and the one with the least sum of shares
     of bytes and seconds in each part of its time.
     """
@@ -191,8 +188,8 @@ class Knapsack:
         return cls(stage, num_caps=_caps(most), num_choices=_choices(most))
 
     def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
-        """What recomputing takes each stage; infinite where it does not fit the room of its
-        backwards.
+        """Seconds of recomputing for each stage; infinite where the stage does not fit the memory
+        for its backwards.
         """
         length, caps = len(self._chain.layers), len(self._caps_C)
         if not self._ends:
@@ -212,7 +209,7 @@ class Knapsack:
     def cheapest(
         self, first: int, end: int, limit_bytes: float, *, in_flight: float
     ) -> Recomputation | None:
-        """The choice that :meth:`seconds_II` tells the seconds of."""
+        """The choice whose seconds :meth:`seconds_II` returns."""
         limit = room_bytes(limit_bytes)
         if in_flight * self._plain_II[first, end - 1] <= limit:
             return Recomputation(spans=(), time_s=0.0)
@@ -236,7 +233,7 @@ class Knapsack:
 class _Walk:
     """The choices of some rows, from place to place."""
 
-    def __init__(self, knapsack: Knapsack, begins_A: NDArray[np.intp], caps_A: Floats) -> None:
+    def __init__(self, knapsack: Knapsack, begins_A: Ints, caps_A: Floats) -> None:
         self._knapsack, self._chain = knapsack, knapsack._chain
         self._begins_A, self._caps_A = begins_A, caps_A
         self._first = int(begins_A[0])
@@ -251,7 +248,7 @@ class _Walk:
         return _together(parts, rows).best(knapsack._most, knapsack._slack_s)
 
     def _set(self, place: int, kept: _Choices, again: _Choices) -> None:
-        """What leads to a place; rows that begin there are as if a layer before were recomputed."""
+        """Sets the choices up to a place; rows begin as if the layer before were recomputed."""
         before = len(again.bytes_AK)
         rows = int(np.searchsorted(self._begins_A, place, side="right"))
         self._kept[place] = kept
@@ -336,7 +333,7 @@ class _Walk:
         row: int,
         at: _At,
     ) -> tuple[int, _At]:
-        """Which way, and which of its choices, has led to bytes and seconds."""
+        """The transition, and the choice before it, that led to these bytes and seconds."""
         best = float("inf"), 0, 0
         for number, each in enumerate(longer):
             if row >= len(each.bytes_AK) or not each.bytes_AK.shape[1]:

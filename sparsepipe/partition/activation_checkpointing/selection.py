@@ -21,7 +21,7 @@ from sparsepipe.schedule import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStage:
-    """A stage, as the memory of its devices has it.
+    """A stage on its devices, for the choice of layers to recompute.
 
     Where these differ, a layer takes as long, and keeps as much, as on the one where that is most,
     and the smallest of them is to hold it: all recompute the same layers.
@@ -59,7 +59,7 @@ class PlacedStage:
         )
 
     def beside_bytes(self, memory: MemoryModel | None) -> float:
-        """What a device keeps beside what backwards need; nothing where memory does not count."""
+        """Bytes that a device keeps beside those for backwards; 0 where memory does not count."""
         if memory is None:
             return 0.0
         weights = max(
@@ -69,7 +69,7 @@ class PlacedStage:
         return memory.beside_bytes(weights, replicas=self.replicas)
 
     def room_bytes(self, memory: MemoryModel | None) -> float:
-        """What a device has for what backwards need."""
+        """Bytes that a device has for what backwards need."""
         if memory is None:
             return float("inf")
         return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
@@ -82,7 +82,7 @@ class PlacedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedLayers:
-    """What is to be recomputed, and what comes of it.
+    """Layers to recompute, with the seconds and bytes that result.
 
     Attributes:
         times_s: that recomputing takes each stage's slowest device, for a batch of the profiles.
@@ -142,7 +142,7 @@ def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> Re
 def counted(
     stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans
 ) -> RecomputedLayers:
-    """What comes of recomputing some spans, whether all stages fit or not."""
+    """Seconds and bytes of recomputing given spans, whether all stages fit or not."""
     times_s, peaks = [], []
     for stage, every in zip(stages, spans, strict=True):
         cost, own = stage.cost(), moved(every, -stage.first)
@@ -173,4 +173,4 @@ MORE_ROOM = (
     "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
     "optimizer with less state"
 )
-"""What lets a plan fit that does not, whatever is recomputed."""
+"""Remedies where a plan does not fit, whatever is recomputed."""

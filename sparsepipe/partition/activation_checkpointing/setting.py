@@ -1,4 +1,4 @@
-"""Which layers of each stage are recomputed, as a setting says it."""
+"""The setting ``recompute``: which layers of each stage are recomputed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ StageSpans = tuple[OwnSpans, ...]
 
 
 def check_setting(setting: object) -> None:
-    """Refuses what says no layers, whatever the model and its plan; ``auto`` passes.
+    """Refuses settings that suit no model and plan; ``auto`` passes.
 
     Raises:
         ConfigError: it is something else, or names a layer or a stage twice.
     """
     if isinstance(setting, str):
         if setting not in ("none", "all", "auto"):
-            raise _refusal(f"{setting!r} says not which layers are recomputed")
+            raise _refusal(f"{setting!r} does not say which layers are recomputed")
         return
     if not isinstance(setting, Mapping):
-        raise _refusal(f"{setting!r} says not which layers are recomputed")
+        raise _refusal(f"{setting!r} does not say which layers are recomputed")
     if unknown := [key for key in setting if key not in ("stages", "layers")]:
         raise _refusal(f"{unknown[0]!r} is neither 'stages' nor 'layers'")
     _stages(setting)
@@ -79,7 +79,7 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
 
 
 def spans_in_plan(plan: Plan) -> StageSpans:
-    """The spans that a plan file tells, as ``recomputed``: [first, last] of each.
+    """The spans of a plan file's entry ``recomputed``, a list of [first, last].
 
     Raises:
         ConfigError: the plan has no such layers, or one twice.
@@ -88,7 +88,7 @@ def spans_in_plan(plan: Plan) -> StageSpans:
 
 
 def as_setting(spans: StageSpans) -> Setting:
-    """The setting that says just these spans, such as a search has chosen."""
+    """The setting that names these spans, such as a search has chosen."""
     if not any(spans):
         return "none"
     return {"layers": bounds_of(spans)}
@@ -100,7 +100,7 @@ def bounds_of(spans: StageSpans) -> list[list[int]]:
 
 
 def in_words(spans: StageSpans) -> str:
-    """The layers, for people."""
+    """The layers as text for log lines and tables."""
     bounds = bounds_of(spans)
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in bounds]
     return ", ".join(texts) or "none"
@@ -164,7 +164,7 @@ def _joined(entries: Sequence[tuple[range, bool]]) -> list[range]:
 
 
 def _numbers(count: int) -> str:
-    """In words, of what is numbered from 0."""
+    """A relative clause on the range of numbers, for remedies."""
     return f"which are numbered from 0 to {count - 1}" if count > 1 else "of which there is 0 only"
 
 

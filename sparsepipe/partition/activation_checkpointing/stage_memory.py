@@ -1,4 +1,4 @@
-"""What a stage keeps for its backwards where some of its layers are recomputed.
+"""Bytes that a stage keeps for its backwards where some of its layers are recomputed.
 
 Of a span of layers that is recomputed each minibatch in flight keeps the input only, and for one
 minibatch at a time what the layers save is there as well, while the span is recomputed and goes
@@ -17,7 +17,7 @@ from sparsepipe.profiling import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """What recomputing a layer costs and saves, for a minibatch (or a microbatch).
+    """Cost and savings of recomputing a layer, for a minibatch (or a microbatch).
 
     Args:
         saved_bytes: what it keeps for its backward.
@@ -85,11 +85,11 @@ class StageCost:
         )
 
     def time_s(self, spans: Sequence[range]) -> float:
-        """What recomputing some spans takes for each minibatch."""
+        """Seconds of recomputing spans for each minibatch."""
         return sum(self.layers[layer].forward_s for span in spans for layer in span)
 
     def kept_bytes(self, spans: Sequence[range]) -> float:
-        """What each minibatch in flight keeps where some spans are recomputed."""
+        """Bytes that each minibatch in flight keeps where spans are recomputed."""
         begins, inside = {s.start for s in spans}, {layer for span in spans for layer in span}
         total, before = 0.0, True  # whether the layer before is recomputed; at first: is not here
         for number, layer in enumerate(self.layers):
@@ -101,7 +101,7 @@ class StageCost:
         return total + self.last_bytes(before)
 
     def inside_bytes(self, span: range) -> float:
-        """What is there beside a span's input, kept anyway, while it is recomputed."""
+        """Bytes in use beside a span's input, which is kept anyway, while it is recomputed."""
         first = self.layers[span.start]
         anew = max(0.0, first.begin_bytes - self.border_bytes(span.start, True))
         return anew + sum(self.layers[layer].saved_bytes for layer in span)
@@ -112,7 +112,7 @@ class StageCost:
         return self.in_flight * self.kept_bytes(spans) + most
 
     def border_bytes(self, first: int, before: bool) -> float:
-        """What a span keeps that begins with a layer, after a layer that is recomputed or not."""
+        """Bytes that a span keeps of its input, given whether the layer before is recomputed."""
         if first == 0:
             return self.input_bytes
         layer = self.layers[first - 1]

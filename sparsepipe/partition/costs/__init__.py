@@ -1,1 +1,1 @@
-"""What layers, stages and transfers cost."""
+"""Costs of layers, stages and transfers."""

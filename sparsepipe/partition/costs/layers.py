@@ -1,4 +1,4 @@
-"""What spans of layers cost: sums over the first layers, of which a span is a difference.
+"""Costs of spans of layers: differences of sums over the first layers.
 
 Shape suffixes: K kinds of devices; I = L + 1 places a model can be cut at, before its first
 layer, after each, and after its last. For a branching graph the places are its states.
@@ -16,6 +16,8 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile, State
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

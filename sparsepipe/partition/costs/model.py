@@ -1,4 +1,4 @@
-"""What stages and cuts cost: Eq. 4 and 5 of the paper, and what the optimizers compute.
+"""Costs of stages and cuts: Eq. 4 and 5 of the paper, and those of published optimizers.
 
 Zhai et al., SparsePipe, Eq. 4, for layers i to j on the m devices S(m)::
 

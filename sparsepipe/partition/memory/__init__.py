@@ -1,1 +1,1 @@
-"""What a stage keeps in the memory of each of its devices."""
+"""Memory of stages: the model of its use, and microbatches in flight."""

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.costs.layers import Ints
 from sparsepipe.schedule import WARMUPS, Plan
 from sparsepipe.schedule.plan import in_turn
-
-Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a stage keeps in the memory of each of its devices."""
+"""Bytes that a stage keeps in the memory of each of its devices."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ counts as much on the device."""
 
 
 def room_bytes(limit_bytes: float) -> float:
-    """What may be kept within a limit: a billionth more.
+    """A memory limit with a tolerance of a billionth.
 
-    A search adds up bytes in another order than who checks its plan. Where a stage keeps just
-    what there is, all must say the same of it, so that all compare with this.
+    A search adds up bytes in another order than the check of its plan. All comparisons use this
+    tolerance, so that they agree where a stage just fits.
     """
     return limit_bytes * (1 + _ROUNDING)
 
@@ -83,7 +83,7 @@ class MemoryModel:
         return versions + self.optimizer + self.gradients + buffers
 
     def beside_bytes(self, parameter_bytes: _Bytes, *, replicas: int) -> _Bytes:
-        """What a device keeps beside what backwards need, with one version of the weights."""
+        """Bytes beside those for backwards that a device keeps, with one version of the weights."""
         each = self.per_parameter_byte(1, replicas=replicas)
         return self.reserved_bytes + each * parameter_bytes
 
@@ -99,7 +99,7 @@ class MemoryModel:
 def plan_bytes(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
-    """What each device of each stage keeps, and what the smallest of them holds, if known."""
+    """Bytes that each device of each stage keeps, and the limit of the smallest one, if known."""
     found = []
     for number, stage in enumerate(plan):
         kept = memory.stage_bytes(

@@ -318,7 +318,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
         unknown = [kind.name for kind in pool.kinds if kind.tflops is None]
         if unknown:
             raise ConfigError(
-                f"the inventory does not give the TFLOP/s of {', '.join(unknown)} has",
+                f"the inventory does not give the TFLOP/s of {', '.join(unknown)}",
                 remedy="write tflops into the hardware inventory, or use by_speed",
             )
         return [k for k, kind in sorted(kinds, key=lambda entry: -(entry[1].tflops or 0))]
@@ -356,11 +356,11 @@ layers where some are recomputed: about a minute on one core, and 1 GB."""
 
 
 _SORTED = 0.3
-"""Of the time that looking at a stage takes, what sorting a choice of layers does."""
+"""Time of sorting one choice of layers over that of looking at one stage."""
 
 
 def check_subsets(problem: Problem) -> None:
-    """Refuses what would take ``exact`` much more than a minute."""
+    """Refuses problems that would take ``exact`` much more than a minute."""
     pool, places = problem.pool, problem.spans.num_layers + 1
     stages = stages_between_subsets(pool)
     if stages * places <= MOST_WINDOWS:
@@ -380,14 +380,16 @@ def check_subsets(problem: Problem) -> None:
 
 
 def check_states(problem: Problem, stages: int) -> None:
-    """Refuses what has too many pairs of a begin and an end of a stage for so many stages.
+    """Refuses problems with too many pairs of a stage's begin and end for this number of stages.
 
     A chain of layers that recomputes none is never refused: no pairs are looked at.
     """
     if problem.synchronous is not None and not problem.synchronous.recomputes:
         return
     states = problem.spans.num_layers
-    each = stages if problem.synchronous is None else _figures(problem, problem.synchronous, stages)
+    each = (
+        stages if problem.synchronous is None else _candidates(problem, problem.synchronous, stages)
+    )
     if each * states**2 <= MOST_WINDOWS:
         return
     if problem.synchronous is not None:
@@ -407,13 +409,13 @@ def check_states(problem: Problem, stages: int) -> None:
         )
 
 
-def _figures(problem: Problem, what: SynchronousStages, stages: int) -> int:
-    """Counts, of each pair of a first and a last layer, what a search looks at once for each number
-    of readers and set of kinds.
+def _candidates(problem: Problem, synchronous: SynchronousStages, stages: int) -> int:
+    """Stages and choices of layers that a search looks at for each pair of a first and a last
+    layer, over all numbers of readers and sets of kinds.
     """
     kinds = len(problem.pool.kinds)
     searches = len(problem.numbers_of_readers)
-    sets = min(stages, 2**kinds - 1) if what.is_automatic else 0
+    sets = min(stages, 2**kinds - 1) if synchronous.is_automatic else 0
     num_layers = problem.spans.num_layers
     knapsacks = sets * sorted_choices(num_layers) / num_layers**2 * _SORTED
     return stages * searches + int(knapsacks)

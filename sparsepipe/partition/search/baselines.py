@@ -23,10 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.costs.layers import Floats, Spans
+from sparsepipe.partition.costs.layers import Bools, Floats, Ints, Spans
 from sparsepipe.partition.costs.model import EQUAL
 from sparsepipe.partition.devices import Choice, Counts, DevicePool
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
@@ -46,8 +45,8 @@ class _Split:
     """
 
     time_s_II: Floats
-    cut_II: NDArray[np.intp]
-    machines_II: NDArray[np.intp]
+    cut_II: Ints
+    machines_II: Ints
 
 
 def mp_by_levels(problem: Problem, *, device: str) -> Solution:
@@ -217,7 +216,7 @@ def least_variance(
     stages: int,
     memory: MemoryModel | None = None,
     room: float | None = None,
-    fits_SII: Sequence[NDArray[np.bool_]] | None = None,
+    fits_SII: Sequence[Bools] | None = None,
 ) -> list[int] | None:
     """The places at which stages end, of the cuts with the least variance.
 
@@ -270,16 +269,14 @@ def _first_ends(costs: list[Floats], rest_SI: Floats, limit: float) -> list[int]
     return ends
 
 
-def _may_span(spans: Spans) -> NDArray[np.bool_]:
+def _may_span(spans: Spans) -> Bools:
     """Whether a stage may begin at one place and end at another."""
     if spans.nested_II is not None:
         return spans.nested_II
     return np.triu(np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_), 1)
 
 
-def _fits(
-    spans: Spans, memory: MemoryModel | None, room: float | None, *, left: int
-) -> NDArray[np.bool_]:
+def _fits(spans: Spans, memory: MemoryModel | None, room: float | None, *, left: int) -> Bools:
     """Whether a device holds what a stage keeps, by its begin and its end."""
     if memory is None or room is None:
         return np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_)
@@ -288,7 +285,7 @@ def _fits(
     weights_I = each * spans.parameter_bytes_I
     before_I, after_I = (weights_I + in_flight * part_I for part_I in spans.stored_between())
     kept_II = memory.reserved_bytes + after_I[None, :] - before_I[:, None]
-    fits_II: NDArray[np.bool_] = kept_II <= room_bytes(room)
+    fits_II: Bools = kept_II <= room_bytes(room)
     return fits_II
 
 
@@ -298,7 +295,7 @@ minute on one core."""
 
 
 def check_levels(layers: int, *, each: int, hosts: int) -> None:
-    """Refuses what would take ``mp`` by levels much more than a minute."""
+    """Refuses problems that would take ``mp`` by levels much more than a minute."""
     steps = layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2
     if steps > MOST_STEPS:
         raise PlanError(

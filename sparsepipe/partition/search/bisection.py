@@ -1,8 +1,8 @@
 """The best plan over a lattice of devices: exact, for stages that follow one another.
 
 The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
-tells which places of the model can be reached with which devices (Eq. 5, as a question of yes
-and no). Of the plans that reach it :func:`~.reachability.best_of_ties` chooses one.
+determines which places of the model can be reached with which devices (Eq. 5 as a feasibility
+test). Of the plans that reach it :func:`~.reachability.best_of_ties` chooses one.
 
 In a synchronous pipeline memory depends on the number of devices of the first stage, so that plans
 are searched for one such number after another. What stages recompute is in their times, exactly
@@ -26,7 +26,7 @@ from sparsepipe.partition.search.reachability import (
 from sparsepipe.partition.search.stage_costs import Costs, costs_by_readers
 
 _TINY_S = 1e-300
-"""What no bottleneck above 0 is below; the ratio to it is halved ten times, whatever the scale."""
+"""A lower bound of positive bottlenecks; some bisections of the ratio to it lead to any scale."""
 
 
 def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSpans | None] | None:

@@ -1,7 +1,7 @@
-"""What stages take and keep that recompute layers, by where they begin and end.
+"""Seconds and bytes of stages that recompute layers, by where they begin and end.
 
-What a stage recomputes adds its forward to the stage's time, for each layer as long as it takes on
-the slowest of the stage's devices, and takes part of what it keeps away. Tables are made when they
+Recomputed layers add their forward to the stage's time, each as long as it takes on the slowest of
+the stage's devices, and reduce what the stage keeps. Tables are made when they
 are first needed, for the kinds of devices that a stage has.
 
 Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
@@ -33,7 +33,7 @@ from sparsepipe.schedule import Plan
 
 
 class LayerTables:
-    """What all layers of a problem cost and keep, on some kinds of devices at a time."""
+    """Costs and bytes of a problem's layers, by the kinds of devices of a stage."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.synchronous is not None
@@ -46,7 +46,7 @@ class LayerTables:
         self.sums = cache(self._sums)
 
     def of(self, problem: Problem) -> LayerTables:
-        """Of a problem that differs in memory or in its microbatches, knowing what this knows."""
+        """Tables of a problem that differs in memory or microbatches; shares what is computed."""
         assert problem.synchronous is not None
         assert problem.synchronous.setting == self.synchronous.setting
         other = copy(self)
@@ -102,8 +102,8 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """What stays and what is inside, and seconds, of the layers that the setting names;
-        infinite where a stage that is named has a layer that is named as well.
+        """Bytes that stages keep, most bytes inside a span, and seconds, of the layers that the
+        setting names; seconds are infinite where a named stage has a layer that is named as well.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         every = self.synchronous.spans(places - 1)
@@ -162,7 +162,7 @@ class StageClass:
 
 
 class RecomputationCosts:
-    """What stages of a problem's plans take longer for what they recompute.
+    """Seconds that recomputed layers add to the stages of a problem's plans.
 
     Args:
         memory: what devices keep beside activations; None: it does not count.
@@ -195,7 +195,7 @@ class RecomputationCosts:
         """The class of a stage with such counts of devices, of which ``left`` are its own and those
         of all after it.
 
-        ``stage`` is its number, or any that says as much (``SynchronousStages.is_whole``).
+        ``stage`` is its number, or any for which ``SynchronousStages.is_whole`` is the same.
         """
         kinds, replicas = [kind for kind, count in enumerate(counts) if count], sum(counts)
         at_once = int(self.microbatches.at_once(replicas, left))
@@ -247,7 +247,7 @@ class RecomputationCosts:
         found = []
         for own, stage in zip(self.classes_of(plan), plan, strict=True):
             room = float(self._room_II(own)[stage.first, stage.end]) / own.share
-            # The same as in the search, and for this stage alone, which mostly is the better one.
+            # The search's choice, and one by a knapsack of this stage alone, which is more precise.
             known = self.tables.knapsack(own.kinds).cheapest(
                 stage.first, stage.end, room, in_flight=own.in_flight
             )
@@ -272,13 +272,13 @@ class RecomputationCosts:
         )
 
     def limit_bytes(self, own: StageClass) -> float:
-        """What the smallest device of such stages holds; infinite where unknown."""
+        """Memory of the smallest device of such stages; infinite where unknown."""
         limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
         least = min((limit for limit in limits if limit is not None), default=float("inf"))
         return least + self._more_bytes
 
     def _room_II(self, own: StageClass) -> Floats:
-        """What a device of each stage has for what backwards need."""
+        """Bytes that a device of each stage has for what backwards need."""
         weights_II = self.tables.weights_II(own.kinds)
         if self._memory is None:
             return np.full(weights_II.shape, np.inf)

@@ -1,4 +1,4 @@
-"""What to say where no plan fits the memory: by how much, and what would fit."""
+"""Errors for problems that no plan solves: how much memory is missing, and what would fit."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def no_fit_error(problem: Problem, lattice: Lattice) -> PlanError:
     )
 
 
-def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) -> PlanError:
-    """Where not even devices without limits would help."""
-    devices, few = problem.pool.num_devices, again.microbatches.count
+def _no_such_plan(problem: Problem, synchronous: SynchronousStages, lattice: Lattice) -> PlanError:
+    """The error where not even devices without memory limits would help."""
+    devices, few = problem.pool.num_devices, synchronous.microbatches.count
 
     def is_one_with(cut: Microbatches) -> bool:
-        changed = replace(problem, synchronous=replace(again, microbatches=cut))
+        changed = replace(problem, synchronous=replace(synchronous, microbatches=cut))
         return any_fits(changed, lattice, more_bytes=float("inf"))
 
-    filled = replace(again.microbatches, batch_size=None)
-    if again.microbatches.least_readers > 1 and is_one_with(filled):
-        return _too_few_samples(again, lattice)
+    filled = replace(synchronous.microbatches, batch_size=None)
+    if synchronous.microbatches.least_readers > 1 and is_one_with(filled):
+        return _too_few_samples(synchronous, lattice)
     if few < devices and is_one_with(replace(filled, count=devices)):
         return PlanError(
             f"all plans that are looked at have a stage of more devices than there are "
@@ -76,12 +76,12 @@ def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) 
     )
 
 
-def _too_few_samples(again: SynchronousStages, lattice: Lattice) -> PlanError:
-    """Where some microbatches would be empty in every step of any plan that is looked at."""
-    cut = again.microbatches
+def _too_few_samples(synchronous: SynchronousStages, lattice: Lattice) -> PlanError:
+    """The error where every plan would leave some microbatches empty in every step."""
+    cut = synchronous.microbatches
     assert cut.batch_size is not None
     firsts = (ways.replicas_E[ways.sources_E == 0].max(initial=0) for ways in lattice.ways)
-    most = max(1, int(max(firsts)) - max(0, again.distinct_stages - 1))
+    most = max(1, int(max(firsts)) - max(0, synchronous.distinct_stages - 1))
     parts = cut.batch_size * min(most, cut.least_readers - 1)
     return PlanError(
         f"{cut.count} microbatches need {cut.least_readers} devices of the first stage, each of "
@@ -94,10 +94,10 @@ def _too_few_samples(again: SynchronousStages, lattice: Lattice) -> PlanError:
 
 
 def kept_and_limit(plan: Sequence[Choice], problem: Problem) -> list[tuple[float, float | None]]:
-    """What each device of each stage keeps, and what the smallest of them holds, if known.
+    """Bytes that each device of each stage keeps, and the limit of the smallest one, if known.
 
     Raises:
-        ConfigError: the plan has no such layers or stages as are to be recomputed.
+        ConfigError: the plan lacks layers or stages that are to be recomputed.
     """
     assert problem.memory is not None
     if problem.synchronous is None:
@@ -117,7 +117,7 @@ def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     Raises:
         PlanError: the message says which stage lacks how much, and what would fit.
         ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
-            the plan has no such layers or stages as are to be recomputed.
+            the plan lacks layers or stages that are to be recomputed.
     """
     if problem.memory is None:
         return None
@@ -168,7 +168,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | Non
 
 
 def _what_would(problem: Problem, fitting: Callable[[Problem], bool]) -> str:
-    """What else to do, to be added to a remedy; nothing where no change would do."""
+    """The end of a remedy: changes with which a plan fits; empty where none of them helps."""
     for words, changed in _changes(problem):
         if fitting(changed):
             alone = "" if len(words) == 1 else " together (none of these alone)"
@@ -177,7 +177,7 @@ def _what_would(problem: Problem, fitting: Callable[[Problem], bool]) -> str:
 
 
 def _changes(problem: Problem) -> Iterator[tuple[list[str], Problem]]:
-    """Changes that take less memory, in words and done; one alone first, and the mildest first."""
+    """Problems that take less memory, with a description of the change; single changes first."""
     memory = problem.memory
     assert memory is not None
     found = []
@@ -199,7 +199,7 @@ def _changes(problem: Problem) -> Iterator[tuple[list[str], Problem]]:
 
 
 def _with_batch(problem: Problem, share: int) -> Problem:
-    """With so small a share of the batch size, as far as memory goes."""
+    """The problem with one ``share``-th of the batch size, as far as memory goes."""
     spans = problem.spans
     smaller = replace(
         spans,
@@ -207,8 +207,8 @@ def _with_batch(problem: Problem, share: int) -> Problem:
         begin_bytes_I=None if spans.begin_bytes_I is None else spans.begin_bytes_I / share,
         end_bytes_I=None if spans.end_bytes_I is None else spans.end_bytes_I / share,
     )
-    again = problem.synchronous
-    fewer = None if again is None else again.with_batch(share)
+    synchronous = problem.synchronous
+    fewer = None if synchronous is None else synchronous.with_batch(share)
     return replace(problem, spans=smaller, synchronous=fewer)
 
 
@@ -227,7 +227,7 @@ def any_fits(
 ) -> bool:
     """Whether any plan fits the memory if each device holds ``more_bytes`` beyond its limit.
 
-    ``tables`` are those of a problem with the same layers, for what they know already.
+    ``tables`` of a problem with the same layers are reused.
     """
     if problem.synchronous is not None:
         own = LayerTables(problem) if tables is None else tables.of(problem)

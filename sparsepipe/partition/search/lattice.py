@@ -1,4 +1,4 @@
-"""What stages may have used when they end: the space that searches for a plan walk through.
+"""The search space of plans: devices used so far, and the stages that lead from one such node on.
 
 Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U numbers of devices
 that stages may have used; B those of them that a node's stages begin with.
@@ -14,9 +14,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.partition.costs.layers import Floats, Ints
 from sparsepipe.partition.devices import SEVERAL, Counts, DevicePool
-
-Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -75,8 +74,8 @@ class Lattice:
     ) -> None:
         self.pool = pool
         self.kinds = pool.kinds
-        self._stages_told = distinct_stages
-        self._tells_hosts = not pool.is_uniform
+        self._distinct_stages = distinct_stages
+        self._distinguishes_hosts = not pool.is_uniform
         order = sorted(set(counts), key=lambda c: (sum(c), c))
         self.all_used = order[-1]
         self._used_UK = np.array(order, dtype=np.intp)
@@ -111,22 +110,22 @@ class Lattice:
         return range(self._first_U[used], self._first_U[used + 1])
 
     def _after(self, node: int) -> int:
-        """Stages so far behind a stage that begins at a node."""
-        return min(self.nodes[node].stage + 1, self._stages_told)
+        """The ``stage`` of nodes at which a stage ends that begins at a node."""
+        return min(self.nodes[node].stage + 1, self._distinct_stages)
 
     def _stages_after(self, befores_B: Ints) -> set[int]:
-        if not self._stages_told:
+        if not self._distinct_stages:
             return {0}
         return {self._after(node) for before in befores_B for node in self._nodes(before)}
 
     def _begins(self, used: int, stage: int) -> Sequence[int]:
-        """The nodes behind which there are so many stages."""
+        """The nodes from which a stage leads to nodes with this ``stage``."""
         nodes = self._nodes(used)
-        return [n for n in nodes if self._after(n) == stage] if self._stages_told else nodes
+        return [n for n in nodes if self._after(n) == stage] if self._distinct_stages else nodes
 
     def _hosts(self, groups_BK: Ints) -> Ints:
         """Where the devices of each group are, as ``DevicePool.host_of``; 0 if all are alike."""
-        if not self._tells_hosts:
+        if not self._distinguishes_hosts:
             return np.zeros(len(groups_BK), dtype=np.intp)
         on_BH = groups_BK @ self._hosts_KH > 0
         hosts_B: Ints = np.where(on_BH.sum(axis=1) == 1, on_BH.argmax(axis=1), SEVERAL)
@@ -161,15 +160,13 @@ class Lattice:
             cut_E=np.array([cut_of[self.nodes[n].host] for n in sources_E], dtype=np.float64),
         )
 
-    def _sync(self, counts_EK: Ints) -> NDArray[np.float64]:
+    def _sync(self, counts_EK: Ints) -> Floats:
         """The slowest link between the devices of each stage (``DevicePool.sync_bytes_per_s``)."""
         on_EH = counts_EK @ self._hosts_KH
         inside_H = np.array(list(self.pool.inside.values()))
         inside_E = np.where(on_EH > 1, inside_H, np.inf).min(axis=1, initial=np.inf)
         several_E = (on_EH > 0).sum(axis=1) > 1
-        slowest_E: NDArray[np.float64] = np.where(
-            several_E, np.minimum(inside_E, self.pool.between), inside_E
-        )
+        slowest_E: Floats = np.where(several_E, np.minimum(inside_E, self.pool.between), inside_E)
         return slowest_E
 
 

@@ -27,10 +27,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.costs.layers import Floats
+from sparsepipe.partition.costs.layers import Bools, Floats, Ints
 from sparsepipe.partition.costs.model import EQUAL
 from sparsepipe.partition.devices import Choice
-from sparsepipe.partition.search.stage_costs import Bools, Costs, Ints
+from sparsepipe.partition.search.stage_costs import Costs
 
 Places = NDArray[np.int32]
 
@@ -47,7 +47,9 @@ class ChainReachability:
         self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
         self._last_CI = np.empty((0, 0), dtype=np.int32)
         self._fits_TI = np.empty((0, 0), dtype=np.bool_)
-        self._asked: list[tuple[int, slice]] = []  # ends in no window, and begins near enough
+        self._exceptions: list[
+            tuple[int, slice]
+        ] = []  # ends outside of windows, and begins for them
         self._set_rooms([*map(costs.kept, range(costs.num_rooms))])
 
     def _set_rooms(self, kept: Sequence[tuple[Floats, Floats, float]]) -> None:
@@ -69,7 +71,9 @@ class ChainReachability:
         self._last_CI = last_RI[costs.rows_CK].min(axis=1)
         self._fits_TI = costs.cuts_fit_TI(bound_s)
         self._all_fit = bool(self._fits_TI.all())  # mostly
-        self._asked = [(end, self._near(end)) for end in np.flatnonzero(self._alone_I).tolist()]
+        self._exceptions = [
+            (end, self._near(end)) for end in np.flatnonzero(self._alone_I).tolist()
+        ]
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
@@ -90,7 +94,7 @@ class ChainReachability:
         last_I = last_EI.max(axis=0)
         ends_I = np.zeros(len(last_I), dtype=np.bool_)
         ends_I[1:] = np.maximum.accumulate(last_I)[:-1] >= self._places_I[1:]
-        for end, begins in self._asked:
+        for end, begins in self._exceptions:
             ends_I[end] = (begin_EI[:, begins] & self._may_end_EP(node, ways, end, begins)).any()
         return ends_I
 
@@ -135,7 +139,7 @@ class ChainReachability:
         next_I = np.full_like(self._places_I, beyond)  # the next of them behind a place
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
         may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
-        for end, begins in self._asked:
+        for end, begins in self._exceptions:
             if targets_I[end]:
                 may_EI[:, begins] |= self._may_end_EP(node, slice(None), end, begins)
         return may_EI
@@ -204,7 +208,7 @@ class PairReachability:
 
 
 def reachability_of(costs: Costs) -> ChainReachability | PairReachability:
-    """What suits the model: windows for a chain, masks for a graph or where costs are of pairs."""
+    """Windows for a chain; all pairs for a graph, or where costs depend on begin and end."""
     chain = costs.spans.nested_II is None
     return ChainReachability(costs) if chain and costs.by_windows else PairReachability(costs)
 
@@ -259,7 +263,7 @@ def _live(
 
 
 class _Rest:
-    """What the best rest of a plan costs, from each place of each node."""
+    """The cost of the best remaining stages from each place of each node."""
 
     def __init__(self, costs: Costs, levels: list[Bools], bound_s: float) -> None:
         self._costs, self._levels, self._bound_s = costs, levels, bound_s
@@ -272,7 +276,7 @@ class _Rest:
                 self._meet(int(node), before_VI, np.flatnonzero(after_VI[node]))
 
     def _meet(self, node: int, before_VI: Bools, ends_J: Ints) -> None:
-        """What the rests of plans cost that go on with a stage to some places of a node."""
+        """Costs of the remaining stages where a plan goes on with a stage to places of a node."""
         sources_E = self._costs.lattice.ways[node].sources_E
         ways_P, begins_P = np.nonzero(before_VI[sources_E])
         worst_J, second_J = self._worst_VI[node, ends_J], self._second_VI[node, ends_J]
@@ -288,7 +292,7 @@ class _Rest:
             self._worst_VI[place] = np.minimum(self._worst_VI[place], all_PJ.min(axis=1))
 
     def plan(self) -> list[Choice]:
-        """From the front, the stage whose text comes first and that ends in a best plan."""
+        """Stage by stage, the one whose text comes first of those that lead to a best plan."""
         limit_s = float(self._second_VI[0, 0]) * (1 + EQUAL)
         node, place, spare = 0, 0, True
         chosen = []

@@ -25,7 +25,7 @@ from copy import copy
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.costs.layers import Floats, Spans
+from sparsepipe.partition.costs.layers import Bools, Floats, Ints, Spans
 from sparsepipe.partition.costs.model import EXACT, CostModel
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
@@ -37,16 +37,12 @@ from sparsepipe.partition.search.checkpointed_stages import (
 )
 from sparsepipe.partition.search.lattice import Lattice, Ways
 
-Bools = NDArray[np.bool_]
-
-Ints = NDArray[np.intp]
-
 
 class Costs:
     """Times of all stages and cuts that a search may choose from.
 
     Args:
-        memory: says what they keep; None: no device's memory is a limit.
+        memory: bytes that stages keep; None: no device's memory is a limit.
         more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
@@ -181,7 +177,7 @@ class Costs:
         return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
 
 
-def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64], Ints]:
+def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[Floats, Ints]:
     """The rows that there are of some columns, each once, and which of them each row is."""
     rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
     found, numbers = np.unique(rows, axis=0, return_inverse=True)
@@ -316,7 +312,7 @@ class RecomputingCosts(Costs):
 
 
 class RecomputationSeconds:
-    """What the stages of any plan of a problem take for what they recompute."""
+    """Seconds that the stages of any plan of a problem spend on recomputing layers."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -65,15 +65,15 @@ def is_backend_error(kind: str, message: str) -> bool:
     return kind.startswith("Dist") or (kind == "RuntimeError" and bool(_BACKEND.search(message)))
 
 
-def exit_immediately(error: BaseException, *, exit_code: int | None = None) -> NoReturn:
-    """Reports an error and ends this process without any cleanup, by default with the error's own
-    exit code, or 1.
+def exit_immediately(error: BaseException) -> NoReturn:
+    """Reports an error and ends this process without any cleanup, with the error's own exit code,
+    or 1.
 
     Cleanup would wait for ranks that are gone: threads that gloo blocks cannot be ended, and
     destroying their groups hangs or aborts. The connections to the peers break at once, so the
     peers notice in their next call.
     """
-    code = getattr(error, "exit_code", 1) if exit_code is None else exit_code
+    code = getattr(error, "exit_code", 1)
     trace = "".join(traceback.format_exception(error))
     try:
         reported = write_failure_report(error, exit_code=code, trace=trace)

@@ -66,7 +66,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         if candidates:
             raise ConfigError(
                 f"{type(module).__name__} has several nn.Sequential: {', '.join(candidates)}",
-                remedy=f"say which one a plan cuts, as in layers={candidates[0]!r}",
+                remedy=f"name the one to split, such as layers={candidates[0]!r}",
             )
     raise ConfigError(
         f"{type(module).__name__} has no nn.Sequential to cut into stages",
@@ -182,7 +182,7 @@ class Shard:
                         tensor.data = tensor.data.new_empty(0)
 
     def unprune(self) -> None:
-        """Puts the layers back; without values (NaN) until somebody fills them in."""
+        """Puts the layers back; their values are NaN until :meth:`ShardedModule.fill`."""
         with torch.no_grad():
             for tensor, shape in self._emptied:
                 none = float("nan") if tensor.is_floating_point() else 0

@@ -234,8 +234,8 @@ _REDUCTIONS: Mapping[Any, Callable[[Sequence[float]], float]] = {
 def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
     """One minibatch's logs, from those of its microbatches.
 
-    A value is reduced over microbatches as its ``reduce_fx`` says it is over steps; a mean counts
-    each by its samples. What a call of a metric returned is averaged likewise, which counts for a
+    A value is reduced over microbatches by its ``reduce_fx``, as over steps; a mean counts each by
+    its samples. What a call of a metric returned is averaged likewise, which counts for a
     step alone: its states are those of all samples.
     """
     if len(parts) == 1:

@@ -73,7 +73,7 @@ class StepEvents(ABC):
 
     @abstractmethod
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
-        """What each minibatch logged, of what was kept of them, both in order."""
+        """The logs of each minibatch, from the values kept of them, both in order."""
 
     def keep(self, found: Iterable[tuple[Any, Any]]) -> None:
         """Keeps what minibatches logged, on ranks of the last stage."""
@@ -81,7 +81,7 @@ class StepEvents(ABC):
             self._kept += found
 
     def take(self) -> list[tuple[Any, Any]]:
-        """What was kept since the last time."""
+        """The logs kept since the last call."""
         kept, self._kept = self._kept, []
         return kept
 
@@ -92,7 +92,7 @@ MakeWorker = Callable[..., StageWorker[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ABC):
-    """What all pipelines have; see the strategies."""
+    """Settings common to all pipelines; see the strategies."""
 
     send_input: bool
     keyed_randomness: bool
@@ -141,9 +141,9 @@ class Settings(ABC):
 
     @abstractmethod
     def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
-        """Makes the maker of a worker, so that what may be refused is, before ranks meet.
+        """A function that makes the worker; refuses unsuitable settings before ranks connect.
 
-        Without the optimizer ``over`` the rank's parameters it is for evaluation only.
+        ``over`` is the optimizer of the rank's parameters; None for evaluation only.
         """
 
 
@@ -319,7 +319,7 @@ def _stage(
 
 
 class _Connections:
-    """What the ranks make together: every rank must call each method."""
+    """Groups and channels between ranks: every rank must call each method."""
 
     def __init__(self, settings: Settings, *, plan: Plan, rank: int, device: torch.device) -> None:
         limit_s = settings.timeout_s

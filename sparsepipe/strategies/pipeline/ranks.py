@@ -93,7 +93,7 @@ class StagedRanks(RankedStrategy):
         # Unlike DDP, no seed is set again: draws go on where the script left them, as on
         # one device.
         self.set_world_ranks()
-        if self.world_size > 1:  # else there is nobody to join
+        if self.world_size > 1:  # a single rank has no group to join
             self._join()
         if process_group.world_size() != self.world_size:
             raise ConfigError(
@@ -165,7 +165,7 @@ class PipelinedEvaluation(StagedRanks):
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """What runs on this rank; None where a single rank trains as a plain Trainer."""
+        """This rank's pipeline; None where a single rank trains as a plain Trainer."""
         return self._pipeline
 
     @property

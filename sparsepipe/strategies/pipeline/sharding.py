@@ -86,7 +86,7 @@ class ShardedOptimizer:
         mine = self.local_state()
         return self.whole_state(gather_to_rank_0(mine if holds else {}) or [mine])
 
-    def put_back(self, state: Mapping[int, Any]) -> None:
+    def restore(self, state: Mapping[int, Any]) -> None:
         """Makes the optimizer whole again; what this rank has of its own stays."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
@@ -203,12 +203,8 @@ class ShardedModule:
         assert self._optimizer is not None
         self._optimizer.load(state)
 
-    def restore_layers(self) -> None:
-        """Puts all layers back into the module, those of other stages without values."""
-        self.shard.unprune()
-
     def fill(self) -> None:
-        """After :meth:`restore_layers`: every rank gets the values of all stages.
+        """After :meth:`Shard.unprune`: every rank gets the values of all stages.
 
         The optimizer is whole again too, so that a script can save all of it after a run.
         """
@@ -217,4 +213,4 @@ class ShardedModule:
             broadcast_tensors_(self._placement.tensors_of(stage), source=plan.rank_of(stage, 0))
         if self._optimizer is not None:
             state = self.optimizer_state()["state"]
-            self._optimizer.put_back(process_group.broadcast_object(state))
+            self._optimizer.restore(process_group.broadcast_object(state))

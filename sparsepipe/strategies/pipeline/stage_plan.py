@@ -109,7 +109,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
 def costs_of(
     balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """What each layer costs; every rank must call it, and all get rank 0's answer.
+    """The cost of each layer, computed on rank 0; a collective.
 
     Raises:
         ConfigError: on other ranks, what rank 0 raises.

@@ -1,4 +1,4 @@
-"""The base of all pipeline strategies: what Lightning calls of any pipeline, and no more."""
+"""The base of all pipeline strategies: the methods that Lightning calls."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class StagedStrategy(WholeCheckpoints):
                 self._pipeline.end(failed=failed)
         finally:
             if sharded is not None:
-                sharded.restore_layers()
+                sharded.shard.unprune()
         super().teardown()
         if sharded is not None and not failed:  # else ranks may be gone, and their values too
             sharded.fill()

@@ -36,7 +36,7 @@ _CUDA = "torch.cuda"  # on ranks with such a device only
 
 
 def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
-    """What a step may draw from outside of its layers, by names that all ranks share.
+    """Random generators that a step may use outside of its layers, by names common to all ranks.
 
     The global generators of torch, numpy and python, and attributes of the module, if there is one,
     and of its children, but not of ``layers``: these draw where their entries run.
@@ -101,7 +101,7 @@ class _Called(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What the first half of a step gives.
+    """The result of the first half of a step.
 
     Attributes:
         value: the input of ``layers``.
@@ -147,8 +147,8 @@ def run_from_layers(
 ) -> Any:
     """Runs a step with ``run()`` in place of ``layers``; what the step returns.
 
-    The input in its batch may have no data, unless ``input_sent``. It draws from the module's
-    generators as :class:`Opened` says by ``randomness``.
+    The input in its batch may have no data, unless ``input_sent``. Random generators start from the
+    states ``randomness`` (:attr:`Opened.randomness`).
 
     Raises:
         ConfigError: ``layers`` is called twice or not at all, the step needs the input's data

@@ -83,7 +83,7 @@ def check_recompute(setting: Setting) -> None:
             "recompute='auto' has layers chosen by a profile, for the memory of the devices, and "
             "a strategy by itself has neither",
             remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
-            "search for the plan; or say which layers, such as {layers: [[0, 5]]}; "
+            "search for the plan; or list the layers, such as {layers: [[0, 5]]}; "
             "sparsepipe.partition.activation_checkpointing.selection.choose_spans chooses them",
         )
 

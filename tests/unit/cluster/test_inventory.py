@@ -66,12 +66,12 @@ def test_devices_are_counted_by_host() -> None:
     inventory = two_hosts()
     assert [inventory.devices_per_host(count) for count in (1, 2)] == [2, 2]
     inventory.require(2, num_hosts=2)
-    with pytest.raises(HardwareError, match=r"3 devices are asked for, .* has 2 \(2 x TITAN V\)"):
+    with pytest.raises(HardwareError, match=r"3 devices are requested, .* has 2 \(2 x TITAN V\)"):
         inventory.require(3)
     with pytest.raises(HardwareError, match=r"on each host, .* \(2 x TITAN V, 3 x RTX") as error:
         inventory.require(3, num_hosts=2)
     assert "parallel.devices=4 or less" in error.value.remedy
-    with pytest.raises(HardwareError, match="3 hosts are asked for"):
+    with pytest.raises(HardwareError, match="3 hosts are requested"):
         inventory.require(1, num_hosts=3)
     alone = Inventory(hosts=inventory.hosts[:1])
     assert alone.devices_per_host(3) == 2, "one host stands for all of its kind"

@@ -224,7 +224,7 @@ def test_command_line_refuses(tmp_path: Path, arguments: list[str], code: int, m
 
 
 def test_more_devices_than_there_are(job) -> None:
-    with pytest.raises(HardwareError, match="999 devices are asked for, the inventory has"):
+    with pytest.raises(HardwareError, match="999 devices are requested, the inventory has"):
         job("parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu")
 
 

@@ -217,9 +217,9 @@ def test_settings_as_spans_of_stages(setting: Any, spans: list[list[tuple[int, i
     assert found == tuple(tuple(range(first, end) for first, end in stage) for stage in spans)
     every = [span for stage in found for span in stage]
     assert all(a.stop <= b.start for a, b in pairwise(every))
-    said = as_setting(found)
-    assert recomputed_spans(said, PLAN) == found
-    assert (said == "none") == (not every)
+    setting = as_setting(found)
+    assert recomputed_spans(setting, PLAN) == found
+    assert (setting == "none") == (not every)
 
 
 def test_layers_in_words() -> None:
@@ -231,8 +231,8 @@ def test_layers_in_words() -> None:
     ("setting", "message"),
     [
         ("some", "'some'"),
-        (None, "None says not which"),
-        ([3], r"\[3\] says not which"),
+        (None, "None does not say which"),
+        ([3], r"\[3\] does not say which"),
         ({"layer": [3]}, "'layer' is neither 'stages' nor 'layers'"),
         ({"layers": 3}, "layers=3 is no list"),
         ({"stages": "all"}, "stages='all' is no list"),

@@ -368,7 +368,9 @@ import sys, threading
 from sparsepipe.runtime.failures.rank_reports import exit_immediately
 threading.Thread(target=threading.Event().wait).start()
 print("so far")
-exit_immediately(ValueError("wrong"), exit_code=9)
+error = ValueError("wrong")
+error.exit_code = 9
+exit_immediately(error)
 """
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-c", script]

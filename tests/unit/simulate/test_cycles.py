@@ -39,9 +39,9 @@ def test_a_cycle_is_found_when_all_stands_as_before_and_cuts_the_run_short() -> 
     supply.announced = 13
     wanted = []
     for number in range(9):
-        if detector.wants(number, 0.5 * number):
+        if detector.needs_state(number, 0.5 * number):
             wanted.append(number)
-            detector.sees(seen(number, "as ever", time_s=0.5 * number))
+            detector.add_state(seen(number, "as ever", time_s=0.5 * number))
     assert wanted == [4, 6], "after three periods, and one later"
     assert detector.cycle is not None
     assert (detector.cycle.minibatches, detector.cycle.seconds) == (2, 1.0)
@@ -53,9 +53,9 @@ def test_times_that_repeat_are_no_cycle_while_something_else_changes() -> None:
     supply = MinibatchSupply(1000)
     detector = CycleDetector(supply, 1)
     for number in range(40):
-        if detector.wants(number, float(number)):
+        if detector.needs_state(number, float(number)):
             filling = min(number, 20)
-            detector.sees(seen(number, ("in the queue", filling), time_s=float(number)))
+            detector.add_state(seen(number, ("in the queue", filling), time_s=float(number)))
         assert detector.cycle is None or number > 20
     assert detector.cycle is not None
     assert supply.limit == 0

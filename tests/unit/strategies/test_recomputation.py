@@ -106,7 +106,7 @@ def check_all(kinds: Sequence[Case]) -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "'some' says not which layers": "some",
+    "'some' does not say which layers": "some",
     "layer 3 is named more than once": {"layers": [[1, 3], 3]},
     "'auto' has layers chosen by a profile": "auto",
 }
