@@ -45,6 +45,14 @@ def mean_of(
     )
 
 
+def ratio_of(own: Ours, base: Ours) -> Ours:
+    """One mean over another, from the runs of both; the spread is that of ``own``."""
+    one = float(base.value)
+    spread = None if own.spread is None else (own.spread[0] / one, own.spread[1] / one)
+    runs = (*own.runs, *(run for run in base.runs if run not in own.runs))
+    return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
+
+
 def _value_of(key: str) -> Callable[[Row], float | None]:
     return lambda row: row.get(key)
 

@@ -18,7 +18,7 @@ from sparsepipe.paper.chapters.depth_runs import (
 from sparsepipe.paper.printed import CITATION_OF_DEPTH, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
 from sparsepipe.report.commands import Commands, missing_commands
-from sparsepipe.report.measurements import mean_of, no_speedup
+from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of
 from sparsepipe.runs.ledger_table import plan_text
 
 IMAGES = 42_000
@@ -172,19 +172,12 @@ def _speedup(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
     first = serial[0]
     if reason := next((why for run in runs if (why := no_speedup(run, first, of="serial"))), ""):
         return Ours(value="no speedup", runs=own.runs, note=reason, counts=False)
-    return _over(own, base)
+    return ratio_of(own, base)
 
 
 def _factor(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
     own, base = mean_of(runs, "kept_bytes"), mean_of(serial, "kept_bytes")
-    return None if own is None or base is None else _over(own, base)
-
-
-def _over(own: Ours, base: Ours) -> Ours:
-    one = float(base.value)
-    spread = None if own.spread is None else (own.spread[0] / one, own.spread[1] / one)
-    runs = (*own.runs, *(run for run in base.runs if run not in own.runs))
-    return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
+    return None if own is None or base is None else ratio_of(own, base)
 
 
 def _ideal(entry: DepthRow, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:

@@ -27,7 +27,7 @@ from sparsepipe.paper.chapters.trainings import (
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
 from sparsepipe.report.commands import Commands
-from sparsepipe.report.measurements import mean_of, no_speedup
+from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of
 
 TIME = Column(key="epoch_time", heading="epoch time", unit="s")
 SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Compare.RATIO)
@@ -153,16 +153,7 @@ def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
     if rate is not None and (reason := _reason(runs, first)):
         return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
-    if rate is None or base is None:
-        return None
-    one = float(base.value)
-    spread = None if rate.spread is None else (rate.spread[0] / one, rate.spread[1] / one)
-    return Ours(
-        value=float(rate.value) / one,
-        spread=spread,
-        count=rate.count,
-        runs=(*rate.runs, *base.runs),
-    )
+    return None if rate is None or base is None else ratio_of(rate, base)
 
 
 def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
