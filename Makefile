@@ -5,7 +5,7 @@
 #   make test-full  all tests: the quick suite, make smoke and what takes longer
 #   make coverage   the quick suite, and the lines of sparsepipe/ that it runs in all processes
 #   make notebooks  executes the notebooks, on recorded ledgers
-#   make smoke      half of the paper's Table II, killed once on its way, and others, as small as can be
+#   make smoke      a quarter of Table II, killed once on its way, and other exhibits, as small as can be
 #   make gpu        figures of a GPU, in starts of nine minutes that go on with each other; outputs/gpu
 #   make docs       the documentation as a site, into build/site; a dead link is an error
 #   make lint       ruff, mypy, import contracts
@@ -19,7 +19,7 @@ PIP_ARGS ?=
 DEMO_ARGS ?=
 GPU_ARGS ?=
 PYTEST_ARGS ?=
-TEST_JOBS ?= 4
+TEST_JOBS ?= 3
 
 # Whatever is imported is compiled once: without its bytecode PyTorch takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,7 +46,7 @@ demo: $(READY)
 	$(BIN)/sparsepipe experiment=demo $(DEMO_ARGS)
 	$(BIN)/sparsepipe -m experiment=demo_speed parallel=dp,mp,hete_mp $(DEMO_ARGS)
 
-# Tests run in TEST_JOBS processes with a thread each, two more than two cores have: many of
+# Tests run in TEST_JOBS processes with a thread each, one more than two cores have: many of
 # them wait, for limits and for ranks that they start.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full and not smoke" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)

@@ -40,7 +40,6 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     """Collects garbage of the tests from here on, among what they make."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -1,8 +1,9 @@
 """Table II as small as can be: from one command to report, ledger and notebook.
 
-The command is killed on its way and given again: its half at 32 voxels once (``make smoke``), the
-whole of it at five moments (``make test-full``). It takes minutes: every cell has processes of its
-own, also where it is finished and skipped, and so has every size of a batch that is tried.
+The command is killed on its way and given again: a quarter of it, all points at 32 voxels, once
+(``make smoke``), the whole of it at five moments (``make test-full``). It takes minutes: every cell
+has processes of its own, also where it is finished and skipped, and so has every size of a batch
+that is tried.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Part:
 
     overrides: str
     grids: tuple[int, ...]
+    point_ratios: tuple[float, ...]
     trainings: int
     searches: int
 
@@ -50,8 +52,14 @@ class Part:
         return self.trainings + self.searches
 
 
-WHOLE = Part(overrides="", grids=(32, 50), trainings=16, searches=8)
-HALF = Part(overrides=" data.resolution=32", grids=(32,), trainings=8, searches=4)
+WHOLE = Part(overrides="", grids=(32, 50), point_ratios=(1.0, 0.5, 0.25), trainings=16, searches=8)
+QUARTER = Part(
+    overrides=" data.resolution=32 paper/network=dense,sparse",
+    grids=(32,),
+    point_ratios=(1.0,),
+    trainings=4,
+    searches=2,
+)
 
 
 @pytest.fixture
@@ -65,13 +73,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Part], S
 
 @pytest.mark.smoke
 @pytest.mark.timeout(LIMIT_S)
-def test_half_of_the_smallest_table_2_is_whole_though_it_was_killed(
+def test_a_quarter_of_the_smallest_table_2_is_whole_though_it_was_killed(
     start: Callable[[Part], Sweep],
 ) -> None:
     """In the middle of a training."""
-    sweep = start(HALF)
-    (moment,) = moments(random.Random(SEED), kills=1, runs=HALF.trainings)
-    _check(sweep, HALF, [kill_at(sweep, moment)])
+    sweep = start(QUARTER)
+    (moment,) = moments(random.Random(SEED), kills=1, runs=QUARTER.trainings)
+    _check(sweep, QUARTER, [kill_at(sweep, moment)])
 
 
 @pytest.mark.full
@@ -81,8 +89,8 @@ def test_the_smallest_table_2_is_whole_though_it_was_killed_five_times(
 ) -> None:
     assert COMMAND in (ROOT / "docs" / "first_experiment.md").read_text()
     sweep = start(WHOLE)
-    asked = moments(random.Random(SEED), kills=5, runs=WHOLE.runs)
-    _check(sweep, WHOLE, [kill_at(sweep, moment) for moment in asked])
+    kills = moments(random.Random(SEED), kills=5, runs=WHOLE.runs)
+    _check(sweep, WHOLE, [kill_at(sweep, moment) for moment in kills])
     _check_notebook(sweep.place)
 
 
@@ -93,7 +101,9 @@ def _check(sweep: Sweep, part: Part, killed: list[Marks]) -> None:
     _check_report(_ended(sweep) / "report" / "table2.csv", part)
     ledger = _ledger(sweep, part)
     recorded = load_results(RECORDED)
-    assert_as_recorded(ledger, recorded[recorded["data.resolution"].isin(part.grids)])
+    swept = recorded["data.resolution"].isin(part.grids)
+    swept &= recorded["data.point_ratio"].isin(part.point_ratios)
+    assert_as_recorded(ledger, recorded[swept])
     _check_interrupted(sweep, ledger)
 
 
@@ -105,8 +115,13 @@ def _ended(sweep: Sweep) -> Path:
 def _check_report(file: Path, part: Part) -> None:
     """Each cell of what was swept has a figure of ours, or words in its place."""
     (empty,) = CHAPTERS["table2"].blocks([])
-    swept = {f"{grid}³" for grid in part.grids}
-    expected = {(*cell.row, cell.column.key) for cell in empty.cells if cell.row[0] in swept}
+    grids = {f"{grid}³" for grid in part.grids}
+    ratios = {f"{ratio:g}" for ratio in part.point_ratios}
+    expected = {
+        (*cell.row, cell.column.key)
+        for cell in empty.cells
+        if cell.row[0] in grids and cell.row[-1] in ratios
+    }
     assert there(file, *HEADS) == expected
     found = cells(file, *HEADS)
     accuracies = [float(found[place]["ours"]) for place in expected if "accuracy" in place[-1]]
