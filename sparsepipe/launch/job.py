@@ -74,12 +74,12 @@ def run_job(
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
-    git_commit()  # of what is read by now: the checkout may be another one at the run's end
+    git_commit()  # now: the checkout may change while the run goes on
     spec, inventory, ranks = resolve_run(spec)
     with SignalWatch() as watch:
         if process_group.started_externally():
             return _run_as_rank(spec, inventory, watch, ranks)
-        # What may have to begin again needs processes that can be ended.
+        # Restarts need processes that can be ended.
         processes = fresh_processes or spec.parallel.max_restarts > 0
         alone = ranks == 1 and not processes and spec.emulation is None
         directory = _prepare_here(spec, inventory)
@@ -118,7 +118,7 @@ def _run_here(
             execute(directory, spec, inventory, watch)
         else:
             _launch(directory, spec, inventory)
-            if spec.emulation is not None:  # whose ranks have no way to the world
+            if spec.emulation is not None:  # whose ranks have no access to a network
                 _track(spec, directory, inventory, watch)
     except BaseException as error:
         if isinstance(error, Stopped):
@@ -131,7 +131,7 @@ def _run_here(
 
 
 def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: SignalWatch) -> None:
-    """Reports to trackers what ranks could not: a run that failed."""
+    """Logs the outcome to trackers in place of the ranks, which have no access to a network."""
     try:
         log_outcome(Run(spec=spec, directory=directory, inventory=inventory, watch=watch))
     finally:
@@ -140,7 +140,7 @@ def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: Signal
 
 def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
     ranks = num_ranks(spec, inventory)
-    # What is measured alone may have to be so as one process of several.
+    # A task with one rank may measure with the threads of one of several.
     processes = task_of(spec).processes(spec, inventory)
     division = division_of(spec, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
@@ -244,11 +244,11 @@ def _finish(directory: RunDir) -> None:
 
 @contextmanager
 def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> Iterator[None]:
-    """Ranks that are started within live on hosts of their own.
+    """Makes emulated hosts for ranks that are started within the block.
 
-    Makes none where nothing is emulated, or all ranks are on one host. Where this process may
-    not make hosts, all ranks stay on this machine, with a warning, unless ``hardware.network``
-    insists. Whatever is emulated, first goes what killed processes have left of clusters.
+    Makes none if nothing is emulated, or if all ranks are on one host. If this process is not
+    permitted to make hosts, all ranks stay on this machine, with a warning, unless
+    ``hardware.network=namespaces``. Leftovers of killed emulations are removed first.
 
     Raises:
         HardwareError: they cannot be made.

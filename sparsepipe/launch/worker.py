@@ -38,13 +38,13 @@ def _run(path: Path) -> None:
     configure()
     with SignalWatch() as watch:
         try:
-            git_commit()  # of what is read by now, as where a run has one rank
+            git_commit()  # now: the checkout may change while the run goes on
             directory = RunDir(path)
             spec = RunSpec.load(directory.config)
             execute(directory, spec, build_inventory(spec), watch)
         except BaseException as error:
-            # The agent ends all ranks with the first, a terminal's Ctrl-C reaches all of them:
-            # neither must interrupt this one's word, nor take its place.
+            # The agent ends all ranks with the first, and a terminal's Ctrl-C reaches all of them:
+            # neither may interrupt this rank's report or replace it.
             ignore(*SIGNALS)
             exit_immediately(error)
 
