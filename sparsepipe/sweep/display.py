@@ -1,6 +1,6 @@
-"""How a person follows a sweep: a live table in a terminal, lines elsewhere.
+"""The display of a running sweep: its state, a live table in a terminal, log lines elsewhere.
 
-A display cannot end a sweep: the terminal may go, or the reader of a pipe.
+The sweep continues if the display fails, for instance because the terminal was closed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -19,11 +20,127 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sparsepipe.sweep.board import Board, Row, duration_text
-
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
 _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """Progress of a running job; ``share`` is done, from 0 to 1, and None where unknown."""
+
+    elapsed_s: float
+    share: float | None = None
+    share_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job, numbered from 1. ``state`` is ``running``, ``before`` (the run was finished before) or
+    the record's status; ``detail`` is the last line of its log, or the error.
+    """
+
+    number: int
+    text: str
+    state: str
+    progress: JobProgress | None = None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepState:
+    """A snapshot of a sweep. ``done_s`` are durations of jobs that this sweep has finished."""
+
+    rows: Sequence[JobRow]
+    total: int
+    done_s: Sequence[float]
+
+    @property
+    def running(self) -> list[JobRow]:
+        return [row for row in self.rows if row.progress is not None]
+
+    @property
+    def ended(self) -> list[JobRow]:
+        return [row for row in self.rows if row.progress is None]
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that have not begun."""
+        return self.total - len(self.rows)
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the sweep will still take; None where that is unknown."""
+        running = [row.progress for row in self.running if row.progress is not None]
+        return sweep_left_s(self.done_s, running, waiting=self.waiting)
+
+    @property
+    def summary(self) -> str:
+        failed = sum(row.state == "failed" for row in self.ended)
+        parts = [f"{len(self.ended)} of {self.total} jobs done"]
+        if failed:
+            parts.append(f"{failed} failed")
+        if self.running:
+            parts.append(f"{len(self.running)} running")
+        if self.left_s is not None and (self.running or self.waiting):
+            parts.append(f"about {duration_text(self.left_s)} left")
+        return ", ".join(parts)
+
+    def eta(self, row: JobRow) -> str:
+        """How long a job will still take, as text; empty where that is unknown."""
+        typical_s = sum(self.done_s) / len(self.done_s) if self.done_s else None
+        if row.progress is None or (left := left_s(row.progress, typical_s)) is None:
+            return ""
+        return duration_text(left)
+
+
+def left_s(job: JobProgress, typical_s: float | None) -> float | None:
+    """How long a job will still take: at its own pace, else as long as others did."""
+    if job.share is not None and job.share > job.share_before:
+        return job.elapsed_s * (1 - job.share) / (job.share - job.share_before)
+    return None if typical_s is None else max(0.0, typical_s - job.elapsed_s)
+
+
+def sweep_left_s(
+    done_s: Sequence[float], running: Sequence[JobProgress], *, waiting: int
+) -> float | None:
+    """How long a sweep will still take; None where that is unknown.
+
+    Args:
+        done_s: how long finished jobs took, without those that had been finished before.
+        running: progress of running jobs; as many run at a time until the end.
+        waiting: how many have not begun.
+    """
+    known = [*done_s] or [
+        job.elapsed_s + left for job in running if (left := left_s(job, None)) is not None
+    ]
+    typical_s = sum(known) / len(known) if known else None
+    rest = [left_s(job, typical_s) for job in running]
+    if any(one is None for one in rest) or (waiting and typical_s is None):
+        return None
+    total_s = sum(one for one in rest if one is not None) + waiting * (typical_s or 0.0)
+    longest_s = max((one for one in rest if one is not None), default=0.0)
+    return max(longest_s, total_s / max(1, len(running)))
+
+
+def duration_text(seconds: float) -> str:
+    """Text such as ``45 s``, ``12 min`` and ``3.4 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 120 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def own_texts(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """Each job's overrides without those that all jobs share; all of them where nothing differs."""
+    shared = set(overrides[0]).intersection(*overrides[1:]) if len(overrides) > 1 else set()
+    return [
+        " ".join(item.lstrip("+") for item in job if item not in shared)
+        or " ".join(item.lstrip("+") for item in job)
+        for job in overrides
+    ]
 
 
 class Lines:
@@ -35,17 +152,17 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def began(self, row: Row, board: Callable[[], Board]) -> None:
+    def began(self, row: JobRow, state: Callable[[], SweepState]) -> None:
         log.info("job %d: %s", row.number, row.text)
 
-    def ended(self, row: Row, board: Callable[[], Board]) -> None:
+    def ended(self, row: JobRow, state: Callable[[], SweepState]) -> None:
         """Logs the job's state and the sweep's progress."""
         why = f": {row.detail}" if row.detail else ""
         how = "was finished before" if row.state == "before" else f"{row.state} after "
         took = "" if row.state == "before" else duration_text(row.seconds)
-        log.info("job %d %s%s%s (%s)", row.number, how, took, why, board().summary)
+        log.info("job %d %s%s%s (%s)", row.number, how, took, why, state().summary)
 
-    def show(self, board: Callable[[], Board]) -> None:
+    def show(self, state: Callable[[], SweepState]) -> None:
         """Nothing to draw."""
 
 
@@ -64,23 +181,23 @@ class LiveView(Lines):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def began(self, row: Row, board: Callable[[], Board]) -> None:
-        self._draw(board())
+    def began(self, row: JobRow, state: Callable[[], SweepState]) -> None:
+        self._draw(state())
 
-    def ended(self, row: Row, board: Callable[[], Board]) -> None:
+    def ended(self, row: JobRow, state: Callable[[], SweepState]) -> None:
         """Leaves a failure above the table."""
         if row.state not in ("finished", "before"):
             log.info("job %d (%s) %s: %s", row.number, row.text, row.state, row.detail)
-        self._draw(board())
+        self._draw(state())
 
-    def show(self, board: Callable[[], Board]) -> None:
+    def show(self, state: Callable[[], SweepState]) -> None:
         if time.monotonic() - self._shown_s >= _EVERY_S:
-            self._draw(board())
+            self._draw(state())
 
-    def _draw(self, board: Board) -> None:
+    def _draw(self, state: SweepState) -> None:
         self._shown_s = time.monotonic()
         room = max(3, self._console.height - 6)
-        self._live.update(picture(board, room=room), refresh=True)
+        self._live.update(picture(state, room=room), refresh=True)
 
 
 def view() -> Lines:
@@ -90,7 +207,7 @@ def view() -> Lines:
     return Lines()
 
 
-def picture(board: Board, *, room: int) -> Group:
+def picture(state: SweepState, *, room: int) -> Group:
     """The table: jobs that run and those that ended last, in at most ``room`` rows."""
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     columns: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -104,8 +221,8 @@ def picture(board: Board, *, room: int) -> Group:
     )
     for name, settings in columns:
         table.add_column(name, **settings)
-    running = board.running[:room]
-    ended = board.ended[len(board.ended) - max(0, room - len(running)) :]
+    running = state.running[:room]
+    ended = state.ended[len(state.ended) - max(0, room - len(running)) :]
     for row in (*ended, *running):
         table.add_row(
             str(row.number),
@@ -113,16 +230,16 @@ def picture(board: Board, *, room: int) -> Group:
             Text(row.state, style=_STYLES.get(row.state, "dim")),
             duration_text(row.seconds),
             _bar(row),
-            board.eta(row),
+            state.eta(row),
             Text(row.detail, style="dim"),
         )
-    return Group(table, Text(board.summary))
+    return Group(table, Text(state.summary))
 
 
-def _bar(row: Row) -> ProgressBar | str:
-    if row.going is None or row.going.share is None:
+def _bar(row: JobRow) -> ProgressBar | str:
+    if row.progress is None or row.progress.share is None:
         return ""
-    return ProgressBar(total=1.0, completed=row.going.share, width=12)
+    return ProgressBar(total=1.0, completed=row.progress.share, width=12)
 
 
 class SafeDisplay:

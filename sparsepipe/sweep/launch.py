@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sparsepipe.config import compose
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import sweep_directory
-from sparsepipe.sweep.board import own_texts
 from sparsepipe.sweep.callbacks import note_exit_code
 from sparsepipe.sweep.record import JobRecord, SweptJob, refusal, scored
 from sparsepipe.sweep.refusals import refuse_within_torchrun
@@ -121,7 +120,7 @@ def _run(
 ) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
-    from sparsepipe.sweep.display import view
+    from sparsepipe.sweep.display import own_texts, view
     from sparsepipe.sweep.gpu_locks import machine_wide
     from sparsepipe.sweep.resources import machine
     from sparsepipe.sweep.runner import Runner

@@ -14,8 +14,14 @@ from types import FrameType
 from sparsepipe.errors import HardwareError
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.sweep.board import Board, Going, Row
-from sparsepipe.sweep.display import Lines, SafeDisplay, print_run
+from sparsepipe.sweep.display import (
+    JobProgress,
+    JobRow,
+    Lines,
+    SafeDisplay,
+    SweepState,
+    print_run,
+)
 from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
@@ -88,7 +94,7 @@ class Runner:
             self._start_what_fits()
             for job in list(self._running):
                 self._supervise(job)
-            self._display.show(lambda view: view.show(self._board))
+            self._display.show(lambda view: view.show(self._state))
             time.sleep(_POLL_S)
 
     def _supervise(self, job: RunningJob) -> None:
@@ -127,7 +133,7 @@ class Runner:
 
     def _show_start(self, job: RunningJob) -> None:
         row = self._row(job)
-        self._display.show(lambda view: view.began(row, self._board))
+        self._display.show(lambda view: view.began(row, self._state))
 
     def _held_by_unkillable(self) -> HardwareError:
         """The error of a job whose cores or GPUs are held by processes that cannot be ended."""
@@ -180,24 +186,24 @@ class Runner:
         if record.run is not None:
             print_run(record.run)
         row = self._row_of(record)
-        self._display.show(lambda view: view.ended(row, self._board))
+        self._display.show(lambda view: view.ended(row, self._state))
         for job in self._same.pop(record.number, []):
             twin = replace(record, number=job.number, overrides=job.overrides)
             self._add(keep_record(job, twin))
 
-    def _board(self) -> Board:
+    def _state(self) -> SweepState:
         ended = [self._row_of(record) for record in self._records.values()]
         found = self._records.values()
         done = [one.seconds for one in found if one.status == "finished" and not one.before]
-        return Board(
+        return SweepState(
             rows=[*ended, *(self._row(job) for job in self._running)],
             total=len(self._texts),
             done_s=done,
         )
 
-    def _row_of(self, record: JobRecord) -> Row:
+    def _row_of(self, record: JobRecord) -> JobRow:
         error = (record.error or "").splitlines()
-        return Row(
+        return JobRow(
             number=record.number + 1,
             text=self._texts[record.number],
             state="before" if record.before else record.status,
@@ -205,17 +211,17 @@ class Runner:
             detail=error[0] if error else "",
         )
 
-    def _row(self, job: RunningJob) -> Row:
+    def _row(self, job: RunningJob) -> JobRow:
         swept = job.ready.job
         epochs, in_all = epochs_done(swept), epochs_in_all(job.ready.spec)
         share = None if epochs is None or in_all is None else min(1.0, epochs / in_all)
         before = 0.0 if in_all is None else min(1.0, (job.epochs_before or 0) / in_all)
         last = tail(swept.log, lines=1)
-        return Row(
+        return JobRow(
             number=swept.number + 1,
             text=self._texts[swept.number],
             state="running",
-            going=Going(elapsed_s=job.elapsed_s, share=share, share_before=before),
+            progress=JobProgress(elapsed_s=job.elapsed_s, share=share, share_before=before),
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep that runs."""
+"""The display of a running sweep: the time that is left, a summary, the table and lines."""
 
 from __future__ import annotations
 
@@ -13,29 +13,40 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from sparsepipe.sweep.board import Board, Going, Row
-from sparsepipe.sweep.display import Lines, LiveView, picture, view
+from sparsepipe.sweep.display import (
+    JobProgress,
+    JobRow,
+    Lines,
+    LiveView,
+    SweepState,
+    duration_text,
+    left_s,
+    own_texts,
+    picture,
+    sweep_left_s,
+    view,
+)
 
 ROWS = [
-    Row(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),
-    Row(number=2, text="seed=1", state="before"),
-    Row(number=3, text="seed=2", state="finished", seconds=60),
-    Row(
+    JobRow(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),
+    JobRow(number=2, text="seed=1", state="before"),
+    JobRow(number=3, text="seed=2", state="finished", seconds=60),
+    JobRow(
         number=4, text="seed=3", state="running", seconds=30, detail="epoch 1/4 train/loss=0.7",
-        going=Going(elapsed_s=30, share=0.25),
+        progress=JobProgress(elapsed_s=30, share=0.25),
     ),
 ]  # fmt: skip
-BOARD = Board(rows=ROWS, total=6, done_s=[60.0])
+STATE = SweepState(rows=ROWS, total=6, done_s=[60.0])
 
 
-def drawn(board: Board, *, room: int, width: int = 110) -> list[str]:
+def drawn(state: SweepState, *, room: int, width: int = 110) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width, force_terminal=False).print(picture(board, room=room))
+    Console(file=stream, width=width, force_terminal=False).print(picture(state, room=room))
     return stream.getvalue().splitlines()
 
 
 def test_the_table() -> None:
-    head, *jobs, summary = drawn(BOARD, room=9)
+    head, *jobs, summary = drawn(STATE, room=9)
     assert head.split() == ["job", "state", "time", "progress", "left"]
     assert [line.split()[:4] for line in jobs] == [
         ["1", "seed=0", "failed", "3"],
@@ -51,12 +62,12 @@ def test_the_table() -> None:
 
 def test_what_runs_counts_where_room_is_short() -> None:
     running = [
-        Row(number=n, text=f"seed={n}", state="running", going=Going(elapsed_s=1))
+        JobRow(number=n, text=f"seed={n}", state="running", progress=JobProgress(elapsed_s=1))
         for n in range(10, 20)
     ]
-    lines = drawn(Board(rows=[*ROWS[:3], *running[:2]], total=30, done_s=[]), room=3)
+    lines = drawn(SweepState(rows=[*ROWS[:3], *running[:2]], total=30, done_s=[]), room=3)
     assert [line.split()[0] for line in lines[1:-1]] == ["3", "10", "11"]
-    lines = drawn(Board(rows=[*ROWS[:3], *running], total=30, done_s=[]), room=3)
+    lines = drawn(SweepState(rows=[*ROWS[:3], *running], total=30, done_s=[]), room=3)
     assert [line.split()[0] for line in lines[1:-1]] == ["10", "11", "12"]
     assert "10 running" in lines[-1]
 
@@ -64,10 +75,10 @@ def test_what_runs_counts_where_room_is_short() -> None:
 def test_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
     with caplog.at_level(logging.INFO), Lines() as lines:
-        lines.began(ROWS[3], lambda: BOARD)
+        lines.began(ROWS[3], lambda: STATE)
         for row in ROWS[:3]:
-            lines.ended(row, lambda: BOARD)
-        lines.show(lambda: BOARD)
+            lines.ended(row, lambda: STATE)
+        lines.show(lambda: STATE)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "job 4: seed=3"
     assert said[1].startswith("job 1 failed after 3 s: wrong [red]key[/red] (3 of 6 jobs done, ")
@@ -93,10 +104,10 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
         live = view()
         assert isinstance(live, LiveView)
         with live:
-            live.began(ROWS[3], lambda: BOARD)
+            live.began(ROWS[3], lambda: STATE)
             sys.stdout.write("outputs/tiny/abc\n")  # a run's directory, above the table
-            live.ended(ROWS[0], lambda: BOARD)
-            live.show(lambda: BOARD)
+            live.ended(ROWS[0], lambda: STATE)
+            live.show(lambda: STATE)
         seen = os.read(ours, 100_000).decode()
     assert "3 of 6 jobs done" in seen
     assert "outputs/tiny/abc" in seen
@@ -106,3 +117,50 @@ def test_elsewhere_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert isinstance(view(), Lines)
+
+
+def test_time_left() -> None:
+    half = JobProgress(elapsed_s=30, share=0.5)
+    assert left_s(half, None) == 30
+    assert left_s(JobProgress(elapsed_s=30, share=0.75, share_before=0.5), None) == 30, (
+        "it was resumed"
+    )
+    assert left_s(JobProgress(elapsed_s=30), 100) == 70
+    assert left_s(JobProgress(elapsed_s=30), None) is None
+    assert left_s(JobProgress(elapsed_s=300), 100) == 0
+    assert sweep_left_s([], [], waiting=3) is None
+    assert sweep_left_s([60, 120], [], waiting=2) == 180
+    assert sweep_left_s([60], [half, half], waiting=2) == 90, "two at a time"
+    assert sweep_left_s([], [half], waiting=1) == 90, "by its own pace"
+    assert sweep_left_s([], [JobProgress(elapsed_s=1)], waiting=0) is None
+    late = JobProgress(elapsed_s=10, share=0.01)
+    assert sweep_left_s([10], [late, half], waiting=0) == pytest.approx(990), "as long as the last"
+
+
+def test_durations_in_words() -> None:
+    assert [duration_text(s) for s in (0.2, 90, 120, 3600, 7200)] == [
+        "0 s", "90 s", "2 min", "60 min", "2.0 h",
+    ]  # fmt: skip
+
+
+def test_a_sweep_in_a_line() -> None:
+    rows = [
+        JobRow(number=1, text="a", state="failed", seconds=3),
+        JobRow(number=2, text="b", state="finished", seconds=60),
+        JobRow(number=3, text="c", state="running", progress=JobProgress(elapsed_s=20), seconds=20),
+    ]
+    state = SweepState(rows=rows, total=5, done_s=[60.0])
+    assert state.waiting == 2
+    assert state.summary == "2 of 5 jobs done, 1 failed, 1 running, about 3 min left"
+    assert [state.eta(row) for row in rows] == ["", "", "40 s"]
+    over = SweepState(rows=rows[:2], total=2, done_s=[60.0])
+    assert over.summary == "2 of 2 jobs done, 1 failed"
+
+
+def test_jobs_are_called_by_what_is_their_own() -> None:
+    assert own_texts([["experiment=a", "++seed=0"], ["experiment=a", "++seed=1"]]) == [
+        "seed=0",
+        "seed=1",
+    ]
+    assert own_texts([["experiment=a", "seed=0"]]) == ["experiment=a seed=0"]
+    assert own_texts([["a=1"], ["a=1"]]) == ["a=1", "a=1"]

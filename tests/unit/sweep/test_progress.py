@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.sweep.board import left_s
-from sparsepipe.sweep.display import Lines
+from sparsepipe.sweep.display import Lines, left_s
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import SweptJob
@@ -66,12 +65,12 @@ class Sweep:
     def seen(self) -> tuple[float | None, float]:
         """The shares of the training that are done and that were when the job began."""
         self.job.note_epochs()
-        going = self.runner._row(self.job).going
+        going = self.runner._row(self.job).progress
         assert going is not None
         return going.share, going.share_before
 
     def left_s(self) -> float | None:
-        going = self.runner._row(self.job).going
+        going = self.runner._row(self.job).progress
         assert going is not None
         return left_s(going, None)
 

@@ -18,8 +18,7 @@ from rich.console import Console
 
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep import process, record, running_job
-from sparsepipe.sweep.board import Board
-from sparsepipe.sweep.display import Lines, LiveView
+from sparsepipe.sweep.display import Lines, LiveView, SweepState
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
 from sparsepipe.sweep.runner import Runner
@@ -92,7 +91,7 @@ class Doing(Lines):
         self.act, self.hears = act, [place / "jobs" / str(n) / "hears" for n in range(2)]
         self.done = False
 
-    def show(self, board: Callable[[], Board]) -> None:
+    def show(self, state: Callable[[], SweepState]) -> None:
         if not self.done and all(path.exists() for path in self.hears):
             self.done = True
             self.act()
@@ -105,9 +104,9 @@ class Terminal(LiveView):
         super().__init__(console)
         self.then = then
 
-    def show(self, board: Callable[[], Board]) -> None:
-        self.then.show(board)
-        self._draw(board())
+    def show(self, state: Callable[[], SweepState]) -> None:
+        self.then.show(state)
+        self._draw(state())
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
