@@ -39,7 +39,7 @@ def test_counts_and_fingerprint() -> None:
     assert inventory.fingerprint() != slower.fingerprint()
 
 
-def test_slowdown_1_is_what_runs_had_before_there_was_any() -> None:
+def test_slowdown_1_has_the_fingerprint_of_runs_without_slowdowns() -> None:
     hosts = (Host(name="a", devices=(Device(name="x", count=2, accelerator="cpu"),)),)
     then = (
         '{"hosts": [{"devices": [{"accelerator": "cpu", "count": 2, "memory_bytes": 0, '
@@ -138,7 +138,7 @@ def test_local_cpu() -> None:
     assert inventory.fingerprint() == local(accelerator="cpu").fingerprint()
 
 
-def test_a_cpu_counts_as_many_devices_as_it_is_told() -> None:
+def test_a_cpu_counts_as_the_given_number_of_devices() -> None:
     five, one = (local(accelerator="cpu", cpu_devices=n) for n in (5, 1))
     assert (five.num_devices, one.num_devices) == (5, 1)
     memory = one.hosts[0].devices[0].memory_bytes

@@ -183,7 +183,7 @@ def test_gpus_that_are_not_here(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("slowdown", ["0.5", "0", "-2", ".inf", ".nan", "quick", "true", "null"])
-def test_what_is_no_slowdown(slowdown: str) -> None:
+def test_invalid_slowdowns(slowdown: str) -> None:
     device = {"name": "x", "count": 1, "accelerator": "cpu", "slowdown": yaml.safe_load(slowdown)}
     with pytest.raises(HardwareError, match="slowdown") as caught:
         Inventory.from_dict({"hosts": [{"name": "a", "devices": [device]}]})

@@ -76,7 +76,7 @@ RATE = 2e6  # of bytes a second, so that a busy machine is still faster
 
 
 @needs_namespaces
-def test_bytes_take_as_long_as_the_link_says_and_both_ways_at_once() -> None:
+def test_bytes_take_the_time_of_the_link_both_ways_at_once() -> None:
     """A bucket that is full at the start makes it less, headers and a busy machine more."""
     size = 4_000_000
     with emulated_hosts(cluster(bytes_per_s=10 * RATE), time_scale=10) as layout:
@@ -216,7 +216,7 @@ def test_two_signals_while_it_is_made_remove_everything() -> None:
 
 
 @needs_namespaces
-def test_the_next_start_removes_what_a_killed_process_left() -> None:
+def test_the_next_start_removes_leftovers_of_a_killed_process() -> None:
     with start("own_a_cluster.py") as killed, start("own_a_cluster.py") as living:
         assert killed.stdout is not None
         assert living.stdout is not None

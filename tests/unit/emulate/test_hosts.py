@@ -56,7 +56,9 @@ def send(arrivals: socket.socket, *signums: signal.Signals) -> None:
         assert arrivals.recv(1) == bytes([signum])
 
 
-def test_of_several_the_first_is_heard_and_later(heard: list[int], arrivals: socket.socket) -> None:
+def test_the_first_of_several_signals_is_raised_later(
+    heard: list[int], arrivals: socket.socket
+) -> None:
     with signals_held():
         send(arrivals, TERM, HUP, TERM)
         assert heard == []
@@ -65,13 +67,13 @@ def test_of_several_the_first_is_heard_and_later(heard: list[int], arrivals: soc
     assert heard == [TERM, HUP], "as before"
 
 
-def test_none_is_heard_where_none_came(heard: list[int]) -> None:
+def test_no_signal_is_raised_where_none_came(heard: list[int]) -> None:
     with signals_held():
         pass
     assert heard == []
 
 
-def test_what_is_ignored_stays_so(heard: list[int]) -> None:
+def test_ignored_signals_stay_ignored(heard: list[int]) -> None:
     signal.signal(HUP, signal.SIG_IGN)  # as under nohup; it is the lower number
     with signals_held():
         os.kill(os.getpid(), HUP)
@@ -158,7 +160,7 @@ def check_told(text: str, *names: str, why: str) -> None:
 
 
 @needs_namespaces
-def test_what_a_command_fails_to_remove_is_told_until_it_is_removed(
+def test_leftovers_that_cannot_be_removed_are_warned_of_each_time(
     namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = tmp_path / "ip"
@@ -177,7 +179,7 @@ def test_what_a_command_fails_to_remove_is_told_until_it_is_removed(
 
 
 @pytest.mark.usefixtures("_dead")
-def test_who_may_not_remove_it_is_told(
+def test_missing_permission_to_remove_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(machine, "may_administer", lambda: False)
@@ -187,7 +189,7 @@ def test_who_may_not_remove_it_is_told(
 
 
 @pytest.mark.usefixtures("_dead")
-def test_it_is_told_where_the_lock_cannot_be_made(
+def test_a_lock_that_cannot_be_made_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     lock = tmp_path / "file" / "lock"
@@ -199,7 +201,7 @@ def test_it_is_told_where_the_lock_cannot_be_made(
     check_told(caplog.text, DEAD, CABLE, why=str(lock))
 
 
-def test_what_went_although_its_command_failed_is_not_told(
+def test_leftovers_that_are_gone_in_spite_of_a_failed_command_are_not_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A cable goes with the namespace at its other end, maybe before it is removed itself."""
@@ -218,7 +220,7 @@ def test_what_went_although_its_command_failed_is_not_told(
 
 
 @pytest.mark.parametrize("may", [False, True])
-def test_where_nothing_is_left_nothing_is_told(
+def test_no_warning_without_leftovers(
     may: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(machine, "namespaces", lambda: ["blue"])

@@ -152,7 +152,7 @@ def test_a_link_too_fast_for_a_bucket_is_refused() -> None:
         burst_bytes(float("inf"))
 
 
-def test_a_link_that_is_not_said_is_refused() -> None:
+def test_a_missing_link_is_refused() -> None:
     with pytest.raises(HardwareError, match="no bandwidth between") as caught:
         lay_out(inventory(2, bytes_per_s=None), owner=OWNER, block=0, time_scale=1)
     assert "'bytes_per_s'" in caught.value.remedy

@@ -93,7 +93,7 @@ def test_gloo_goes_over_the_limited_link_and_the_store_does_not() -> None:
     assert first["lifted"] < due_s
 
 
-def test_ranks_hear_of_the_whole_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_the_layout_of_the_whole_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(stations=(), switch="s", rate_bytes_per_s=1.5, burst_bytes=2)
     assert emulated_layout() is None
     with announce_hosts(layout, []):

@@ -246,7 +246,7 @@ def paced(clock: Clock, time_scale: float = 1.0) -> Pace:
 
 
 @pytest.mark.parametrize("time_scale", [0.5, 1.0, 10.0])
-def test_pauses_take_what_is_said_times_the_scale(time_scale: float) -> None:
+def test_pauses_take_their_time_multiplied_by_the_scale(time_scale: float) -> None:
     clock = Clock()
     pace = paced(clock, time_scale)
     for seconds in (0.25, 0.5, 0.125):

@@ -37,7 +37,7 @@ def taken_by_update(
 
 
 @pytest.mark.parametrize("momentum", MOMENTA)
-def test_an_update_takes_what_the_profile_says(momentum: float) -> None:
+def test_an_update_takes_the_time_of_the_profile(momentum: float) -> None:
     assert taken_by_update(profile(updates=True), momentum=momentum) == [sum(UPDATES_S)]
 
 
@@ -50,7 +50,7 @@ def test_a_stage_updates_its_own_layers(momentum: float, owned: range, taken: li
     assert taken_by_update(profile(updates=True), momentum=momentum, owned=owned) == taken
 
 
-def test_what_is_not_told_takes_no_time() -> None:
+def test_updates_missing_in_the_profile_take_no_time() -> None:
     measured = profile(updates=True)
     partly = replace(
         measured, layers=(replace(measured.layers[0], update_s=None), *measured.layers[1:])

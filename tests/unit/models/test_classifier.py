@@ -208,7 +208,7 @@ def test_one_class_is_nothing_to_learn(classes) -> None:
         Classifier(nn.Sequential(), num_classes=classes, optimizer=torch.optim.SGD)
 
 
-def test_settings_that_torch_refuses_are_told(tmp_path) -> None:
+def test_settings_that_torch_refuses_are_reported(tmp_path) -> None:
     batches = DataLoader(Samples(20), batch_size=10)
     module = classifier()
     module._optimizer = partial(torch.optim.SGD, lr=-0.1)

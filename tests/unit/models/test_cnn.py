@@ -59,6 +59,6 @@ def test_it_learns_digits_without_norms() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"convolutions": 0}, {"width": 0.0}, {"dropout": 1.0}])
-def test_what_cannot_be_is_refused(settings: dict[str, float]) -> None:
+def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         cnn_5x5(10, **settings)  # type: ignore[arg-type]

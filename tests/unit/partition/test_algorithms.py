@@ -55,7 +55,7 @@ def check(seeds: range, draw: Draw = random_problem) -> int:
     "first",
     [0, *(pytest.param(first, marks=pytest.mark.full) for first in (100, 200, 300, 400))],
 )
-def test_what_trying_all_plans_finds(first: int) -> None:
+def test_searches_find_the_best_of_all_plans(first: int) -> None:
     assert 0 < check(range(first, first + 100)) < 100 / 3
 
 
@@ -102,7 +102,7 @@ def test_plans_are_counted_before_they_are_tried(seed: int) -> None:
 
 
 @pytest.mark.full
-def test_limits_of_just_what_a_plan_keeps() -> None:
+def test_limits_that_a_plan_just_fits() -> None:
     assert check(QUICK, tight_problem) == 0, "the plan that keeps it is one"
 
 
@@ -147,7 +147,7 @@ def test_too_many_plans_are_refused_and_equal_ones_kept_alone(
 
 
 @pytest.mark.full
-def test_what_trying_all_plans_finds_in_many_more_cases() -> None:
+def test_searches_find_the_best_of_all_plans_in_many_more_cases() -> None:
     assert check(ALL, tight_problem) == 0
     rest = range(60, 500)
     assert 0 < check(rest, like_problem) < len(rest) / 4

@@ -103,7 +103,7 @@ def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
     assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
 
 
-def test_too_many_layers_are_refused_with_what_to_do() -> None:
+def test_too_many_layers_are_refused_with_a_remedy() -> None:
     many = np.linspace(0.0, 1.0, 801)
     spans = Spans(
         compute_s_KI=many[None, :].repeat(4, axis=0),

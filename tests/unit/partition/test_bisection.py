@@ -72,7 +72,7 @@ def time_of(found: Any, problem: Problem, **options: Any) -> float:
     "seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.full)], ids=["few", "many"]
 )
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> None:
+def test_searches_find_the_best_of_all_plans_and_choices(name: str, seeds: range) -> None:
     setting, outcomes = SETTINGS[name], Counter[str]()
     for seed in seeds:
         problem, order = random_recomputing(seed, setting)
@@ -88,7 +88,7 @@ def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> Non
     assert min(outcomes["none"], outcomes["some"]) > 0, outcomes
 
 
-def test_what_is_told_is_what_was_searched_by() -> None:
+def test_the_explanation_has_the_costs_of_the_search() -> None:
     recomputed = 0
     for seed in range(30):
         problem, _ = random_recomputing(seed, "auto")
@@ -147,7 +147,7 @@ def test_heuristics_keep_to_the_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("told", [1, 2])
-def test_telling_stages_apart_changes_no_plan(told: int) -> None:
+def test_distinguishing_stages_changes_no_plan(told: int) -> None:
     for seed in range(60):
         problem, _ = random_problem(seed)
         counts = subsets(problem.pool)

@@ -20,7 +20,7 @@ from sparsepipe.partition.costs.model import PRESETS, cost_model
         ("2_shared", (12 + 2 * 2 * 60 / (3 * 10)) / 3, 2 * 40 / (10 * 3)),
     ],
 )
-def test_as_the_equations_say(name: str, stage_s: float, cut_s: float) -> None:
+def test_costs_by_the_equations(name: str, stage_s: float, cut_s: float) -> None:
     model = cost_model(name)
     assert model.stage_s(12, 60, replicas=3, bytes_per_s=10) == pytest.approx(stage_s)
     assert 40 * model.cut_s_per_byte(3, bytes_per_s=10) == pytest.approx(cut_s)

@@ -26,7 +26,7 @@ from tests.support.recomputing_instances import least_s, problem_of, seconds_of
 
 
 @pytest.mark.parametrize("setting", ["all", {"layers": [[0, 0]]}, "auto"])
-def test_first_stages_that_have_no_better_plan_are_asked_once(
+def test_first_stages_without_a_better_plan_are_tested_once(
     monkeypatch: pytest.MonkeyPatch, setting: Any
 ) -> None:
     """The best plan has all four devices in one stage, and is found first."""

@@ -1,27 +1,16 @@
-"""The cheapest layers to recompute against all choices, and what settings of layers mean."""
+"""The cheapest layers to recompute against all choices."""
 
 from __future__ import annotations
 
 import random
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.knapsack import Knapsack, cheapest
-from sparsepipe.partition.activation_checkpointing.setting import (
-    as_setting,
-    in_words,
-    recomputed_spans,
-)
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
-from sparsepipe.schedule import Plan
 from tests.support.recomputing_instances import every_choice
-
-PLAN = Plan.of(config="1-2-1", cuts=[2, 8], num_layers=10)
 
 
 def spans_of(stage: StageCost, limit_bytes: float) -> tuple[range, ...] | None:
@@ -192,81 +181,3 @@ def test_as_many_layers_as_a_whole_network_has(in_flight: int) -> None:
         assert stage.peak_bytes(spans) <= share * full * (1 + 1e-9)
         assert before_s <= stage.time_s(spans) < stage.time_s([range(52)])
         before_s = stage.time_s(spans)
-
-
-@pytest.mark.parametrize(
-    ("setting", "spans"),
-    [
-        ("none", [[], [], []]),
-        ({}, [[], [], []]),
-        ({"layers": [], "stages": []}, [[], [], []]),
-        ("all", [[(0, 2)], [(2, 8)], [(8, 10)]]),
-        ({"stages": [2, 0]}, [[(0, 2)], [], [(8, 10)]]),
-        ({"layers": [0, 1, 8, 9]}, [[(0, 2)], [], [(8, 10)]]),
-        ({"layers": [3, 5, 4, 7]}, [[], [(3, 6), (7, 8)], []]),
-        ({"layers": [[3, 4], [5, 6]]}, [[], [(3, 5), (5, 7)], []]),
-        ({"layers": [2, [3, 4], 5, 6]}, [[], [(2, 3), (3, 5), (5, 7)], []]),
-        ({"layers": [[0, 9]]}, [[(0, 2)], [(2, 8)], [(8, 10)]]),
-        ({"layers": [[0, 2], 3, [7, 9]]}, [[(0, 2)], [(2, 3), (3, 4), (7, 8)], [(8, 10)]]),
-        ({"layers": [1, 2]}, [[(1, 2)], [(2, 3)], []]),
-        ({"layers": [1, [4, 5]], "stages": [2]}, [[(1, 2)], [(4, 6)], [(8, 10)]]),
-    ],
-)
-def test_settings_as_spans_of_stages(setting: Any, spans: list[list[tuple[int, int]]]) -> None:
-    found = recomputed_spans(setting, PLAN)
-    assert found == tuple(tuple(range(first, end) for first, end in stage) for stage in spans)
-    every = [span for stage in found for span in stage]
-    assert all(a.stop <= b.start for a, b in pairwise(every))
-    setting = as_setting(found)
-    assert recomputed_spans(setting, PLAN) == found
-    assert (setting == "none") == (not every)
-
-
-def test_layers_in_words() -> None:
-    assert in_words(recomputed_spans({"layers": [1, [4, 6]]}, PLAN)) == "1, 4-6"
-    assert in_words(recomputed_spans("none", PLAN)) == "none"
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("some", "'some'"),
-        (None, "None does not say which"),
-        ([3], r"\[3\] does not say which"),
-        ({"layer": [3]}, "'layer' is neither 'stages' nor 'layers'"),
-        ({"layers": 3}, "layers=3 is no list"),
-        ({"stages": "all"}, "stages='all' is no list"),
-        ({"layers": [[4, 3]]}, r"\[4, 3\] names no layers"),
-        ({"layers": [[-1, 3]]}, "names no layers"),
-        ({"layers": [[1, 2, 3]]}, "neither a layer nor"),
-        ({"layers": ["3"]}, "neither a layer nor"),
-        ({"layers": [True]}, "neither a layer nor"),
-        ({"layers": [[1, 4], 4]}, "layer 4 is named more than once"),
-        ({"layers": [3, 3]}, "layer 3 is named more than once"),
-        ({"stages": [-1]}, "-1 is no stage"),
-        ({"stages": [True]}, "True is no stage"),
-        ({"stages": [1, 1]}, "stage 1 is named more than once"),
-        ({"stages": [1], "layers": [[0, 3]]}, "layer 2 is named more than once, with stage 1"),
-    ],
-)
-def test_settings_that_name_no_layers_are_refused(setting: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        recomputed_spans(setting, PLAN)
-    assert "{stages: [0], layers: [14, [17, 22]]}" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("setting", "message", "remedy"),
-    [
-        ({"layers": [10]}, "layer 10 is not among the layers 0 to 9", "numbered from 0 to 9"),
-        ({"layers": [[8, 11]]}, "layer 11 is not among the layers 0 to 9", "from 0 to 9"),
-        ({"stages": [0, 3]}, "stage 3 is not among the stages 0 to 2", "from 0 to 2"),
-    ],
-)
-def test_what_there_is_not_is_refused_with_what_there_is(
-    setting: Any, message: str, remedy: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        recomputed_spans(setting, PLAN)
-    assert remedy in caught.value.remedy
-    assert "auto" not in caught.value.remedy, "the form was right"

@@ -94,7 +94,7 @@ def test_zero_bandwidth_for_all_links_is_refused() -> None:
 
 
 @pytest.mark.parametrize("search", [dp, hete_mp, exact, lambda p: mp(p, device="A")])
-def test_no_room_is_told_with_what_is_missing_and_what_would_do(search: object) -> None:
+def test_errors_name_the_missing_memory_and_changes_that_fit(search: object) -> None:
     big = {name: profile(s, MIB / 4, 16 * MIB) for name, s in (("A", 1.0), ("B", 2.0))}
     given = problem(MemoryModel(), inventory=inventory(memory_bytes=8 * MIB), profiles=big)
     with pytest.raises(PlanError, match=r"lacks [\d,]+ MiB") as caught:
@@ -255,7 +255,7 @@ def test_an_explanation_adds_up_and_becomes_a_plan_file() -> None:
     assert sorted(devices) == ["here/A/0", "here/B/0", "here/B/1"]
 
 
-def test_it_is_said_when_data_parallelism_is_best() -> None:
+def test_the_verdict_where_data_parallelism_is_best() -> None:
     # Hardly any parameters to reduce, and activations too large to send.
     small = {name: profile(s, 1.0, 1e12) for name, s in (("A", 1.0), ("B", 1.0))}
     given = problem(profiles=small)

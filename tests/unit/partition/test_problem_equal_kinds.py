@@ -115,7 +115,7 @@ def test_stages_are_counted_before_they_are_made(inside: float, exactly: bool) -
     assert told == made if exactly else made <= told <= 2 * made
 
 
-def test_too_many_subsets_are_refused_at_once_with_what_to_do() -> None:
+def test_too_many_subsets_are_refused_at_once_with_a_remedy() -> None:
     with pytest.raises(PlanError, match="64 devices of 16 kinds") as caught:
         exact(many_hosts(0, hosts=8, each=4, inside=8e9))
     assert "hete_mp" in caught.value.remedy

@@ -82,7 +82,7 @@ def test_plans_are_the_best_of_those_whose_microbatches_have_samples(setting: An
     ],
 )
 @pytest.mark.parametrize("limits", [[], [1e3]], ids=["no limits", "limits"])
-def test_a_refusal_names_the_cause_and_what_would_do(
+def test_an_error_names_the_cause_and_a_remedy(
     found: Any, options: dict[str, str], batch_size: int, parts: int, limits: list[float]
 ) -> None:
     problem = four_devices(limits)

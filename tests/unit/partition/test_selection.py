@@ -80,7 +80,7 @@ def test_as_little_as_fits_by_hand() -> None:
     assert chosen(27.0).times_s == (3.0, 3.0)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_stages_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="stage 0 does not fit its devices") as refused:
         chosen(21.0)
     for remedy in ("parallel.strategy.microbatches", "sync_1f1b", "data.batch_size"):
@@ -154,7 +154,7 @@ def test_devices_of_a_stage_that_differ_recompute_the_same() -> None:
     assert found.times_s[0] == pytest.approx(2.0)
 
 
-def test_a_plan_file_tells_the_spans() -> None:
+def test_a_plan_file_has_the_spans() -> None:
     told = replace(TWO, details={"recomputed": [[0, 1], [3, 3]]})
     assert spans_in_plan(Plan.from_json(told.to_json())) == ((range(2),), (range(3, 4),))
     assert spans_in_plan(TWO) == ((), ())

@@ -112,9 +112,7 @@ def test_a_part_of_a_stage_may_keep_more(
     "borders", [({"end_bytes": 70.0 * MIB}, {}), ({}, {"begin_bytes": 180.0 * MIB}), ({}, {})]
 )
 @pytest.mark.parametrize("is_synchronous", [False, True])
-def test_what_is_missing_is_told_where_a_part_keeps_more(
-    is_synchronous: bool, borders: Any
-) -> None:
+def test_missing_memory_where_a_part_keeps_more(is_synchronous: bool, borders: Any) -> None:
     """Of two stages, by the larger one: with as much more memory it fits, and not with less."""
     each = {"forward_s": 1.0, "backward_s": 2.0}
     saved = ({"saved_bytes": 20.0 * MIB}, {"saved_bytes": 10.0 * MIB})
@@ -171,7 +169,7 @@ def test_what_later_stages_keep_of_several_readers_counts() -> None:
 
 
 @pytest.mark.parametrize("found", [dp, hete_mp])
-def test_one_stage_of_which_whole_batches_would_not_fit_is_told_as_such(found: Any) -> None:
+def test_the_verdict_on_one_stage_that_fits_in_microbatches_only(found: Any) -> None:
     """Each of two devices keeps half of its batch, 1 byte, on links too slow to split the model."""
 
     def solved(limit: float) -> tuple[Problem, Solution]:
@@ -193,7 +191,7 @@ def test_one_stage_of_which_whole_batches_would_not_fit_is_told_as_such(found: A
     assert "data parallelism" in told.verdict()
 
 
-def test_a_refusal_names_what_would_fit() -> None:
+def test_an_error_names_changes_that_fit() -> None:
     problem = in_parts(on(2, 4, limit=1.5e6, saved_bytes=1e6), "gpipe", 4)
     with pytest.raises(PlanError, match="lacks 1 MiB on a device") as refused:
         straight(problem)

@@ -38,7 +38,9 @@ def check(meta: dict[str, Any], *settings: str, inventory: Inventory | None = No
 
 
 @pytest.mark.parametrize("meta", [AS_IT_WILL_BE, {"source": "somebody else"}, {"slowdown": 2}])
-def test_what_fits_is_not_mentioned(meta: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_matching_workloads_give_no_messages(
+    meta: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     check(meta)
     assert not caplog.records
 
@@ -50,7 +52,7 @@ def test_what_fits_is_not_mentioned(meta: dict[str, Any], caplog: pytest.LogCapt
         ("backend", "MinkowskiEngine", "backend MinkowskiEngine, not NativeBackend"),
     ],
 )
-def test_what_was_measured_otherwise_is_refused(name: str, value: object, words: str) -> None:
+def test_profiles_measured_otherwise_are_refused(name: str, value: object, words: str) -> None:
     with pytest.raises(ProfileError, match=f"that of half-speed was measured with {words}") as told:
         check({**AS_IT_WILL_BE, name: value})
     assert "task=profile" in told.value.remedy
@@ -65,7 +67,7 @@ def test_what_was_measured_otherwise_is_refused(name: str, value: object, words:
         ("optimizer", "torch.optim.AdamW", "optimizer torch.optim.AdamW, not torch.optim.SGD"),
     ],
 )
-def test_what_may_matter_little_is_told(
+def test_small_differences_are_warned_of(
     name: str, value: object, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     check({**AS_IT_WILL_BE, name: value})

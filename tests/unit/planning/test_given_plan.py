@@ -58,7 +58,7 @@ def test_what_a_plan_file_recomputes_is_part_of_the_run(
     assert identity(path) != identity(plain)
 
 
-def test_nothing_is_recomputed_where_that_is_said(tmp_path: Path) -> None:
+def test_nothing_is_recomputed_by_an_empty_setting(tmp_path: Path) -> None:
     asked = (f"parallel.plan.file={auto_plan(tmp_path)}", "parallel.strategy.recompute={}")
     config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
     refuse_recompute(config, inventory(1e9))
@@ -71,7 +71,7 @@ def test_nothing_is_recomputed_where_that_is_said(tmp_path: Path) -> None:
     assert not {"recomputed", "bottleneck_s"} & plan.details.keys()
 
 
-def test_what_was_expected_of_other_layers_is_not_told(tmp_path: Path) -> None:
+def test_expected_times_with_other_recomputed_layers_are_left_out(tmp_path: Path) -> None:
     plan = Plan.from_json(auto_plan(tmp_path).read_text())
     assert with_spans(plan, ((range(1),), (range(3, 4),))).details == plan.details
     other = with_spans(plan, ((), (range(2, 4),))).details

@@ -33,7 +33,7 @@ def measuring(*settings: str, how: Measuring | None = None) -> RunSpec:
     return profile_spec(config, device, how or Measuring())
 
 
-def test_what_matters_to_a_profile_is_its_identity() -> None:
+def test_the_identity_of_a_profile_has_the_settings_it_depends_on() -> None:
     def identity(*settings: str, how: Measuring | None = None) -> str:
         wanted = measuring(*TWO, *settings, how=how)
         return prepare(wanted, build_inventory(wanted)).run_id
@@ -108,7 +108,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
     assert all(word in told for word in words)
 
 
-def test_profiles_that_are_given_count_by_what_they_hold(tmp_path: Path) -> None:
+def test_given_profiles_are_identified_by_their_content(tmp_path: Path) -> None:
     def identity(*settings: str) -> str:
         config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, *settings)
         return prepare(config, build_inventory(config)).run_id
@@ -152,7 +152,7 @@ def test_memory_follows_the_training() -> None:
 
 
 @pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
-def test_a_synchronous_pipeline_has_a_search_that_is_asked_for(parallel: str) -> None:
+def test_a_synchronous_pipeline_can_be_searched_for(parallel: str) -> None:
     config = composed(*MODEL, *TWO, f"parallel={parallel}")
     assert config.search is None
     asked = [f"parallel={parallel}", "parallel.search.search=hete_mp"]

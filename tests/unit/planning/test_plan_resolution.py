@@ -20,7 +20,7 @@ from tests.support.plans import plan_on
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-def test_what_cannot_be_planned_leaves_no_run_under_torchrun(tmp_path: Path) -> None:
+def test_a_failed_search_under_torchrun_leaves_no_run(tmp_path: Path) -> None:
     none_fits = ("parallel.search.reserved_bytes=1e15", given(tmp_path, profile([1, 1, 1, 1])))
     config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, *none_fits)
     inventory = build_inventory(config)

@@ -40,7 +40,7 @@ def test_a_chain_becomes_a_profile() -> None:
     assert profile.input_bytes == 256.0  # of the node that is none of the layers
 
 
-def test_the_size_of_the_input_is_told_only_where_it_is_known() -> None:
+def test_the_size_of_the_input_is_there_only_if_known() -> None:
     graph = parse_graph(
         "".join(CHAIN.splitlines(keepends=True)[1:4]) + "\tnode2 -- node3\n\tnode3 -- node4\n"
     )
@@ -66,7 +66,7 @@ def test_the_size_of_the_input_is_told_only_where_it_is_known() -> None:
         ),
     ],
 )
-def test_what_is_malformed_is_refused(text: str, message: str) -> None:
+def test_malformed_lines_are_refused(text: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message) as caught:
         parse_graph(text)
     assert caught.value.remedy

@@ -120,7 +120,7 @@ def test_sizes_of_a_dense_net_by_hand() -> None:
     assert [layer.saved_bytes for layer in found.layers] == [4 * 5 * 8, 4 * 5 * 16, 0]
 
 
-def test_a_sparse_net_is_left_as_it_was_and_told_in_full() -> None:
+def test_a_sparse_net_stays_as_it_was_and_its_profile_is_complete() -> None:
     net = sparse_vgg(11, 10, width=1 / 16, dropout=0.5)
     net.eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}

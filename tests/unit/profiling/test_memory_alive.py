@@ -28,7 +28,7 @@ class Chain(nn.Module):
         return x
 
 
-def test_what_is_freed_counts_no_more() -> None:
+def test_freed_memory_does_not_count() -> None:
     with Alive() as alive:
         there = torch.zeros(100)
         assert alive.bytes == 400
@@ -43,7 +43,7 @@ def test_what_is_freed_counts_no_more() -> None:
     assert (alive.bytes, alive.peak_bytes) == (0, 400)
 
 
-def test_what_was_there_before_does_not_count() -> None:
+def test_earlier_memory_does_not_count() -> None:
     weight = nn.Parameter(torch.ones(100))
     with Alive() as alive:
         halves = weight.detach().mul_(0.5)

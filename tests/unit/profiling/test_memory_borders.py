@@ -58,7 +58,7 @@ def profile(net: nn.Sequential) -> Profile:
     return measure(net, [batch()], device=torch.device("cpu"), num_warmup=0, num_measured=1)
 
 
-def test_a_pass_from_each_layer_to_the_end_tells_the_same(net: nn.Sequential) -> None:
+def test_passes_from_each_layer_to_the_end_give_the_same_bytes(net: nn.Sequential) -> None:
     layers = list(net)
     begins, _ = border_bytes(net, batch())
     whole = saved_bytes(net, batch())

@@ -58,7 +58,7 @@ def test_written_and_read_back(tmp_path: Path) -> None:
         ('{"meta": {}, "layers": [{"index": 0, "seconds": 1}]}', "has no seconds"),
     ],
 )
-def test_what_is_no_profile_is_refused(text: str, message: str) -> None:
+def test_files_that_are_no_profiles_are_refused(text: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         Profile.from_json(text)
 
@@ -67,7 +67,7 @@ def test_what_is_no_profile_is_refused(text: str, message: str) -> None:
     ("changes", "message"),
     [({"forward_s": -1.0}, "forward_s=-1"), ({"index": 7}, "the number 7")],
 )
-def test_what_makes_no_sense_is_refused(changes: dict[str, float], message: str) -> None:
+def test_impossible_values_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         changed(profile(), 1, **changes)
 

@@ -99,7 +99,7 @@ def test_both_take_as_many_times_as_long_on_a_slowed_device() -> None:
 
 
 @pytest.mark.usefixtures("_clock")
-def test_what_is_frozen_or_comes_twice_has_one_update_or_none() -> None:
+def test_frozen_layers_have_no_update_and_shared_ones_one() -> None:
     tied, frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
     net = nn.Sequential(tied, frozen, tied)
     make = partial(Taking, lr=0.1)

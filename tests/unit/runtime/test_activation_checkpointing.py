@@ -28,7 +28,7 @@ from tests.support.weights_cases import CASES, Case, assert_same, loss_of, spars
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 @pytest.mark.parametrize("name", ["mlp", "conv", "dense dropout"])
-def test_nothing_changes_but_what_is_kept(name: str, keyed: bool) -> None:
+def test_recomputation_changes_only_what_is_kept(name: str, keyed: bool) -> None:
     case = NETS[name]
     order = "F0 F1 B1 B0 F2 B2"
     expected = ran(case, [], keyed=keyed, order=order)
@@ -81,7 +81,7 @@ def branching() -> nn.Sequential:
     return nn.Sequential(ReLU(), Fork(), Join(), BatchNorm(4), GlobalAvgPool(), nn.Linear(4, 2))
 
 
-def test_any_tree_may_be_what_is_kept() -> None:
+def test_any_tree_may_be_the_kept_input() -> None:
     case = Case(branching, sparse_batch)
     expected = ran(case, [])
     for spans in ([(0, 6)], [(2, 4)], [(0, 2), (2, 6)], [(1, 2), (2, 3), (4, 6)]):
@@ -131,7 +131,7 @@ class Counting(nn.Module):
         return x.sin()
 
 
-def test_what_is_recomputed_runs_twice_and_the_rest_once() -> None:
+def test_recomputed_layers_run_twice_and_others_once() -> None:
     network = nn.Sequential(*(Counting() for _ in range(5)))
     stage = Stage(network, network, first=0, last=4, recomputed=spans_of((1, 3)))
     closed = 0
@@ -172,7 +172,9 @@ def test_spans_share_the_kernel_maps_that_are_built_anew() -> None:
         (lambda: nn.Sequential(ReLU(inplace=True), Linear(1, 2)), "sparse", 0),
     ],
 )
-def test_layers_that_change_what_is_kept_are_refused(network: Any, batch: str, layer: int) -> None:
+def test_layers_that_change_the_kept_input_are_refused(
+    network: Any, batch: str, layer: int
+) -> None:
     layers = network()
     stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
     value = wanting(CASES[batch].batch(0))
@@ -181,7 +183,7 @@ def test_layers_that_change_what_is_kept_are_refused(network: Any, batch: str, l
     assert "inplace=False" in caught.value.remedy
 
 
-def test_a_later_layer_that_changes_what_is_kept_does_not_go_unnoticed() -> None:
+def test_a_later_layer_that_changes_the_kept_input_is_refused() -> None:
     class Both(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x, x.sin()

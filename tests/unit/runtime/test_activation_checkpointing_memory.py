@@ -126,7 +126,7 @@ def test_only_the_boundaries_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_profile_foretells_it(name: str) -> None:
+def test_the_profile_predicts_it(name: str) -> None:
     """What the choice of layers by their profile goes by is what really stays."""
     network, batch = CASES[name][0](), CASES[name][1]()
     saved, (begins, ends) = saved_bytes(network, batch), border_bytes(network, batch)

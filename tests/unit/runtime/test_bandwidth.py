@@ -182,7 +182,9 @@ def test_warm_ups_keep_to_the_time_as_well() -> None:
     ("once_s", "expected"),
     [(0.01, (3, 10)), (0.1, (3, 7)), (0.24, (3, 1)), (0.3, (2, 1)), (0.6, (0, 1)), (9.0, (0, 1))],
 )
-def test_what_fits_is_repeated(once_s: float, expected: tuple[int, int]) -> None:
+def test_exchanges_are_repeated_within_the_time_budget(
+    once_s: float, expected: tuple[int, int]
+) -> None:
     effort = TimingBudget(repeats=10, warmups=3, most_s=1.0, timeout_s=LONG_S)
     assert effort.within(once_s) == expected
 

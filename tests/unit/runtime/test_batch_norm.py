@@ -175,7 +175,7 @@ def test_modules_are_as_before_even_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("mode", [DEFERRED, RUNNING])
-def test_what_is_recomputed_counts_once(mode: NormMode) -> None:
+def test_recomputed_batches_count_once(mode: NormMode) -> None:
     draw = torch.Generator().manual_seed(5)
     parts = [torch.randn(6, 4, generator=draw) for _ in range(3)]
     found = []
@@ -258,7 +258,7 @@ def test_refused(message: str) -> None:
     assert "batch_norm=microbatch" in refused.value.remedy
 
 
-def test_what_is_not_refused() -> None:
+def test_accepted_norms() -> None:
     class Named(nn.BatchNorm2d):
         """Of another name only."""
 

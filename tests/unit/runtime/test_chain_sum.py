@@ -94,7 +94,7 @@ class Played:
     ("ranks", "chunks", "room"), list(product([2, 3, 5, 8], [0, 1, 2, 3, 9, 40], [1, 2, 4]))
 )
 @pytest.mark.parametrize("backwards", [False, True])
-def test_all_get_the_sum_in_order_and_nobody_waits_for_ever(
+def test_all_get_the_sum_in_order_and_none_waits_for_ever(
     ranks: int, chunks: int, room: int, backwards: bool
 ) -> None:
     """Whoever goes first goes as far as it can."""
@@ -216,7 +216,7 @@ def test_all_end_in_every_order_of_their_steps(
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_search_of_all_orders_finds_who_would_wait_for_ever(ranks: int) -> None:
+def test_a_search_of_all_orders_finds_deadlocks(ranks: int) -> None:
     """Without room nothing is ever expected; so the tests here can fail."""
     every = made(ranks, 1, 0)
     _, ends = endings(every, sends_wait=False)
@@ -259,9 +259,7 @@ def test_no_step_waits_for_itself(ranks: int, chunks: int, sends_wait: bool) -> 
 
 @pytest.mark.parametrize("sends_wait", [False, True])
 @pytest.mark.parametrize(("ranks", "chunks"), list(product(RANKS, CHUNKS)))
-def test_whoever_waits_does_so_for_an_earlier_hop(
-    ranks: int, chunks: int, sends_wait: bool
-) -> None:
+def test_each_wait_is_for_an_earlier_hop(ranks: int, chunks: int, sends_wait: bool) -> None:
     """The argument of the module: chunk c makes its q-th hop at 2 c + q."""
     for room in ROOMS:
         every = made(ranks, chunks, room)

@@ -132,7 +132,7 @@ def test_an_empty_mailbox_makes_the_consumer_wait() -> None:
 
 
 @pytest.mark.parametrize("side", ["put", "get"])
-def test_a_failure_wakes_who_waits(side: str) -> None:
+def test_a_failure_ends_all_waits(side: str) -> None:
     box: BoundedQueue[int] = BoundedQueue(1)
     if side == "put":
         box.put(0)

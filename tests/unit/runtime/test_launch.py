@@ -46,7 +46,7 @@ def test_killed_rank_is_named(ranks) -> None:
         ranks("os.kill(os.getpid(), 9) if rank else time.sleep(60)")
 
 
-def test_a_rank_that_was_terminated_before_it_could_tell_is_named(ranks) -> None:
+def test_a_rank_that_was_terminated_before_its_report_is_named(ranks) -> None:
     with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGTERM"):
         ranks("os.kill(os.getpid(), signal.SIGTERM) if rank else time.sleep(60)")
 
@@ -55,7 +55,7 @@ def test_a_rank_that_was_terminated_before_it_could_tell_is_named(ranks) -> None
     "names",
     [pytest.param(["SIGHUP"], marks=pytest.mark.full), ["SIGTERM", "SIGINT", "SIGHUP"]],
 )
-def test_ignored_signals_stop_nobody(ranks, tmp_path: Path, names: list[str]) -> None:
+def test_ignored_signals_stop_no_rank(ranks, tmp_path: Path, names: list[str]) -> None:
     before = {name: signal.getsignal(getattr(signal, name)) for name in names}
     try:
         for name in names:
@@ -311,7 +311,7 @@ def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_cannot_be_sent_is_not_sent_again(attempts, tmp_path: Path) -> None:
+def test_messages_that_cannot_be_sent_cause_no_restart(attempts, tmp_path: Path) -> None:
     """The peer, which waits for it in vain, is not blamed, nor is its own complaint told."""
     with pytest.raises(ConfigError, match="minibatch 0 holds what cannot be pickled"):
         attempts(

@@ -91,7 +91,7 @@ def test_sparse_tensors_on_the_same_sites_share_these_in_each_part() -> None:
         assert torch.equal(b.feats, a.feats * 2)
 
 
-def test_what_says_nothing_of_samples_is_in_every_part() -> None:
+def test_values_without_samples_are_in_every_part() -> None:
     batch = Pair(
         image={"x": torch.arange(12.0).view(4, 3), "scale": torch.tensor(3.0), "names": [*"abcd"]},
         label=[np.arange(4), ("e", "f", "g", "h"), "text", None, 7, ["a", "b"]],
@@ -144,7 +144,7 @@ class Unknown:
         ((torch.zeros(4), Unknown(torch.zeros(4))), ["Unknown", "register_pytree_node"]),
     ],
 )
-def test_what_cannot_be_cut_is_refused(batch: Any, named: list[str]) -> None:
+def test_batches_that_cannot_be_cut_are_refused(batch: Any, named: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         split(batch, 2)
     for words in named:
@@ -170,7 +170,7 @@ def test_labels_of_sites_can_be_cut_as_a_sparse_tensor() -> None:
     assert "SparseTensor" not in refused.value.remedy, "of something else"
 
 
-def test_the_number_of_samples_is_what_all_agree_on() -> None:
+def test_all_tensors_have_one_number_of_samples() -> None:
     x = sparse_collate(sites(5), spatial_shape=None)
     assert num_samples({"x": x, "y": torch.zeros(5, 1), "z": [np.zeros((5, 2)), 3]}) == 5
     assert len(pytree.tree_leaves(x)) == 2, "whose rows are no samples"

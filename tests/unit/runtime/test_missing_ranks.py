@@ -175,7 +175,7 @@ def connecting_rank(rank: int) -> None:
         dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=1))
 
 
-def test_a_store_that_waited_in_vain_tells_of_no_broken_connection() -> None:
+def test_a_timeout_of_the_store_is_not_reported_as_a_broken_connection() -> None:
     """Groups are made at it, with a limit of its own and other words."""
     found = outcomes(connecting_rank, 2, awaited=[0])[0]
     assert complaint(found).startswith("rank 1 did not take part in a test with rank 0")
@@ -187,7 +187,7 @@ def mistaken_rank(rank: int) -> str:
     return type(caught.value).__name__
 
 
-def test_somebodys_own_error_stays_as_it_is() -> None:
+def test_errors_of_user_code_stay_as_they_are() -> None:
     assert run(mistaken_rank, 1) == ["RuntimeError"]
 
 
@@ -237,7 +237,7 @@ def store_of(launcher: subprocess.Popen[str]) -> TCPStore:
     return TCPStore("127.0.0.1", int(launcher.stdout.readline()), is_master=False)
 
 
-def test_a_launcher_that_is_busy_for_a_while_is_not_taken_for_lost(
+def test_a_busy_launcher_is_not_reported_as_gone(
     launcher: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than other words with the store may take: a rank would blame itself."""
@@ -316,7 +316,7 @@ class Hanging:
         return False
 
 
-def test_a_store_that_does_not_answer_holds_nobody_up() -> None:
+def test_a_store_that_does_not_answer_delays_no_rank() -> None:
     started_s = time.monotonic()
     assert held_up_by(WaitBoard(Hanging()), 1, 0) == (1, 0)
     assert time.monotonic() - started_s < 20

@@ -97,7 +97,7 @@ def keeps_rank(rank: int) -> list[list[float]]:
     return [view.tolist() for view in kept]
 
 
-def test_what_somebody_keeps_stays_as_it_is() -> None:
+def test_tensors_that_user_code_keeps_stay_unchanged() -> None:
     assert run_shared(keeps_rank, 2)[1] == [[float(m)] * 3 for m in range(20)]
 
 

@@ -182,7 +182,7 @@ def computing_rank(rank: int, victim: int) -> str:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_computing_rank_hears_of_a_death_in_its_next_call(victim: int) -> None:
+def test_a_computing_rank_notices_a_death_in_its_next_call(victim: int) -> None:
     other = 1 - victim
     found = outcomes(computing_rank, 2, victim, awaited=[other])[other]
     assert found.error is None, str(found)

@@ -53,7 +53,7 @@ def arrives_rank(rank: int) -> bool:
     return True
 
 
-def test_messages_arrive_before_they_are_asked_for() -> None:
+def test_messages_arrive_before_they_are_received() -> None:
     assert run(arrives_rank, 2) == [True, True]
 
 

@@ -35,7 +35,7 @@ _AWAITED = TransferMode(True, True)
         ("++++aaaa", "......b!"),  # too large
     ],
 )
-def test_sizes_that_come_three_times_running_are_asked_for(sizes: str, how: str) -> None:
+def test_receives_are_posted_after_three_packets_of_the_same_sizes(sizes: str, how: str) -> None:
     alike = RepeatedSizes()
     marks = {_PLAIN: ".", _BEGINS: "b", _AWAITED: "!"}
     of = {" ": (), "+": (MOST_BYTES, 1)}
@@ -44,7 +44,7 @@ def test_sizes_that_come_three_times_running_are_asked_for(sizes: str, how: str)
 
 
 @pytest.mark.parametrize("how", [_PLAIN, _BEGINS, _AWAITED])
-def test_a_header_says_how(how: TransferMode) -> None:
+def test_a_header_has_the_transfer_mode(how: TransferMode) -> None:
     block = end_block()
     how.write(block)
     assert TransferMode.read(block) == how

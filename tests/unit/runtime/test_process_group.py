@@ -101,14 +101,14 @@ def complaints(comes: tuple[int, ...], keeps: int | None = None) -> list[Transpo
         pytest.param((1,), marks=pytest.mark.full),
     ],
 )
-def test_who_does_not_come_to_join_is_named(comes: tuple[int, ...]) -> None:
+def test_ranks_that_do_not_join_are_named(comes: tuple[int, ...]) -> None:
     absent = [rank for rank in range(3) if rank not in comes]
     for rank, error in zip(comes, complaints(comes), strict=True):
         who = " and ".join(f"rank {other}" for other in absent)
         assert error.message == f"{who} did not come to join rank {rank} within 2 s"
 
 
-def test_without_a_launcher_rank_0_counts_who_comes(port: int) -> None:
+def test_without_a_launcher_rank_0_counts_the_ranks_that_join(port: int) -> None:
     (error,) = complaints((0,), port)
     assert error.message == "1 of 3 ranks came to join within 2 s"
 
@@ -155,7 +155,7 @@ def tells_once(rank: int) -> tuple[bool, bool]:
     return found
 
 
-def test_one_rank_of_each_attempt_tells_what_failed() -> None:
+def test_one_rank_of_each_attempt_reports_the_failure() -> None:
     store = new_store()
     for attempt in ("0", "1"):
         variables = {"TORCHELASTIC_RESTART_COUNT": attempt}
@@ -170,7 +170,7 @@ def tells_a_mistake(rank: int) -> tuple[bool, bool]:
     )
 
 
-def test_any_rank_tells_a_common_mistake_once() -> None:
+def test_an_error_on_all_ranks_is_reported_once() -> None:
     found = run(tells_a_mistake, 2, join_group=False, store=new_store())
     assert sorted(common for common, _ in found) == [False, True]
     assert [own for _, own in found] == [True, True]
@@ -181,7 +181,7 @@ def comes_late(rank: int) -> bool:
     return process_group.first_to_report("a mistake")
 
 
-def test_nobody_waits_for_rank_0_to_tell_a_mistake() -> None:
+def test_no_rank_waits_for_rank_0_to_report_an_error() -> None:
     found = outcomes(comes_late, 2, join_group=False, store=new_store(), awaited=[1], limit_s=30)
     assert found[1].value is True
 

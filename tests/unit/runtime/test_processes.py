@@ -63,7 +63,7 @@ def one_raises(rank: int, directory: str) -> None:
     time.sleep(60)
 
 
-def test_the_first_failure_is_raised_and_nobody_is_left(tmp_path: Path) -> None:
+def test_the_first_failure_is_raised_and_no_process_is_left(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="rank 1 is at fault") as caught:
         run(one_raises, 2, str(tmp_path))
     assert isinstance(caught.value.__cause__, ValueError)
@@ -80,7 +80,7 @@ def die_or_stop(rank: int) -> str:
     return "done"
 
 
-def test_death_and_standstill_are_told_apart() -> None:
+def test_death_and_standstill_are_distinguished() -> None:
     found = outcomes(die_or_stop, 3, awaited=(0, 1), join_group=False, limit_s=30)
     assert [outcome.exit_code for outcome in found] == [0, -signal.SIGKILL, None]
     assert found[0].good

@@ -80,7 +80,7 @@ def stopped(reporting, script: str) -> Stopped:
     return stop.value
 
 
-def test_a_stop_tells_what_kept_a_rank_from_saving(reporting) -> None:
+def test_a_stop_has_the_error_that_kept_a_rank_from_saving(reporting) -> None:
     """The other, which was left alone then, has been the first to say that it stopped."""
     stop = stopped(
         reporting,
@@ -98,7 +98,7 @@ def test_a_stop_tells_what_kept_a_rank_from_saving(reporting) -> None:
     assert (stop.save_error.message, stop.save_error.remedy) == ("the disk is full", "free space")
 
 
-def test_a_stop_in_good_order_tells_of_nothing(reporting) -> None:
+def test_an_orderly_stop_has_no_errors(reporting) -> None:
     stop = stopped(
         reporting,
         """
@@ -112,7 +112,7 @@ def test_a_stop_in_good_order_tells_of_nothing(reporting) -> None:
     assert stop.exit_code == 130
 
 
-def test_a_killed_rank_is_not_said_to_hang_where_the_launcher_looks_late(reporting) -> None:
+def test_a_killed_rank_is_not_reported_as_hanging_by_a_late_launcher(reporting) -> None:
     """The other one's clock makes it some seconds, as a busy machine does."""
     with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGKILL; noticed by rank 0"):
         reporting(
@@ -280,7 +280,7 @@ leave(TransportError("rank 1 is gone", remedy="look"), 7)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_killed_rank_is_named_and_what_the_one_that_missed_it_reports(
+def test_a_killed_rank_is_named_with_the_report_of_the_rank_that_missed_it(
     ranks, stopped: bool
 ) -> None:
     """It knows stage and minibatch, which the agent does not, also where that stops it too."""
@@ -347,7 +347,7 @@ except DataError as error:
 """
 
 
-def test_what_cannot_be_reported_is_printed(
+def test_errors_that_cannot_be_reported_are_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "script.py").write_text(UNWRITABLE)

@@ -144,7 +144,7 @@ def test_caches_of_sparse_tensors_stay_behind() -> None:
     assert packet_of(x).payload_bytes == bare
 
 
-def test_gradients_are_asked_for_in_one_order_on_both_sides() -> None:
+def test_gradients_have_the_same_order_on_both_sides() -> None:
     shared = torch.randn(600, requires_grad=True)
     tree = {
         "b": [torch.randn(2, requires_grad=True), torch.zeros(2), shared],
@@ -230,7 +230,7 @@ def test_other_objects_are_pickled_with_their_tensors_beside() -> None:
     ],
     ids=["hidden gradient", "lambda", "sparse layout", "subclass"],
 )
-def test_what_cannot_travel_is_refused(tree: Any, says: str) -> None:
+def test_values_that_cannot_be_sent_are_refused(tree: Any, says: str) -> None:
     with pytest.raises(ConfigError, match="the activation of minibatch 7 holds") as caught:
         packet_of([tree])
     assert says in caught.value.message

@@ -120,7 +120,7 @@ def test_a_block_that_fails_is_not_stretched() -> None:
 
 
 @pytest.mark.parametrize("slowdown", [0.5, 0.0, -1.0, math.inf, math.nan])
-def test_what_is_no_slowdown_is_refused(slowdown: float) -> None:
+def test_invalid_slowdowns_are_refused(slowdown: float) -> None:
     with pytest.raises(ConfigError, match="slowdown") as caught:
         Slowdown(slowdown)
     assert caught.value.remedy

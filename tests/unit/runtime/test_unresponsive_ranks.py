@@ -94,7 +94,7 @@ Path("written").touch()
     assert (tmp_path / "written").exists()
 
 
-def test_a_rank_that_somebody_else_has_waited_for_does_not_end_the_watch(tmp_path: Path) -> None:
+def test_a_rank_reaped_by_another_waiter_does_not_end_the_watch(tmp_path: Path) -> None:
     """The agent may do so between the look at a rank and its end; others are ended still."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -145,7 +145,7 @@ def test_versions_in_memory_are_those_counted_by_hand(name: str) -> None:
     assert runner.weights.memory.peak_versions == max(int(n) for n in expected.split())
 
 
-def test_vertical_sync_keeps_what_a_later_minibatch_may_ask_for() -> None:
+def test_vertical_sync_keeps_versions_that_a_later_minibatch_may_need() -> None:
     """1-1-1, stage 1: stage 0 has updated max(0, m - 2) times at F(m)."""
     actions = "F0 F1 B0 U0 F2 B1 U1 F3 B2 U2 F4 B3 U3 B4 U4"
     expected = [1, 1, 1, 2, 2, 2, 3, 3, 2, 3, 3, 2, 3, 3, 4]
@@ -156,7 +156,7 @@ def test_vertical_sync_keeps_what_a_later_minibatch_may_ask_for() -> None:
     assert 1 + runner.weights.memory.copies == 1
 
 
-def test_vertical_sync_frees_what_is_known_not_to_be_needed() -> None:
+def test_vertical_sync_frees_versions_that_are_not_needed() -> None:
     runner = Runner(CASES["mlp"], "vertical_sync")
     runner.forward(0, included=0)
     runner.weights.keep_from(1)  # the next minibatch will use version 1, which is to come

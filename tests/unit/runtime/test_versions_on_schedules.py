@@ -167,7 +167,7 @@ def test_no_more_versions_than_forwards_ahead(config: str) -> None:
 
 @pytest.mark.parametrize("minibatches", [1, 6, 13])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_schedule_foretells_the_peak(config: str, minibatches: int) -> None:
+def test_the_schedule_predicts_the_peak(config: str, minibatches: int) -> None:
     for mode, foretold in [
         ("stash", peak_stashed),
         ("vertical_sync", peak_vertical),

@@ -20,7 +20,7 @@ from sparsepipe.schedule.actions import Schedule
 from tests.support.plans import plan_of
 
 
-def test_portions_are_what_is_asked_for_and_the_rest() -> None:
+def test_portions_have_the_requested_size_and_the_last_the_rest() -> None:
     assert list(MinibatchSupply(7).portions(3)) == [3, 3, 1]
     assert list(MinibatchSupply(6).portions(3)) == [3, 3]
     assert list(MinibatchSupply(0).portions(3)) == []

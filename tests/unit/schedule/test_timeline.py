@@ -59,7 +59,7 @@ def test_replicas_leave_an_update_together():
     assert [s.start for s in slow if s.action.kind == "U"] == [3, 3]
 
 
-def test_durations_are_asked_for_each_stage_and_action():
+def test_durations_are_called_for_each_stage_and_action():
     seen = set()
 
     def durations(stage, action):
@@ -80,7 +80,7 @@ def test_lanes_are_plain_values():
     ]
 
 
-def test_what_cannot_run_has_no_times():
+def test_schedules_that_cannot_run_are_refused():
     plan = plan_of("1-1")
     with pytest.raises(ScheduleError, match="deadlock"):
         timeline(Schedule.parse(plan, "F0 B0 U0 F1 B1 U1\nF0 F1 B0 U0 B1 U1"))

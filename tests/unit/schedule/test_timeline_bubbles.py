@@ -71,7 +71,7 @@ def test_updates_and_what_waits_for_them_do_not_count() -> None:
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])
 @pytest.mark.parametrize("microbatches", [1, 4, 8, 32])
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
-def test_stages_that_are_alike_wait_as_the_formula_says(
+def test_equal_stages_wait_as_the_formula_predicts(
     stages: int, microbatches: int, make: Callable[..., Schedule]
 ) -> None:
     """(K - 1)/(T + K - 1): GPipe, 2.3."""

@@ -54,7 +54,7 @@ def test_sends_that_block_deadlock():
         ("2", "F0 B0 U0 F2 B2 U1\nF1 B1 U0", "rank 1: U1 is missing"),
     ],
 )
-def test_what_is_wrong_is_named(config, table, words):
+def test_errors_name_rank_and_action(config, table, words):
     with pytest.raises(ScheduleError, match=words):
         check(Schedule.parse(plan_of(config), table))
 

@@ -105,7 +105,7 @@ def test_counting_goes_on_as_minibatches_come(config, rounds):
 
 
 @given(small, st.integers(1, 25))
-def test_vertical_sync_always_finds_its_version_and_keeps_no_more_than_said(config, minibatches):
+def test_vertical_sync_finds_its_version_and_keeps_no_more_than_counted(config, minibatches):
     """Every stage keeps sets of minibatches; what it wants is what stage 0's set says."""
     plan = plan_of(config)
     schedule = asynchronous(plan, minibatches)

@@ -214,7 +214,7 @@ def test_sums_in_buckets_need_the_layers(known: dict[str, object], message: str)
 
 
 @pytest.mark.parametrize("config", ["1-1", "2-1", "1-3-1", "3-2-1"])
-def test_a_long_run_is_foretold_to_the_last_second(config: str) -> None:
+def test_a_long_run_is_predicted_to_the_last_second(config: str) -> None:
     plan = plan_of(config)
     workload = Workload.uniform(
         plan, scale=[1.0, 2.2, 1.7][: plan.num_stages], output_bytes=30.0, parameter_bytes=50.0

@@ -68,7 +68,7 @@ def test_what_ends_at_another_time_is_no_cycle() -> None:
     assert not seen(6, "elsewhere", time_s=3.0).repeats(first)
 
 
-def test_the_phases_of_a_sum_are_told_apart() -> None:
+def test_the_phases_of_a_sum_are_distinguished() -> None:
     """Each to each: in both phases the same legs move, and take as long."""
     events, network = Events(), Network.flat(2, Link(bytes_per_s=10.0))
     sums = Sums(

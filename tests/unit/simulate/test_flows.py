@@ -54,7 +54,7 @@ def drawn(seed: int) -> tuple[list[Message], list[float]]:
 
 @pytest.mark.parametrize("is_predicted", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_message_ends_when_its_shares_say(seed: int, is_predicted: bool) -> None:
+def test_each_message_ends_by_its_shares(seed: int, is_predicted: bool) -> None:
     """Whether somebody is told of all ends, or counts on those that nothing changes."""
     messages, speeds = drawn(seed)
     events = Events()
@@ -85,7 +85,7 @@ def test_a_message_alone_is_no_event_where_it_is_foreseen() -> None:
     assert (way.end_s, events.next_s) == (5.0, float("inf"))
 
 
-def test_who_counts_on_a_message_hears_when_that_changes() -> None:
+def test_the_receiver_is_called_when_the_arrival_changes() -> None:
     """50 bytes alone; from 2 s on beside 10 others, which take 2 s at half the speed."""
     events = Events()
     flows = Flows(events, [10.0])

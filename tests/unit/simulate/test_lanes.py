@@ -16,7 +16,7 @@ from sparsepipe.simulate.workload import Workload
 from tests.support.plans import plan_of
 
 
-def test_what_takes_no_time_has_no_lane() -> None:
+def test_messages_that_take_no_time_have_no_lane() -> None:
     plan = plan_of("2-1")
     schedule = asynchronous(plan, 6)
     workload = Workload.uniform(plan, parameter_bytes=1.0)
@@ -37,7 +37,7 @@ def test_messages_and_sums_lie_under_the_rank_that_has_them_on_its_way() -> None
     ]
 
 
-def test_what_is_too_short_to_be_seen_may_be_left_out() -> None:
+def test_short_messages_may_be_left_out() -> None:
     plan = plan_of("1-1")
     network = Network.flat(2, Link(bytes_per_s=100.0))
     workload = Workload.uniform(plan, output_bytes=1.0)  # a hundredth of a second

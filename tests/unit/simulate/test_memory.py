@@ -66,7 +66,7 @@ def test_two_stages_by_hand() -> None:
 
 @pytest.mark.parametrize("config", ["1", "1-1-1", "2-1", "4", "1-1-1-1"])
 @pytest.mark.parametrize("optimizer", [0.0, 2.0])
-def test_the_peak_is_what_the_partitioner_takes_it_for(config: str, optimizer: float) -> None:
+def test_the_peak_is_that_of_the_partitioner(config: str, optimizer: float) -> None:
     plan = plan_of(config)
     model = MemoryModel(optimizer=optimizer, reserved_bytes=7.0)
     levels = kept(asynchronous(plan, 60), model, parameter_bytes=100.0, stored_bytes=40.0)

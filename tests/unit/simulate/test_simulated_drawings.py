@@ -37,7 +37,7 @@ def test_the_papers_fig_3() -> None:
     assert times["U3"][1] <= times["B4"][0] < times["U4"][0]
 
 
-def test_what_the_page_says_of_fig_3() -> None:
+def test_the_statements_of_the_page_on_fig_3() -> None:
     """A minibatch is back after 4 x 3 and six messages, and four are on their way at a time."""
     times = starts("asynchronous", "stage 0")
     assert times["B0"][1] == pytest.approx(12 + 6 * 0.2)

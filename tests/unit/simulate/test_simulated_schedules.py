@@ -22,7 +22,7 @@ from tests.support.plans import plan_of, plan_on
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("config", ["1-1-1", "2-1", "1-2-1"])
 @pytest.mark.parametrize("minibatches", [5, 203, 204])
-def test_a_long_run_ends_when_a_whole_simulation_says(
+def test_a_long_run_ends_as_in_a_whole_simulation(
     schedule: str, config: str, minibatches: int
 ) -> None:
     plan = plan_of(config)
@@ -60,7 +60,9 @@ def test_microbatches_take_their_share() -> None:
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("message_s", [0.0, 0.5, 1.4, 2.0])
-def test_what_a_microbatch_loses_to_messages(schedule: str, stages: int, message_s: float) -> None:
+def test_time_that_a_microbatch_spends_on_messages(
+    schedule: str, stages: int, message_s: float
+) -> None:
     """By 1F1B the first stage begins none before the gradient of an earlier one is back.
 
     That one, ``in_flight`` before, goes forward and backward in 1 s and 2 s a stage, and its
@@ -103,7 +105,9 @@ def test_what_a_microbatch_loses_to_messages(schedule: str, stages: int, message
         ),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, object], message: str, remedy: str) -> None:
+def test_impossible_settings_are_refused(
+    settings: dict[str, object], message: str, remedy: str
+) -> None:
     setting = Setting(network=Network.flat(2))
     with pytest.raises(ConfigError, match=message) as caught:
         Simulation.of(Workload.uniform(plan_of("1-1")), setting, **settings)  # type: ignore[arg-type]
@@ -172,7 +176,7 @@ SLOW = Profile(
 MIXED = plan_on(["one/fast/0", "two/slow/0"], ["one/fast/1"], cuts=[2], num_layers=3)
 
 
-def test_a_plan_costs_what_the_profiles_of_its_devices_say() -> None:
+def test_a_plan_costs_as_much_as_in_the_profiles_of_its_devices() -> None:
     first, second = Workload.of(MIXED, {"fast": FAST, "slow": SLOW}).stages
     assert first.forward_s == (4.0, 40.0)
     assert first.backward_s == (6.0, 60.0)

@@ -81,7 +81,7 @@ def drawn(seed: int) -> tuple[Workload, Setting]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_run_ends_when_it_is_foretold_and_tells_the_long_runs_pace(seed: int) -> None:
+def test_any_run_ends_when_predicted_and_has_the_pace_of_long_runs(seed: int) -> None:
     """Runs of some hundred minibatches, and short ones that say as much of how it would go on."""
     workload, setting = drawn(seed)
     minibatches = 390 + seed

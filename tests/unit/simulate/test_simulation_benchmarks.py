@@ -20,7 +20,7 @@ def said_by(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.full
-def test_every_plan_on_every_size_ends_when_it_is_foretold() -> None:
+def test_every_plan_on_every_size_ends_when_predicted() -> None:
     said = said_by("simulate.py", "--devices", "8", "32", "--minibatches", "700", "--whole")
     rows = re.findall(r"^ +(8|32)  (\S.*?\S) {2,}(\d+) +([\d,]+)( +[\d.]+){3}$", said, re.MULTILINE)
     assert len(rows) == 2 * 5

@@ -58,7 +58,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("config", "schedule", "sends"), CASES)
-def test_nobody_does_two_things_at_once(config: str, schedule: str, sends: Sends) -> None:
+def test_no_rank_does_two_things_at_once(config: str, schedule: str, sends: Sends) -> None:
     """No device, no line and no stage in its sums: slices of a thread do not overlap."""
     threads = defaultdict(list)
     for event in events(recorded(config, schedule, sends)):

@@ -57,7 +57,7 @@ SITES = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.int32)
         (SparseTensor(torch.ones(2, 3), SITES), "1 and 3 channels"),
     ],
 )
-def test_what_does_not_go_together_is_refused(other, message):
+def test_tensors_that_do_not_match_are_refused(other, message):
     with pytest.raises(CoordinateError, match=message) as caught:
         add(SparseTensor(torch.ones(2, 1), SITES), other)
     assert caught.value.remedy

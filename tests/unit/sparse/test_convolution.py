@@ -109,7 +109,7 @@ def test_blocks_without_pairs(monkeypatch):
     assert not feats.grad[20:].any()
 
 
-def test_only_the_gradients_asked_for():
+def test_only_the_required_gradients():
     spec = KernelSpec.of(3)
     case = Case((6, 6, 6), 2, 0.3, 5, 4, spec, seed=2)
     x, kernel = case.tensor(), case.kernel().requires_grad_()

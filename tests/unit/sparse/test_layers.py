@@ -123,7 +123,7 @@ def test_initial_variance_suits_relu():
     assert not conv.bias.any()
 
 
-def test_what_print_shows():
+def test_printed_layers():
     assert "kernel_size=(3, 3, 3), stride=(2, 2, 2)" in repr(Conv3d(3, 4, stride=2))
     assert "stride=(2, 2, 2)" in repr(MaxPool3d(2))
 

@@ -110,7 +110,7 @@ def test_integers_of_numpy_are_integers():
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0, True, (1, True, 1), "3", None, (1, 2), (1, 2, 0)])
-def test_what_is_no_size_is_refused(value):
+def test_invalid_sizes_are_refused(value):
     with pytest.raises(ConfigError, match="kernel size is"):
         KernelSpec.of(value)
 

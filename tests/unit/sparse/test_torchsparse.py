@@ -169,7 +169,7 @@ def test_bad_operands_and_coordinates_are_refused(version):
         convolve(library, doubled, kernel, None, spec)
 
 
-def test_what_goes_to_the_native_backend_is_said_once(caplog):
+def test_windows_for_the_native_backend_are_warned_of_once(caplog):
     adapter._warn_once.cache_clear()
     library, spec = Library.of(statement_of("2.1")), KernelSpec.of(3, dilation=2)
     with caplog.at_level(logging.WARNING):
@@ -197,7 +197,7 @@ class _Hide:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
-def test_without_torchsparse_the_error_says_what_to_do(absent):
+def test_without_torchsparse_the_error_has_a_remedy(absent):
     with pytest.raises(BackendError, match="not installed") as caught:
         TorchSparseBackend()
     assert "backend=native" in caught.value.remedy

@@ -136,7 +136,7 @@ def test_sizes_that_torchsparse_reads_in_several_ways_are_refused(size):
         (KernelSpec.of((1, 3, 3), dilation=(2, 1, 1)), True, True),
     ],
 )
-def test_what_each_version_can_be_asked(spec, v2_0, v2_1):
+def test_windows_that_each_version_can_compute(spec, v2_0, v2_1):
     assert (difference(spec, V2_0) is None) == v2_0
     assert (difference(spec, V2_1) is None) == v2_1
 

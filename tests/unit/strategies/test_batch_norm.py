@@ -228,7 +228,7 @@ class Own(nn.BatchNorm1d):
         return super().forward(input)
 
 
-def test_norms_that_nobody_knows_are_refused_in_training_only() -> None:
+def test_unknown_norms_are_refused_in_training_only() -> None:
     case = of("deferred", "1", 2)
     net = Net(nn.Sequential(nn.Linear(6, 8), Own(8), nn.Linear(8, CLASSES)))
     strategy = SynchronousPipelineStrategy(microbatches=2, batch_norm="deferred")

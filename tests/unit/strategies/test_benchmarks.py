@@ -38,7 +38,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
         ("simulated_pipeline", "--shapes 1", "give 2 or more, or --only sparse"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_unsuitable_arguments_are_refused(
     name: str, arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
@@ -49,7 +49,7 @@ def test_what_cannot_be_measured_is_refused(
     assert not printed.out
 
 
-def test_what_can_be_measured_is_taken() -> None:
+def test_suitable_arguments_are_accepted() -> None:
     benchmark = importlib.import_module("simulated_pipeline")
     assert benchmark.parse([]).minibatches == 16
     assert benchmark.parse(["--minibatches", "5", "--repeats", "1"]).minibatches == 5

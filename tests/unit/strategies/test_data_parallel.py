@@ -181,7 +181,7 @@ def test_a_slow_rank_changes_no_number() -> None:
 
 
 @pytest.mark.parametrize("kind", [DataParallelStrategy, PipelineStrategy])
-def test_what_is_no_slowdown_is_refused(kind: Callable[..., Any]) -> None:
+def test_invalid_slowdowns_are_refused(kind: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"slowdown=0\.5"):
         kind(slowdown=0.5)
 

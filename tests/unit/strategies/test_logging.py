@@ -157,6 +157,6 @@ def test_calls_are_matched_by_name_and_order() -> None:
     ]  # fmt: skip
 
 
-def test_a_single_microbatch_is_told_as_it_is() -> None:
+def test_logs_of_a_single_microbatch_stay_as_they_are() -> None:
     logs = (note(1.0), note(2, dtype=torch.int64))
     assert merge_logs([(5, logs)]) is logs

@@ -92,7 +92,7 @@ def grouped_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(4, 4), nn.Linear(4, CLASSES))
 
 
-def test_norms_of_other_kinds_say_what_torch_says() -> None:
+def test_other_norms_raise_the_errors_of_torch() -> None:
     """Of a group norm that torch refuses in the same words, and that no option changes."""
     with pytest.raises(ValueError, match="more than 1 value per channel") as refused:
         fitted(grouped_layers, samples=8, batch_size=4, microbatches=4)
@@ -104,7 +104,7 @@ def in_stages(rank: int, net: type[Net]) -> None:
     fitted(dense_layers, samples=8, batch_size=4, microbatches=3, config="1-1", cuts=[1], net=net)
 
 
-def test_the_rank_whose_norm_it_is_says_so_and_others_name_that_rank() -> None:
+def test_the_rank_of_the_norm_explains_and_others_name_that_rank() -> None:
     first, last = outcomes(in_stages, 2, Net, limit_s=60)  # norms are in the last stage
     assert isinstance(last.error, ConfigError)
     assert "a microbatch that has 1 sample" in last.error.message
@@ -201,7 +201,7 @@ def failing(rank: int) -> None:
     train(Noting(failing=2), "1-1", "1f1b", 4)
 
 
-def test_what_fails_there_is_the_forward_of_that_microbatch() -> None:
+def test_the_error_names_the_forward_of_that_microbatch() -> None:
     first, _ = outcomes(failing, 2, limit_s=60)
     assert isinstance(first.error, ArithmeticError)
     assert first.error.__notes__ == ["rank 0, stage 0: forward of microbatch 2 of minibatch 0"]

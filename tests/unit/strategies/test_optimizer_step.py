@@ -256,7 +256,7 @@ def train_without_the_first(rank: int) -> None:
 
 
 @pytest.mark.full
-def test_who_waits_for_norms_has_a_limit() -> None:
+def test_waits_for_norms_have_a_limit() -> None:
     found = outcomes(train_without_the_first, 2, limit_s=50, awaited=[1], join_group=False)
     last = found[1]
     assert isinstance(last.error, TransportError)
@@ -271,7 +271,7 @@ class OwnNorm(MixedPrecision):
     def clip_grad_by_norm(self, *_: Any) -> None: ...
 
 
-def test_what_clips_is_replaced_for_an_update_only() -> None:
+def test_clipping_is_replaced_for_an_update_only() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     parameter.grad = torch.ones(2)

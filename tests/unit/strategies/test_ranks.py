@@ -187,7 +187,7 @@ def failing(rank: int, config: str, place: str, time: int) -> None:
         ("1-1", "validation", 5, "forward of batch 1 of the evaluation"),
     ],
 )
-def test_an_error_says_where_and_ends_the_other_ranks(
+def test_an_error_names_its_place_and_ends_the_other_ranks(
     config: str, place: str, time: int, says: str
 ) -> None:
     ranks = sum(map(int, config.split("-")))

@@ -113,7 +113,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_suits_no_plan_is_refused_at_once(message: str) -> None:
+def test_settings_that_suit_no_plan_are_refused_at_once(message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         SynchronousPipelineStrategy(recompute=REFUSED[message])
     assert message in refused.value.message
@@ -128,7 +128,9 @@ def test_what_suits_no_plan_is_refused_at_once(message: str) -> None:
         ({"stages": [1, 2]}, "stage 2 is not among the stages 0 to 1"),
     ],
 )
-def test_what_does_not_suit_the_plan_is_refused_on_every_rank(recompute: Any, message: str) -> None:
+def test_settings_that_do_not_suit_the_plan_are_refused_on_every_rank(
+    recompute: Any, message: str
+) -> None:
     case = Case("1-1", 2, net="norm_drop", recompute=recompute)
     for end in outcomes(train, 2, [case], limit_s=60):
         assert isinstance(end.error, ConfigError)
@@ -165,7 +167,7 @@ def test_nothing_changes_on_one_device(case: Case) -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 @pytest.mark.parametrize("net", [*SPANS])
 @pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "1-1-1-1", "2-1", "1-2"])
-def test_nothing_changes_whatever_the_plan(config: str, net: str, schedule: str) -> None:
+def test_recomputation_changes_nothing_with_any_plan(config: str, net: str, schedule: str) -> None:
     least, readers = max(map(int, config.split("-"))), int(config[0])
     samples = {"drop": 39, "sparse_drop": 22}.get(net, 34) * readers
     check_all(

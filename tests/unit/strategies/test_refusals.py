@@ -226,7 +226,7 @@ def test_refused_modules(message: str) -> None:
     assert refused.value.remedy
 
 
-def test_what_matters_in_training_only_is_not_refused_in_evaluation() -> None:
+def test_evaluation_accepts_settings_refused_in_training() -> None:
     check_module(OwnBackward(dense_layers()), fitting=False)
     check_module(ByHand(), fitting=False)
 

@@ -174,7 +174,7 @@ class StateAtEnd(pl.Callback):
     ("config", "optimizer"),
     [("1-1", "adam"), pytest.param("2-1", "groups", marks=pytest.mark.full)],
 )
-def test_what_is_saved_after_a_run_is_whole(config: str, optimizer: str, tmp_path: Path) -> None:
+def test_checkpoints_after_a_run_are_whole(config: str, optimizer: str, tmp_path: Path) -> None:
     run(save_afterwards, ranks_of(config), tmp_path, config, optimizer)
     ordinary = torch.load(tmp_path / "epoch=0.ckpt")
     assert len(ordinary["optimizer_states"][0]["state"]) == 8

@@ -232,7 +232,7 @@ def catching(rank: int, how: str, target: Path) -> tuple[str, list[type[nn.Modul
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_rank_that_is_left_alone_has_whole_layers_and_saves_nothing(
+def test_a_rank_whose_peers_failed_has_whole_layers_and_saves_nothing(
     tmp_path: Path, how: str
 ) -> None:
     found = outcomes(catching, 2, how, tmp_path / "half.ckpt", awaited=[0])[0]

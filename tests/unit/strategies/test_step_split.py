@@ -187,7 +187,7 @@ def test_generators_that_ranks_do_not_share_are_refused(batch: dict[str, Tensor]
     assert "__init__" in refused.value.remedy
 
 
-def test_what_shares_memory_with_the_input_is_left_out(batch: dict[str, Tensor]) -> None:
+def test_tensors_that_share_memory_with_the_input_are_left_out(batch: dict[str, Tensor]) -> None:
     rest = without_input({**batch, "view": batch["x"][1:]}, batch["x"][:, :2])
     assert rest["x"].is_meta
     assert rest["view"].is_meta
@@ -208,7 +208,7 @@ def size_of_input(net: nn.Sequential, batch: Any) -> Any:
     return net(batch["x"].view(-1, 3)).sum() / len(batch["x"])
 
 
-def test_input_after_the_layers_is_asked_for(batch: dict[str, Tensor]) -> None:
+def test_use_of_the_input_after_the_layers_is_refused(batch: dict[str, Tensor]) -> None:
     for step in (uses_input, only_input):
         with pytest.raises(ConfigError, match="apart from calling them") as refused:
             in_halves(step, batch)

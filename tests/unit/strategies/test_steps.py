@@ -108,7 +108,7 @@ def test_each_minibatch_of_any_pipeline_runs_once(strategy: Any) -> None:
         (lambda layers, x: layers(x.requires_grad_()), "needs a gradient"),
     ],
 )
-def test_what_is_refused_of_a_step_in_two_halves_is_refused_of_one(step: Any, message: str) -> None:
+def test_whole_steps_are_checked_like_steps_in_two_halves(step: Any, message: str) -> None:
     layers = nn.Sequential(nn.Tanh())
     with pytest.raises(ConfigError, match=message):
         run_through(layers, lambda: step(layers, torch.ones(2, 3)), run=lambda value: value)

@@ -214,7 +214,7 @@ def test_refused(message: str) -> None:
     assert refused.value.remedy
 
 
-def test_what_suits_the_plan_is_not_refused() -> None:
+def test_settings_that_suit_the_plan_are_accepted() -> None:
     _settings(3).check(Plan.of(config="2-3-1", cuts=[2, 4], num_layers=6))
 
 

@@ -50,7 +50,7 @@ def test_only_the_cores_of_this_process_count() -> None:
         ("strange", None),
     ],
 )
-def test_what_a_quota_is_worth(text: str, cores: int | None) -> None:
+def test_cores_of_a_quota(text: str, cores: int | None) -> None:
     assert cores_of_quota(text) == cores
 
 
@@ -67,7 +67,7 @@ def test_what_a_quota_is_worth(text: str, cores: int | None) -> None:
         ("", []),
     ],
 )  # fmt: skip
-def test_where_quotas_are_told(own: str, groups: list[str]) -> None:
+def test_files_with_quotas(own: str, groups: list[str]) -> None:
     """Of each group and of those above it, in either version of control groups."""
     found = quota_files(own)
     assert [files[0] for files in found] == [Path("/sys/fs/cgroup") / each for each in groups]
