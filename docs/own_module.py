@@ -1,4 +1,4 @@
-"""Somebody's own module in a pipeline of two stages; see the README."""
+"""A LightningModule of your own in a pipeline of two stages; see the README."""
 
 import pytorch_lightning as pl
 import torch

@@ -10,7 +10,6 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import SingleDeviceStrategy, StrategyRegistry
-from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,47 +21,7 @@ from sparsepipe.runtime.batch_norm import norms_of
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
-
-
-class SlowedSteps(Strategy):
-    """Makes all steps slower by pauses; their results stay the same.
-
-    An optimizer's step calls the training step and the backward pass in a closure. These nested
-    blocks pause each for itself.
-    """
-
-    slowdown: Slowdown
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.slowdown.slowed():
-            return super().training_step(*args, **kwargs)
-
-    @override
-    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self.slowdown.slowed():
-            return super().backward(*args, **kwargs)
-
-    @override
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed():
-            return super().optimizer_step(*args, **kwargs)
-
-    @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.slowdown.slowed():
-            return super().validation_step(*args, **kwargs)
-
-    @override
-    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.slowdown.slowed():
-            return super().test_step(*args, **kwargs)
-
-    @override
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed():
-            return super().predict_step(*args, **kwargs)
+from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment, SlowedSteps
 
 
 class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
@@ -81,7 +40,7 @@ _BUFFERS_OPTION = (
 )
 
 
-class DataParallelStrategy(SlowedSteps, RankedStrategy):
+class DataParallelStrategy(RankedStrategy):
     """Lightning's DDP, made to fit samplers without padding and cheap BatchNorm.
 
     What differs:

@@ -1,4 +1,4 @@
-"""The base of strategies with several ranks: how a rank finds its place, joins and leaves."""
+"""The bases of strategies: steps on slowed devices, and ranks that join a group and leave it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
@@ -82,7 +84,47 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 """Environment variables that give a process its rank."""
 
 
-class RankedStrategy(DDPStrategy):
+class SlowedSteps(Strategy):
+    """Makes all steps slower by pauses; their results stay the same.
+
+    An optimizer's step calls the training step and the backward pass in a closure. These nested
+    blocks pause each for itself.
+    """
+
+    slowdown: Slowdown
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        with self.slowdown.slowed():
+            return super().training_step(*args, **kwargs)
+
+    @override
+    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self.slowdown.slowed():
+            return super().backward(*args, **kwargs)
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed():
+            return super().optimizer_step(*args, **kwargs)
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        with self.slowdown.slowed():
+            return super().validation_step(*args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        with self.slowdown.slowed():
+            return super().test_step(*args, **kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed():
+            return super().predict_step(*args, **kwargs)
+
+
+class RankedStrategy(SlowedSteps, DDPStrategy):
     """The base of all strategies here with several ranks.
 
     After a Trainer with one device the process is as before: its next Trainer may have several.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
@@ -196,8 +195,7 @@ class PipelinedEvaluation(StagedRanks):
     def _evaluation_step(self, hook: str, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
-            with self.slowdown.slowed():
-                return getattr(Strategy, hook)(self, *args, **kwargs)  # type: ignore[no-any-return]
+            return getattr(super(), hook)(*args, **kwargs)  # type: ignore[no-any-return]
         batch, *arguments = (*args, *kwargs.values())
         loop = internals.evaluation_loop(self._trainer)
         count = self.count_minibatches(*self._progress.place(loop), batch)
@@ -210,8 +208,7 @@ class PipelinedEvaluation(StagedRanks):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         pipeline = self._pipeline
         if pipeline is None:
-            with self.slowdown.slowed():
-                return Strategy.predict_step(self, *args, **kwargs)
+            return super().predict_step(*args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.predict_loop
         count = self.count_minibatches(*self._progress.place(loop), batch)

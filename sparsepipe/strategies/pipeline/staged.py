@@ -9,7 +9,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelSummary
-from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -270,8 +269,7 @@ class StagedStrategy(WholeCheckpoints):
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
-            with self.slowdown.slowed():
-                return Strategy.training_step(self, *args, **kwargs)
+            return super().training_step(*args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.fit_loop
         loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
@@ -288,8 +286,7 @@ class StagedStrategy(WholeCheckpoints):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         if self._pipeline is None:
-            with self.slowdown.slowed():
-                return Strategy.backward(self, closure_loss, optimizer, *args, **kwargs)
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
         return closure_loss  # the worker has run what the schedule had for this step
 
     @override
@@ -301,6 +298,5 @@ class StagedStrategy(WholeCheckpoints):
         **kwargs: Any,
     ) -> Any:
         if self._pipeline is None:
-            with self.slowdown.slowed():
-                return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
         return closure()  # the worker updates
