@@ -28,7 +28,7 @@ DATA, CONTROL = "data", "control"
 """Interfaces of a host."""
 _BRIDGE = "switch"
 _MTU_BYTES = 9000
-"""Of the emulated network. Of each packet 8,948 bytes are payload and 66 headers: 0.7 %."""
+"""MTU of the emulated network. Of each packet 8,948 bytes are payload and 66 headers: 0.7 %."""
 _BURST_BYTES = 2**16
 """The kernel hands on TCP segments of up to 64 KiB as one; a smaller bucket would split them."""
 _BURST_S = 0.004
@@ -37,7 +37,7 @@ _LONGEST_BURST_S = 0.1
 _QUEUE_BYTES = 2**22
 """What a switch keeps before it drops packets."""
 _MOST_BYTES = 2**32 - 1
-"""Of a bucket with its queue: the kernel's ``tc_tbf_qopt.limit`` has 32 bits."""
+"""Most bytes of a bucket with its queue: the kernel's ``tc_tbf_qopt.limit`` has 32 bits."""
 _MOST_HOSTS = 63
 BLOCKS = 512
 """Emulated clusters that one machine can have at a time."""

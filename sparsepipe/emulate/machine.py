@@ -17,7 +17,7 @@ from sparsepipe.emulate.layout import Command, Owner
 from sparsepipe.errors import HardwareError
 
 NAMESPACES = Path("/run/netns")
-"""Where ``ip netns`` keeps them."""
+"""Directory in which ``ip netns`` keeps namespaces."""
 _PLACES = ":/usr/sbin:/sbin"
 _LIMIT_S = 20.0
 _PATIENCE_S = 5.0

@@ -21,7 +21,7 @@ from sparsepipe.profiling import LayerProfile
 
 FLOAT_BYTES = 4
 _GRAIN_S = 0.001
-"""Of shorter pauses, most would be what the kernel's timer takes: they are saved up."""
+"""Shorter pauses are saved up: most of their time would be that of the kernel's timer."""
 _MOST_CREDIT_S = 0.1
 """How much too long a pause may have been for the next ones to make up for it."""
 

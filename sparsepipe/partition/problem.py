@@ -81,7 +81,7 @@ class Problem:
         bandwidth_bytes_per_s: float | None = None,
         synchronous: SynchronousStages | None = None,
     ) -> Problem:
-        """From an inventory and a profile, by name, for each device in it.
+        """A problem from an inventory and a profile, by name, for each device in it.
 
         Without ``memory`` it is no limit. With one bandwidth for all links it counts whatever the
         inventory says. For a branching graph, whose plans are not for training, ``synchronous`` is
@@ -220,7 +220,7 @@ class SynchronousStages:
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
-    """For each kind the number of the first one that is like it."""
+    """For each kind the number of the first equal one."""
     first: dict[object, int] = {}
     found = []
     for k, kind in enumerate(pool.kinds):

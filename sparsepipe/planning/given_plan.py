@@ -59,7 +59,7 @@ def _num_layers(profiles: Mapping[str, Profile]) -> int:
 
 
 def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
-    """Of ``parallel.plan``: a file, or config and cuts."""
+    """The plan of ``parallel.plan``: a file, or config and cuts."""
     cuts = division.cuts
     config = division.config
     if config is None and cuts is not None:

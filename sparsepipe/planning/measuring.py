@@ -33,14 +33,14 @@ _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s"
 _NOT_OF_LINKS = ("model", "data", "backend", "optim", "trainer")
 _PRECISION = "32-true"
 _WAIT_S = 7200.0
-"""For another training that measures the same: as long as data caches wait for their builder."""
+"""Limit of waiting for another process that measures the same, as for builders of data caches."""
 RunJob = Callable[..., RunDir]
 """Runs the job of a configuration; passed in by ``launch/``, which this room may not import."""
 _KEYS = {
     r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
     r"\btask\.(layers|direct|microbatches)\b": r"parallel.strategy.\1",
 }
-"""Of the runs that measure, and what a training calls them."""
+"""Keys of the runs that measure, and the corresponding keys of a training."""
 
 
 def measure_devices(

@@ -35,7 +35,7 @@ def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def coordinate_caches(value: Any) -> list[CoordinateCache]:
-    """Of the sparse tensors in a value."""
+    """The coordinate caches of the sparse tensors in a value."""
     return [
         leaf.cache for leaf in pytree.tree_leaves(value, is_leaf=_is_sparse) if _is_sparse(leaf)
     ]
@@ -53,7 +53,7 @@ def fresh(value: Any) -> Any:
 
 
 def crossing_bytes(value: Any) -> int:
-    """Of all tensors that cross a cut: features and coordinates."""
+    """Bytes of all tensors that cross a cut: features and coordinates."""
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 

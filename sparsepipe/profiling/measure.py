@@ -157,7 +157,7 @@ def _sizes(
 
 @contextmanager
 def _training(layers: nn.Sequential) -> Iterator[None]:
-    """In training mode; statistics of norm layers and the mode are put back afterwards."""
+    """Sets training mode; restores statistics of norm layers and the mode afterwards."""
     buffers = [(buffer, buffer.clone()) for buffer in layers.buffers()]
     modes = [(module, module.training) for module in layers.modules()]
     layers.train()

@@ -154,17 +154,17 @@ class Profile:
 
     @property
     def update_s(self) -> float | None:
-        """Of all layers; None where not all have been measured."""
+        """Seconds of the update of all layers; None where not all have been measured."""
         return _sum([layer.update_s for layer in self.layers])
 
     @property
     def copy_s(self) -> float | None:
-        """Of all layers; None where not all have been measured."""
+        """Seconds of copying the weights of all layers; None where not all have been measured."""
         return _sum([layer.copy_s for layer in self.layers])
 
     @property
     def parameter_bytes(self) -> float:
-        """Of all layers."""
+        """Bytes of the parameters of all layers."""
         return sum(layer.parameter_bytes for layer in self.layers)
 
     @property
@@ -225,7 +225,7 @@ class Profile:
 
 
 def _sum(times_s: Sequence[float | None]) -> float | None:
-    """Of all; None where one is missing."""
+    """The sum of all times; None where one is missing."""
     known_s = [time_s for time_s in times_s if time_s is not None]
     return sum(known_s) if len(known_s) == len(times_s) else None
 

@@ -41,7 +41,7 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Between each mark and the next, and forgets them."""
+        """Seconds between each mark and the next; the marks are dropped."""
         marks, self._marks = self._marks, []
         if not self._cuda:
             return [after - before for before, after in pairwise(marks)]

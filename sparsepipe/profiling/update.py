@@ -77,7 +77,7 @@ class Updates:
                 parameter.grad = None
 
     def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
-        """Of each layer, in proportion to its trained parameters; those that come again once.
+        """Shares of layers, in proportion to their trained parameters; shared ones count once.
 
         Returns:
             Seconds of updates and of copies, by what they are called in a profile.

@@ -328,7 +328,7 @@ def _reduction_time(
         return time.perf_counter() - start_s
 
     def slowest_s(own_s: float) -> float:
-        """Of all ranks, which must do it equally often."""
+        """The longest time of all ranks, so that all repeat equally often."""
         place = "cpu" if over_gloo else benchmark.device
         found_s = torch.tensor([own_s], dtype=torch.float64, device=place)
         dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)

@@ -42,7 +42,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor) -> Moments:
-        """Of a batch [N, C, ...] with one value of a channel at least.
+        """Moments of a batch [N, C, ...] with at least one value of each channel.
 
         In two passes, the second of which corrects what rounding the mean has left, so that
         channels far from zero keep their digits. On a CPU that costs less than ``torch.var_mean``,
@@ -60,7 +60,7 @@ class Moments:
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:
-        """Of all values of some parts (one at least), of which some may be of none.
+        """Moments of all values of one or more parts, some of which may have no values.
 
         Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
         Variances", for any number of parts: deviations from the common mean are those within the
@@ -262,7 +262,7 @@ class _Gathering:
             buffers.update(kept)
 
     def take(self) -> Moments:
-        """Of all that was seen since the minibatch began."""
+        """Moments of all values since the minibatch began."""
         seen, self.seen = self.seen, []
         if seen:
             return Moments.together(seen)

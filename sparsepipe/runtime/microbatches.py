@@ -97,7 +97,7 @@ def num_samples(batch: Any) -> int:
 
 
 def _samples_if_known(batch: Any) -> int:
-    """Of a batch that is not cut: 1 where its tensors do not agree on a number."""
+    """The number of samples of a batch that is not cut; 1 where its tensors disagree."""
     try:
         return num_samples(batch)
     except ConfigError:

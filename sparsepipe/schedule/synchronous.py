@@ -14,7 +14,7 @@ from sparsepipe.schedule.plan import Plan
 from sparsepipe.utils.extensions import by_name
 
 WARMUPS = {"1f1b": 1, "eager_1f1b": 2}
-"""Of schedules of one forward, one backward: their warm-up, over the asynchronous schedule's."""
+"""Warm-ups of schedules of one forward, one backward, as multiples of the asynchronous one's."""
 
 
 def naive(plan: Plan, minibatches: int) -> Schedule:

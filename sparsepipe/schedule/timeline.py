@@ -152,7 +152,7 @@ Busy = Sequence[Interval]
 
 
 def idle_shares(ranks: Sequence[Busy], *, begin: float, end: float) -> list[float]:
-    """Of each rank, the share of a time in which it computes nothing.
+    """The share of a time in which each rank computes nothing.
 
     Args:
         ranks: what each computes; what lies outside of the time does not count.
@@ -168,7 +168,7 @@ def idle_shares(ranks: Sequence[Busy], *, begin: float, end: float) -> list[floa
 
 
 def bubbles(ranks: Sequence[Busy]) -> list[float]:
-    """Of each rank, the share in which it waits while a minibatch is in the pipeline.
+    """The share of time that each rank waits while a minibatch is in the pipeline.
 
     That is from the begin of its first forward to the end of its last backward, after which
     updates come.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sparsepipe.schedule import MinibatchSupply
 
 EQUAL = 1e-9
-"""Of a cycle: times that differ by less are taken to be the same."""
+"""Share of a cycle by which times may differ and count as equal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,7 +308,7 @@ class PredictedQueue:
 AnyQueue: TypeAlias = MessageQueue | PredictedQueue
 
 Lines: TypeAlias = Mapping[str, list[AnyQueue | None]]
-"""Of a rank, by the kind of action that sends or takes: with each replica of another stage; None
+"""A rank's lines by the kind of action that sends or takes, one for each replica of a stage; None
 where it is not made yet. An empty list: there is no such stage."""
 
 
@@ -369,7 +369,7 @@ class Messages:
         return self._make(kind, rank, self._plan.rank_of(stage, replica))
 
     def states(self, number: int, horizon_s: float) -> Iterator[tuple[object, Place]]:
-        """Of each line, by its cargo and its ends; see :data:`Place`."""
+        """The state of each line, by its cargo and its ends; see :data:`Place`."""
         for key, line in self._lines.items():
             yield key, line.state(number, horizon_s)
 

@@ -1,4 +1,4 @@
-"""Which ports a message between two ranks runs through, and which bytes a sum moves.
+"""The network: ports that a message between two ranks runs through, and bytes that a sum moves.
 
 Every host has a network card, every device a connection to the others of its host; each sends
 and receives at the same time at the link's bandwidth (full duplex). What several ranks of a host
@@ -37,7 +37,7 @@ class Network:
     inside: tuple[Link, ...]
     between: Link = field(default=INSTANT)
     bytes_per_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """Of each port: two of each rank inside its host, sending first, then two of each host."""
+    """Of ports: two of each rank inside its host, sending first, then two of each host."""
 
     def __post_init__(self) -> None:
         own = [self.inside[host].bytes_per_s for host in self.hosts for _ in range(2)]

@@ -94,7 +94,7 @@ class VerticalStash(Stash):
 
 
 def stash_of(workload: Workload, rank: int) -> Stash:
-    """Of a rank whose updates copy weights."""
+    """The weights in use on a rank whose updates copy weights."""
     return VerticalStash(workload.plan, rank) if workload.vertical_sync else Stash()
 
 

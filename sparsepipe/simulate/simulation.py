@@ -128,7 +128,7 @@ def _enough(plan: Plan, period: int) -> int:
 
 
 def _measured(record: Record, *, splits: bool) -> Cycle:
-    """Of a run that is long enough, and in which no cycle was found.
+    """The pace of a run that is long enough, and in which no cycle was found.
 
     Minibatches come back in rounds of every stage's replicas at a time. So its pace is the slope of
     the line that lies nearest to their returns, from when the pipeline is full to before it drains,
@@ -256,7 +256,7 @@ class Simulation:
 
     @property
     def sizes(self) -> list[float] | None:
-        """Of the microbatches of a minibatch, 1 being their mean; None where all are as large.
+        """Sizes of a minibatch's microbatches over their mean; None where all are equal.
 
         Where their number is no multiple of the first stage's devices, some of these cut their
         batch into fewer.

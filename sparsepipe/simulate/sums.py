@@ -1,4 +1,4 @@
-"""When the replicas of a stage have summed their gradients: whole, or in buckets meanwhile."""
+"""Sums of gradients over a stage's replicas: whole, or in buckets during the backward."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _parts(costs: StageCosts, bucket_bytes: float) -> list[tuple[int, float]]:
 
 
 def _ends_s(layers_s: Sequence[Sequence[float]], ends: Sequence[int]) -> list[list[float]]:
-    """Of each rank, seconds into the backward at which some layers are through."""
+    """Seconds into each rank's backward at which the layers ``ends`` are done."""
     found: dict[tuple[float, ...], list[float]] = {}  # many ranks are alike
     for times_s in layers_s:
         key = tuple(times_s)

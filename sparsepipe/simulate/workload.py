@@ -19,7 +19,7 @@ _COPYING = ("stash", "vertical_sync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
-    """Of one stage.
+    """Costs of one stage.
 
     Args:
         update_s: of an update; of ranks that are unlike, the slowest one's.

@@ -68,7 +68,7 @@ _At: TypeAlias = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choices:
-    """Of each row, bytes that a minibatch in flight keeps, seconds, and most bytes in a span."""
+    """Choices by row: bytes that a minibatch in flight keeps, seconds, and most bytes in a span."""
 
     bytes_AK: Floats
     time_s_AK: Floats
@@ -115,13 +115,13 @@ class _Choices:
         )
 
     def fit_AK(self, room_A: Floats, in_flight: float) -> Bools:
-        """Which of them a device has room for."""
+        """Which choices fit the memory of a device."""
         return np.asarray(in_flight * self.bytes_AK + self.inside_AK <= room_A[:, None])
 
 
 def _thinned(rows: Ints, num_bytes: Floats, time_s: Floats, most: int) -> Ints:
-    """Of the best choices of each row the first, the last, and the one with the least sum of shares
-    of bytes and seconds in each part of its time.
+    """Thins the best choices of each row: keeps the first, the last, and in each part of the row's
+    time the one with the least sum of shares of bytes and seconds.
     """
     first, last = np.searchsorted(rows, rows), np.searchsorted(rows, rows, side="right") - 1
     place = np.arange(len(rows))
@@ -177,13 +177,13 @@ class Knapsack:
 
     @classmethod
     def of_chain(cls, chain: StageCost) -> Self:
-        """For stages that begin and end anywhere, as precise as takes about two seconds."""
+        """A knapsack for stages that begin and end anywhere, as precise as two seconds allow."""
         most = 6 * _SORTED_AT_MOST / len(chain.layers) ** 3
         return cls(chain, num_caps=_caps(most), num_choices=_choices(most))
 
     @classmethod
     def of_stage(cls, stage: StageCost) -> Self:
-        """For one stage, as precise as takes about two seconds."""
+        """A knapsack for one stage, as precise as about two seconds allow."""
         most = 2 * _SORTED_AT_MOST / len(stage.layers) ** 2
         return cls(stage, num_caps=_caps(most), num_choices=_choices(most))
 

@@ -44,7 +44,7 @@ class PlacedStage:
     share: float
 
     def cost(self) -> StageCost:
-        """Of its microbatches, on devices of which each is as bad as the worst."""
+        """The costs of its microbatches, each the worst of its devices."""
         return StageCost.worst(
             [
                 StageCost.of(

@@ -14,7 +14,7 @@ Setting = str | Mapping[str, Sequence[Any]]
 of numbers of layers and of spans [first, last], the last one inclusive as in a plan file."""
 
 OwnSpans = tuple[range, ...]
-"""Of a stage, the spans of layers of whose activations only the input is kept, in order."""
+"""The recomputed spans of a stage in order, of which only the input is kept."""
 
 StageSpans = tuple[OwnSpans, ...]
 """The same, of each stage."""
@@ -150,7 +150,7 @@ def _is_number(value: object) -> bool:
 
 
 def _joined(entries: Sequence[tuple[range, bool]]) -> list[range]:
-    """In order; layers that follow one another in one span."""
+    """Spans in order; consecutive single layers are joined."""
     ordered = sorted(entries, key=lambda entry: entry[0].start)
     for (before, _), (after, _) in pairwise(ordered):
         if after.start < before.stop:

@@ -51,8 +51,8 @@ class StageCost:
     def of(
         cls, profile: Profile, *, first: int, last: int, in_flight: float, share: float = 1.0
     ) -> StageCost:
-        """From a profile, for minibatches (or microbatches) of a ``share`` of its batch size; where
-        it was not counted what a layer saves, it is its input.
+        """Costs from a profile, for minibatches (or microbatches) of a ``share`` of its batch size;
+        layers without ``saved_bytes`` count as saving their input.
         """
         borders = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
         rows = [
@@ -73,7 +73,7 @@ class StageCost:
 
     @classmethod
     def worst(cls, costs: Sequence[StageCost]) -> StageCost:
-        """Of several devices that take turns: each layer is as on the one where it costs most."""
+        """Costs on several devices that take turns: each layer's are the highest of all devices."""
         names = [field.name for field in fields(LayerCost)]
         return cls(
             layers=tuple(

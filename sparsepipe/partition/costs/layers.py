@@ -50,16 +50,16 @@ class Spans:
         return len(self.cut_bytes_I) - 1
 
     def compute_s(self, first: int, end: int, kinds: Sequence[int]) -> float:
-        """Of the layers from ``first`` to before ``end``, on the slowest of some kinds."""
+        """Seconds of layers ``first`` to before ``end`` on the slowest of some kinds."""
         sums_KI = self.compute_s_KI
         return float(max(sums_KI[kind, end] - sums_KI[kind, first] for kind in kinds))
 
     def parameter_bytes(self, first: int, end: int) -> float:
-        """Of the layers from ``first`` to before ``end``."""
+        """Bytes of parameters of layers ``first`` to before ``end``."""
         return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])
 
     def stored_bytes(self, first: int, end: int) -> float:
-        """Of a stage from ``first`` to before ``end``, by one minibatch in flight."""
+        """Bytes that a stage keeps for a minibatch in flight, ``first`` to before ``end``."""
         before_I, after_I = self.stored_between()
         return float(after_I[end] - before_I[first])
 
@@ -74,7 +74,7 @@ class Spans:
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:
-    """Of a model's layers, or of the states of a branching graph.
+    """Sums over a model's layers, or the states of a branching graph.
 
     Raises:
         ProfileError: the layers differ, or how they are connected.
@@ -85,10 +85,10 @@ def spans_of(profiles: Sequence[Profile]) -> Spans:
 
 
 def chain_spans(profiles: Sequence[Profile]) -> Spans:
-    """Of a model whose layers follow one another.
+    """Sums over the layers of a chain.
 
     Bytes are those of the profile where they are most, so that a plan does not promise more
-    than a device can hold. Where it was not counted what a layer saves, it is its input.
+    than a device can hold. Layers without ``saved_bytes`` count as saving their input.
 
     Raises:
         ProfileError: they have unequal numbers of layers.
@@ -116,7 +116,7 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
 
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:
-    """Of a branching graph, by its states.
+    """Sums over a branching graph, by its states.
 
     Raises:
         ProfileError: the graphs differ.

@@ -183,7 +183,7 @@ def exhaustive(problem: Problem) -> Solution:
 
 
 Search = Callable[..., Solution]
-"""From a problem to a solution; what else it takes are options of its own."""
+"""A function from a problem, and options of its own, to a solution."""
 
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {

@@ -257,7 +257,7 @@ def least_variance(
 
 
 def _first_ends(costs: list[Floats], rest_SI: Floats, limit: float) -> list[int]:
-    """From the front, the first place at which a stage may end to keep to a limit."""
+    """The ends of stages, each the first place at which the total can keep to a limit."""
     place, spent, ends = 0, 0.0, []
     for stage, cost_II in enumerate(costs):
         within_I = spent + cost_II[place] + rest_SI[stage + 1] <= limit

@@ -67,7 +67,7 @@ class LayerTables:
         return sums_I
 
     def _chain(self, kinds: tuple[int, ...]) -> StageCost:
-        """Of a batch, on devices of which each is as bad as the worst."""
+        """The layers' costs for a batch, each the worst of these kinds of devices."""
         profiles, last = self.problem.profiles, self.problem.spans.num_layers - 1
         return StageCost.worst(
             [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
@@ -87,7 +87,7 @@ class LayerTables:
         return most_II
 
     def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Of a batch, by places: bytes of what backwards need, and of parameters.
+        """Bytes by places for a batch: those that backwards need, and those of parameters.
 
         A stage that recomputes nothing keeps for its backward the second of its end less the first
         of its begin (``Spans.stored_between``). The third is of parameters, a stage's being those
@@ -220,7 +220,7 @@ class RecomputationCosts:
         )
 
     def classes_of(self, plan: Sequence[Choice]) -> list[StageClass]:
-        """Which each stage of a plan is of."""
+        """The class of each stage of a plan."""
         readers, left, found = sum(plan[0].counts), sum(sum(s.counts) for s in plan), []
         for number, stage in enumerate(plan):
             found.append(self.class_of(stage.counts, left=left, stage=number, readers=readers))

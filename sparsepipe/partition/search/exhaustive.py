@@ -92,7 +92,7 @@ def _best(
     pool: DevicePool,
     likes: Sequence[int],
 ) -> list[Choice]:
-    """Of equal bottlenecks: by number of stages, second-worst stage, text and hosts in turn."""
+    """The best of equal bottlenecks: by number of stages, second-worst stage, text, hosts."""
     fewest = min(len(plan) for plan, _, _ in found)
     short = [(plan, sorted(stages)) for plan, stages, _ in found if len(plan) == fewest]
     second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)

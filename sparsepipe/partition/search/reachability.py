@@ -248,7 +248,7 @@ def _fewest(
 def _live(
     costs: Costs, windows: ChainReachability | PairReachability, bound_s: float, levels: list[Bools]
 ) -> list[Bools]:
-    """Of the places reached, those from which a plan of so many stages becomes whole."""
+    """The reached places from which a plan of this number of stages can be completed."""
     lattice = costs.lattice
     targets_VI = np.zeros_like(levels[-1])
     targets_VI[lattice.last, -1] = levels[-1][lattice.last, -1]

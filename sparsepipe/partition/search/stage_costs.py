@@ -168,7 +168,7 @@ class Costs:
         return np.where(allowed_PJ, times_PJ, np.inf)
 
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
-        """For one of the M: bytes by places, and room for the second less the first of them."""
+        """Bytes by places of one of the M rooms, and the limit of their difference over a stage."""
         assert self.memory is not None
         in_flight, replicas, room = self._rooms_M[number]
         each = self.memory.per_parameter_byte(in_flight, replicas=replicas)
@@ -205,7 +205,7 @@ class SynchronousCosts(Costs):
         return other
 
     def _set_classes(self, readers: int | None) -> None:
-        """Which class each stage is of; behind the last of them, what is left out."""
+        """Sets the class of each stage; stages that are left out get one more number."""
         replicas_E, left_E = (self._all(name).astype(np.intp) for name in ("replicas_E", "left_E"))
         microbatches = self._runs.microbatches
         may_E = replicas_E <= microbatches.count
@@ -269,7 +269,7 @@ class RecomputingCosts(Costs):
         self._each = list(classes)
 
     def _numbers(self, ways: Ways, classes: dict[StageClass, int]) -> Ints:
-        """Which class each stage is of.
+        """The class number of each stage.
 
         -1: it begins plans of other first stages, ends plans without all stages that the setting
         names, or has too many devices.

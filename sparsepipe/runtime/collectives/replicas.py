@@ -109,7 +109,7 @@ class Replicas:
         return f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
 
     def _sizes(self) -> list[int]:
-        """Of the flat buffer's parts: gradients, which of them there are, minibatches."""
+        """Sizes of the flat buffer's parts: gradients, which of them are present, minibatches."""
         sizes = [parameter.numel() for parameter in self._parameters.values()]
         return [*sizes, len(sizes), 1]
 

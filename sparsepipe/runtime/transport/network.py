@@ -273,7 +273,7 @@ class Network:
         return [*self._out.values(), *self._in.values()]
 
     def _report(self, fault: ChannelFault) -> None:
-        """Of a channel, mostly from its thread: wakes the worker wherever it waits."""
+        """Called by a channel, mostly from its thread: wakes the worker wherever it waits."""
         self._fault = self._fault or fault
         for channel in self._channels():
             channel.queue.fail(ChannelFailed(self._fault))

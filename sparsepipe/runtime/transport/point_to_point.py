@@ -44,8 +44,8 @@ Sizes = tuple[int, ...]
 RUNNING = 3
 """Packets of the same sizes in a row before such are posted beforehand; fewer may be chance."""
 MOST_BYTES = 4 * 2**20
-"""Of a packet that is posted beforehand. The thread that computes writes what the other side has
-posted, as much at once as a socket takes; gloo's own thread writes the rest."""
+"""Most bytes of a packet that is posted beforehand. The thread that computes writes what the other
+side has posted, as much at once as a socket takes; gloo's own thread writes the rest."""
 _FOREVER = timedelta(days=30)
 
 
@@ -57,7 +57,7 @@ class _Tag(IntEnum):
     POSTED = 2
     """A tensor for which the receiver has posted before it knew the header."""
     DEVICE = 3
-    """Of a carrier: later than the rest of its packet, when the next may have begun."""
+    """A tensor sent by a carrier: after the rest of its packet, when the next may have begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Wire:
     """One direction between two ranks.
 
     Args:
-        line: the connection, which nobody else uses in this direction.
+        line: the connection, used in this direction by this wire only.
         carrier: for tensors on a CUDA device, None where there is none.
     """
 

@@ -18,7 +18,7 @@ from sparsepipe.runtime.weights.prediction import Predictor
 
 
 class Mode(StrEnum):
-    """Which weights a minibatch sees."""
+    """The weights that a minibatch sees."""
 
     STASH = "stash"
     """Backward sees the weights that forward saw (PipeDream's weight stashing)."""

@@ -97,7 +97,7 @@ def _sequentials(module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which stage owns what of a module."""
+    """The stages that own the parameters and buffers of a module."""
 
     module: nn.Module
     name: str

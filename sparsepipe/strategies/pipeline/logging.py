@@ -250,7 +250,7 @@ def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
 
 
 def _one(notes: Sequence[tuple[int, Logged]]) -> Logged:
-    """Of the same call in several microbatches."""
+    """The value of one call of ``self.log``, from those in several microbatches."""
     first = notes[0][1]
     sizes = [note.options.get("batch_size") for _, note in notes]
     options = dict(first.options)

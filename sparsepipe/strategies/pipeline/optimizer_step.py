@@ -20,7 +20,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 
 Options = dict[str, Any]
-"""Of one group: all but its parameters."""
+"""The options of one parameter group: all entries but its parameters."""
 
 
 class OptionHistory:
@@ -129,7 +129,7 @@ class GlobalNorm:
 
     @contextmanager
     def clipping(self, precision: Precision) -> Iterator[None]:
-        """Within the block ``precision`` clips so; it is refused if it has a way of its own."""
+        """``precision`` clips so within the block; its own ``clip_grad_by_norm`` is refused."""
         own = type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm
         vars(precision)["clip_grad_by_norm"] = partial(_refuse if own else self._clip, precision)
         try:
@@ -176,7 +176,7 @@ class GlobalNorm:
 
 
 def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
-    """In place of what would take the norm of this stage's gradients."""
+    """Replaces a ``clip_grad_by_norm`` that would take the norm of this stage's gradients only."""
     kind = type(precision).__name__
     raise ConfigError(
         f"{kind} has a clip_grad_by_norm of its own, which on each rank knows the gradients of one "

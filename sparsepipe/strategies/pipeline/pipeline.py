@@ -175,7 +175,7 @@ class Pipeline:
 
     @property
     def loss(self) -> Tensor:
-        """Of the last step, or minibatch, that came back to this rank."""
+        """The loss of the last step, or minibatch, that came back to this rank."""
         return self._events.loss
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:

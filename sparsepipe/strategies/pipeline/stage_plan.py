@@ -194,7 +194,7 @@ def _read(loader: Any) -> Any:
 
 
 def _samples(loader: DataLoader[Any]) -> Any:
-    """Of one batch; or one sample, where the loader does not make batches."""
+    """The samples of one batch; or one sample, where the loader does not make batches."""
     data: Any = loader.dataset
     if not has_iterable_dataset(loader):
         if loader.batch_sampler is None:
@@ -208,7 +208,7 @@ def _samples(loader: DataLoader[Any]) -> Any:
 
 
 def _generators(place: Any, seen: set[int]) -> Iterator[Generator]:
-    """Of a loader, its data set and samplers, and of samplers within these."""
+    """Generators of a loader, its data set and samplers, and of samplers within these."""
     seen.add(id(place))
     for name, value in getattr(place, "__dict__", {}).items():
         if id(value) in seen:

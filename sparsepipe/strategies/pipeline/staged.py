@@ -143,7 +143,7 @@ class StagedStrategy(WholeCheckpoints):
 
     @property
     def recomputed(self) -> StageSpans:
-        """Of each stage, the spans of layers that are recomputed, once a Trainer runs."""
+        """The recomputed spans of each stage's layers, once a Trainer runs."""
         return self._recomputed
 
     @override

@@ -35,7 +35,7 @@ class AttributeGrowth:
 
     @contextmanager
     def watching(self, hook: str) -> Iterator[None]:
-        """For a step, of which the first call of each kind is looked at."""
+        """Put around a step; checks the first call of each kind."""
         if hook in self._seen or self._module.trainer.world_size == 1:
             yield
             return
@@ -137,7 +137,7 @@ class ModuleSteps:
 
     @contextmanager
     def _recording(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
-        """For a step whose logs and metrics count; yields what it logs."""
+        """Put around a step whose logs and metrics count; yields what it logs."""
         recording = self._recorder.recording(batch, epoch_default=epoch_default)
         kept = self._growth.watching(self._hook)
         with recording as notes, self._metrics.tracking(), kept:

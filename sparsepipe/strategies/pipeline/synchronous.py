@@ -38,7 +38,7 @@ from sparsepipe.utils.extensions import DottedPath
 
 
 class MicrobatchEvents(StepEvents):
-    """Of a synchronous pipeline, where a step's microbatches are as one minibatch.
+    """Events of a synchronous pipeline, where a step's microbatches are one minibatch.
 
     Loss and logs of a step are those of the microbatches that came this way, until the drain: of
     all where no stage between here and the last has replicas.
