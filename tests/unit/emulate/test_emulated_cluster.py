@@ -238,7 +238,7 @@ def test_the_next_start_removes_leftovers_of_a_killed_process() -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process, which may have nobody to wait for it, has not ended."""
+    """Whether a process, which may have no parent to reap it, has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -24,7 +24,7 @@ TERM, HUP = signal.SIGTERM, signal.SIGHUP
 
 @pytest.fixture
 def heard() -> Iterator[list[int]]:
-    """Signals in the order in which this process hears them, instead of ending by them."""
+    """Signals in the order in which this process receives them, instead of ending by them."""
     numbers: list[int] = []
     before = {s: signal.signal(s, lambda number, _: numbers.append(number)) for s in (TERM, HUP)}
     yield numbers

@@ -22,7 +22,7 @@ MEMORY = MemoryModel(stash=False, optimizer=1.0, gradients=1.0, reserved_bytes=5
 
 
 def profile(forward_s: list[float], *, saved_bytes: float = 40.0) -> Profile:
-    """Of layers that save as much as they are told; their inputs and outputs are small."""
+    """A profile of layers that save the given bytes; their inputs and outputs are small."""
     layers = [
         LayerProfile(
             index=index,

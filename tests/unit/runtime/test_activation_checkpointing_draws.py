@@ -19,7 +19,7 @@ from tests.support.weights_cases import Case, mlp_batch
 
 
 class Masks(nn.Module):
-    """Drops what a generator says."""
+    """Drops values by a generator."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

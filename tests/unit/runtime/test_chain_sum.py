@@ -165,7 +165,7 @@ def needed(every: Mapping[Key, Lane], key: Key, at: int, *, sends_wait: bool) ->
 
 
 def endings(every: Mapping[Key, Lane], *, sends_wait: bool) -> tuple[int, set[State]]:
-    """How many states there are, and those after which nobody can go on."""
+    """The number of states, and those after which no rank can go on."""
     steps = [
         [needed(every, key, at, sends_wait=sends_wait) for at in range(len(lane.steps))]
         for key, lane in every.items()

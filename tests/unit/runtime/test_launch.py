@@ -312,7 +312,7 @@ def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_messages_that_cannot_be_sent_cause_no_restart(attempts, tmp_path: Path) -> None:
-    """The peer, which waits for it in vain, is not blamed, nor is its own complaint told."""
+    """The peer, which waits for it in vain, is not named, and its own report is left out."""
     with pytest.raises(ConfigError, match="minibatch 0 holds what cannot be pickled"):
         attempts(
             """

@@ -153,7 +153,7 @@ def test_batches_that_cannot_be_cut_are_refused(batch: Any, named: list[str]) ->
 
 
 def test_labels_of_sites_can_be_cut_as_a_sparse_tensor() -> None:
-    """As the refusal of a batch with a tensor of them says."""
+    """As the error for a batch with a tensor of them suggests."""
     x = sparse_collate(sites(7), spatial_shape=(6, 6, 6))
     labels = torch.arange(len(x))
     for batch in ((x, labels), (labels, {"input": x})):

@@ -112,7 +112,7 @@ def test_a_killed_replica_is_named_within_the_products_own_limits() -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
-    """All connections break with the first, and with those of whoever gives up first."""
+    """All connections break with the first, and with those of the first rank to give up."""
     others = [0, 2]
     arguments = ("3", 1, "round", signum, LONG_S if signum == signal.SIGKILL else 3.0)
     found = outcomes(round_rank, 3, *arguments, awaited=others)
@@ -221,7 +221,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    """A process that keeps a store, and says at which port."""
+    """A process that keeps a store, and prints its port."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     command = [sys.executable, "-c", STORE_KEEPER]
     process = subprocess.Popen(

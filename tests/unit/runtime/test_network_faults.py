@@ -168,7 +168,7 @@ def test_a_sender_does_not_wait_for_room_beyond_the_limit() -> None:
 
 
 def computing_rank(rank: int, victim: int) -> str:
-    """The victim dies while the other computes; that one hears of it in its next call."""
+    """The victim dies while the other computes, which notices in its next call."""
     net = made(rank, "1-1")
     if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -74,7 +74,7 @@ def test_direct_transport_needs_cuda() -> None:
 
 
 def unsendable_rank(rank: int) -> bool:
-    """A refused message harms nobody: the next one goes through."""
+    """A refused message does no harm: the next one goes through."""
     net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
     if rank == 0:
         with pytest.raises(ConfigError, match="activation of minibatch 0 holds"):

@@ -20,7 +20,7 @@ BIG = 3_000_000  # 12 MB of floats: more than sockets take in
 
 
 def overlap_rank(rank: int) -> bool:
-    """Each sends to the other before anybody asks; nobody asks before all have sent."""
+    """Each sends to the other before any receives; none receives before all have sent."""
     net = network("1-1", rank, queue_depth=2)
     out, back = (A, G) if rank == 0 else (G, A)
     for m in range(2):
@@ -37,7 +37,7 @@ def test_both_sides_go_on_before_the_other_asks() -> None:
 
 
 def arrives_rank(rank: int) -> bool:
-    """A transfer ends while the receiving worker is busy elsewhere: its buffer says so."""
+    """A transfer ends while the receiving worker is busy, as its buffer shows."""
     net = network("1-1", rank, queue_depth=1)
     if rank == 0:
         net.send(A, 1, message(0, torch.zeros(BIG)))

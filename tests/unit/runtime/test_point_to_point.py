@@ -1,4 +1,4 @@
-"""Which packets' tensors are asked for beforehand, and that all arrive as they were."""
+"""Packets whose receives are posted beforehand, and that all arrive unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AWAITED = TransferMode(True, True)
         ("aabbaabb", "........"),
         ("aaaaa", "..b!!"),
         ("abbbbab", "...b!.!"),
-        ("aaabbbba", "..b....!"),  # what is asked for cannot be taken back
+        ("aaabbbba", "..b....!"),  # a posted receive cannot be taken back
         ("aa  a a", "..  b !"),  # nothing follows some headers
         ("aaaAAAaa", "..b...!!"),  # capitals: of an evaluation
         ("AAAaaa", ".....b"),
@@ -56,7 +56,7 @@ _ROWS = [10_000, 10_000, 10_000, 10_000, 70, 10_000, 3, 3, 3, 0, 10_000, 600_000
 
 
 def mixed_rank(rank: int) -> tuple[list[bool], int]:
-    """Sends packets alike and not; which were asked for beforehand, and buffers left in use."""
+    """Sends equal and unequal packets; those posted beforehand, and buffers left in use."""
     awaited = []
 
     read = TransferMode.read

@@ -93,7 +93,7 @@ times = st.integers(1, 5)
 @settings(deadline=None)
 @given(configs, st.integers(1, 12), st.lists(times, min_size=4, max_size=4), times, times)
 def test_every_start_is_the_end_of_what_was_waited_for(config, minibatches, stages, back, update):
-    """Nobody begins early, and nobody waits for nothing."""
+    """No action begins early, and none waits without a reason."""
     plan = plan_of(config)
     schedule = asynchronous(plan, minibatches)
     durations = unit_times(backward=back, update=update, stages=stages)

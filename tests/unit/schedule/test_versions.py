@@ -106,7 +106,7 @@ def test_counting_goes_on_as_minibatches_come(config, rounds):
 
 @given(small, st.integers(1, 25))
 def test_vertical_sync_finds_its_version_and_keeps_no_more_than_counted(config, minibatches):
-    """Every stage keeps sets of minibatches; what it wants is what stage 0's set says."""
+    """Every stage keeps sets of minibatches, and needs the one that equals stage 0's."""
     plan = plan_of(config)
     schedule = asynchronous(plan, minibatches)
     longer = asynchronous(plan, minibatches + 4)  # for what the next would ask, did it come

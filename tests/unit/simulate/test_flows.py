@@ -55,7 +55,7 @@ def drawn(seed: int) -> tuple[list[Message], list[float]]:
 @pytest.mark.parametrize("is_predicted", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_each_message_ends_by_its_shares(seed: int, is_predicted: bool) -> None:
-    """Whether somebody is told of all ends, or counts on those that nothing changes."""
+    """Whether all ends are events, or only those that are not predicted."""
     messages, speeds = drawn(seed)
     events = Events()
     flows = Flows(events, speeds)

@@ -54,7 +54,7 @@ def run(schedule: Schedule, workload: Workload) -> Record:
 def really_copied(plan: Plan, minibatches: int, rank: int, mode: str) -> list[bool]:
     """Of each update of a rank, whether its parameters moved on to other memory.
 
-    Weights are asked for as the pipeline's worker does, round after round of stage 0.
+    Weights are used as by the pipeline's worker, round after round of stage 0.
     """
     parameter = nn.Parameter(torch.zeros(1))
     weights = Weights({"weight": parameter}, mode, replicas=plan.replicas(plan.stage_of(rank)))

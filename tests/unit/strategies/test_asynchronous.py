@@ -87,8 +87,8 @@ class ClippedByStage(Case):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a Trainer and a module are asked for."""
+class TrainingOptions:
+    """Options of the Trainer and the module."""
 
     trainer: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "momentum"
@@ -99,19 +99,19 @@ class Asked:
 
 
 CASES = {
-    "nothing": Asked(),
-    "adam": Asked(optimizer="adam"),
-    "groups": Asked(optimizer="groups"),
-    "counter": Asked(optimizer="slowing"),
-    "counter, schedule": Asked(optimizer="slowing", schedule="step"),
-    "by value": Asked({"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
-    "by norm": Asked({"gradient_clip_val": 0.05}, module=ClippedByStage),
-    "bf16": Asked({"precision": "bf16-mixed"}),
-    "step": Asked(schedule="step", optimizer="decay"),
-    "epoch": Asked(schedule="epoch", optimizer="decay"),
-    "plateau": Asked(schedule="plateau"),
-    "overfit": Asked(overfits=True),
-    "early": Asked(stops=True),
+    "nothing": TrainingOptions(),
+    "adam": TrainingOptions(optimizer="adam"),
+    "groups": TrainingOptions(optimizer="groups"),
+    "counter": TrainingOptions(optimizer="slowing"),
+    "counter, schedule": TrainingOptions(optimizer="slowing", schedule="step"),
+    "by value": TrainingOptions({"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
+    "by norm": TrainingOptions({"gradient_clip_val": 0.05}, module=ClippedByStage),
+    "bf16": TrainingOptions({"precision": "bf16-mixed"}),
+    "step": TrainingOptions(schedule="step", optimizer="decay"),
+    "epoch": TrainingOptions(schedule="epoch", optimizer="decay"),
+    "plateau": TrainingOptions(schedule="plateau"),
+    "overfit": TrainingOptions(overfits=True),
+    "early": TrainingOptions(stops=True),
 }
 
 

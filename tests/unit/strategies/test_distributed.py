@@ -109,7 +109,7 @@ except ConfigError as error:
 
 
 def place() -> dict[str, str]:
-    """What of this process's environment says which rank it is."""
+    """The variables of this process's environment that give its rank."""
     names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
     return {name: os.environ[name] for name in names if name in os.environ}
 
@@ -273,7 +273,7 @@ pipeline_trainer("1-1", [3], max_epochs=1, callbacks=[Ends()]).fit(
 @pytest.mark.full
 @pytest.mark.parametrize(("how", "status"), [("error", 1), ("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_rank_that_ends_early(tmp_path: Path, how: str, status: int) -> None:
-    """The other one waits for it: here the first loses a peer, or hears of the signal."""
+    """The other one waits for it: here the first misses a peer, or gets the signal."""
     (tmp_path / "script.py").write_text(RANKS)
     store = new_store()
     place = {

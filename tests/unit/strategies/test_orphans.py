@@ -65,7 +65,7 @@ if sys.argv[1] == "killed":
 
 
 def runs(pid: int) -> bool:
-    """Whether a process has not ended; somebody else may have to take note of it yet."""
+    """Whether a process has not ended; its parent may not have reaped it yet."""
     with suppress(FileNotFoundError, ProcessLookupError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"

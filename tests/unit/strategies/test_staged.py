@@ -136,7 +136,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def features(rank: int, config: str | None, directory: Path) -> dict[str, Any]:
-    """What a Trainer may be asked for, one thing after the other."""
+    """Trains with each of the Trainer's ``OPTIONS``; steps, epochs and metrics."""
     found: dict[str, Any] = {}
     for name, given in OPTIONS.items():
         options = dict(given)
