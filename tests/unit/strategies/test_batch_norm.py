@@ -134,7 +134,7 @@ def test_every_depth_and_number_of_microbatches(net: str, mode: str) -> None:
     for config in ("1", "1-1", "1-1-1", "1-1-1-1"):
         cases = [
             of(mode, config, T, ("gpipe", "1f1b")[T % 2], net=net, optimizer=optimizer)
-            for T, optimizer in zip(range(1, 9), itertools.cycle(("momentum", "decay")))
+            for T, optimizer in zip((1, 2, 3, 5, 8), itertools.cycle(("momentum", "decay")))
         ]
         for case, state in zip(cases, check_all(cases), strict=True):
             found.setdefault(case.microbatches, []).append(state)
