@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
 from sparsepipe.config.listing import help_text
+from sparsepipe.config.rerun import from_run
 from sparsepipe.config.sweep_environment import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
@@ -44,16 +44,17 @@ def main() -> None:
     """Composes the configuration and runs its task; see ``sparsepipe --help``."""
     arguments = sys.argv[1:]
     if {"--help", "-h"} & {*arguments}:
-        directories = [compose.config_dir(), *map(Path, _directories(arguments))]
+        directories = [compose.config_dir(), *map(Path, compose.directories_in(arguments))]
         print(help_text([each for each in directories if each.is_dir()]))
         return
-    sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
     logs.configure()
     # Hydra would print its own view of an error and exit with 1; ours is more specific.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     outcome = _Outcome()
     try:
-        refuse_several(arguments, compose.config_loader(_directories(arguments)))
+        arguments = from_run(arguments)
+        sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
+        refuse_several(arguments, compose.config_loader(compose.directories_in(arguments)))
         _hydra_main(outcome)
         outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:
@@ -169,20 +170,8 @@ def _reports(message: str, *, sure: bool) -> bool:
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:
     overrides = [item for item in arguments if "=" in item and not item.startswith("-")]
-    loader = compose.config_loader(_directories(arguments))
+    loader = compose.config_loader(compose.directories_in(arguments))
     return compose.explain(error, overrides, loader)
-
-
-def _directories(arguments: list[str]) -> list[str]:
-    """Those that ``--config-dir`` names."""
-    return [
-        *(item.partition("=")[2] for item in arguments if item.startswith("--config-dir=")),
-        *(
-            value
-            for option, value in itertools.pairwise(arguments)
-            if option in ("--config-dir", "-cd")
-        ),
-    ]
 
 
 if __name__ == "__main__":

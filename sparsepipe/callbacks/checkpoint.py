@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
 from sparsepipe.config.recomputation import with_spans
+from sparsepipe.config.trained import RECORD
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.runs.rundir import RunDir
@@ -91,15 +92,23 @@ class RunCheckpoint(Checkpoint):
         monitor: metric that says which is best; None: ``val/accuracy`` where it is logged.
         mode: ``max`` or ``min``.
         resume: where this run goes on, if it does.
+        record: plain values that say what is trained; every checkpoint has them.
 
     Raises:
         ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
     """
 
     def __init__(
-        self, directory: RunDir, *, monitor: str | None, mode: str, resume: Resume | None
+        self,
+        directory: RunDir,
+        *,
+        monitor: str | None,
+        mode: str,
+        resume: Resume | None,
+        record: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory = directory
+        self._record = dict(record or {})
         self._monitor = monitor or "val/accuracy"
         self._monitor_given = monitor is not None
         self._validated = False
@@ -185,6 +194,12 @@ class RunCheckpoint(Checkpoint):
                 if best:
                     _link(partial, self._directory.best)
                 partial.replace(last)
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[RECORD] = self._record
 
     @override
     def state_dict(self) -> dict[str, Any]:

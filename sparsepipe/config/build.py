@@ -86,7 +86,7 @@ def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMo
             remedy="name a function that returns an nn.Sequential, or a LightningModule",
         )
     optim = spec.optim
-    return Classifier(
+    module = Classifier(
         model,
         num_classes=num_classes,
         optimizer=optim.optimizer.build(),
@@ -94,3 +94,20 @@ def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMo
         label_smoothing=optim.label_smoothing,
         class_names=classes,
     )
+    taken = spec.model.parameters
+    given = {"num_classes": num_classes, "class_names": list(classes)}
+    layers = spec.model.replace(
+        **{k: v for k, v in given.items() if k in taken.types and spec.model.get(k) is None}
+    )
+    module.save_hyperparameters(
+        {
+            "layers": layers.to_dict(),
+            "num_classes": num_classes,
+            "optimizer": optim.optimizer.to_dict(),
+            "schedule": None if optim.schedule is None else optim.schedule.to_dict(),
+            "label_smoothing": optim.label_smoothing,
+            "class_names": list(classes),
+        },
+        logger=False,  # which gets the whole configuration from the task
+    )
+    return module

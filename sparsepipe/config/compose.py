@@ -6,6 +6,7 @@ valid one.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -33,6 +34,7 @@ from sparsepipe.config.schema import Config
 from sparsepipe.config.source_signature import Unreadable, has_attribute_in_source
 from sparsepipe.config.sweep_environment import announced_command
 from sparsepipe.config.target import locate, present_name
+from sparsepipe.config.trained import as_trained, training_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.files import expanded
 
@@ -87,7 +89,7 @@ _NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", 
 """How the overrides and groups begin that a run does not record."""
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
-
+_NAMED_NODE = re.compile(r"^[\w.-]+=\{\s*_target_\s*:")
 
 _COMPLETION_FLAGS = {"-sc", "--shell-completion"}
 _CONFIG_DIRECTORY = re.compile(r"(?:--config-dir|-cd)[= ]\s*(\S+)\s")
@@ -124,21 +126,39 @@ def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
     return ConfigLoaderImpl(path)
 
 
+def directories_in(arguments: Sequence[str]) -> list[str]:
+    """Those that ``--config-dir`` names."""
+    return [
+        *(item.partition("=")[2] for item in arguments if item.startswith("--config-dir=")),
+        *(
+            value
+            for option, value in itertools.pairwise(arguments)
+            if option in ("--config-dir", "-cd")
+        ),
+    ]
+
+
 def admit(arguments: Sequence[str]) -> list[str]:
     """Command-line arguments such that every dotted ``key=value`` reaches the schema.
 
     Hydra refuses keys that the composed files leave out, even where the schema knows them;
     with its ``++`` prefix it takes them, and :func:`check` decides. Nor does it take a path
     that begins with ``~`` unless it is quoted. Experiments may have something else in the place
-    of a scale.
+    of a scale. A node that a mapping names anew (``optim.schedule={_target_: ...}``) is replaced,
+    where Hydra would mix the keys of both.
     """
     words = arguments
     if any(item.lstrip("+").startswith("scale=") for item in arguments):
         words = in_place_of_scale(arguments, config_dir())
-    return [
-        f"++{item}" if _PLAIN_ASSIGNMENT.match(item) and not item.startswith("hydra.") else item
-        for item in map(_with_home_quoted, words)
-    ]
+    admitted = []
+    for item in map(_with_home_quoted, words):
+        if not _PLAIN_ASSIGNMENT.match(item) or item.startswith("hydra."):
+            admitted.append(item)
+            continue
+        if _NAMED_NODE.match(item):
+            admitted.append(f"++{item.partition('=')[0]}=null")
+        admitted.append(f"++{item}")
+    return admitted
 
 
 def _with_home_quoted(argument: str) -> str:
@@ -147,13 +167,24 @@ def _with_home_quoted(argument: str) -> str:
     return f"{name}='{value}'" if plain else argument
 
 
-def resolve(config: DictConfig) -> RunSpec:
+def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpec:
     """The composed configuration, checked and parsed.
+
+    For a task that measures a checkpoint, model and data are those of the checkpoint's training,
+    but for what the overrides set.
+
+    Args:
+        config: as Hydra has composed it.
+        given: the overrides it was composed with; None: those of Hydra's job.
 
     Raises:
         ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
             experiment has none.
     """
+    if given is None:
+        job = HydraConfig.get() if HydraConfig.initialized() else None
+        given = [] if job is None else [str(word) for word in job.overrides.task]
+    config = _as_trained(config, given)
     try:
         value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -174,9 +205,23 @@ def resolve(config: DictConfig) -> RunSpec:
             remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
             "give no scale=",
         )
-    if given := _given():
-        plain["hydra"] = given
+    if recorded := _given():
+        plain["hydra"] = recorded
     return RunSpec.from_dict(plain)
+
+
+def _as_trained(config: DictConfig, given: Sequence[str]) -> DictConfig:
+    source = OmegaConf.select(config, "checkpoint")
+    if not isinstance(source, str) or not _has(config, "as_trained"):
+        return config
+    if (training := training_of(source)) is None:
+        return config
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    raw.pop("hydra", None)
+    changed = OmegaConf.create(as_trained({str(k): v for k, v in raw.items()}, given, training))
+    assert isinstance(changed, DictConfig)
+    return changed
 
 
 def _given() -> dict[str, Any]:
@@ -203,7 +248,7 @@ def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) ->
 
 
 def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
-    groups = list(_groups(loader))
+    groups = list(groups_of(loader))
     keys = sorted({*groups, *Config.__dataclass_fields__})
     for override in _parse(overrides):
         name = override.key_or_group
@@ -222,7 +267,7 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
             yield f"unknown key or group '{name}'{hint}"
 
 
-def _groups(loader: ConfigLoader) -> Iterator[str]:
+def groups_of(loader: ConfigLoader) -> Iterator[str]:
     """The groups; a directory without options of its own stands for the directories in it."""
     for name in loader.list_groups(""):
         if name in ("hydra", PARTS):
@@ -314,23 +359,30 @@ def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
 
 def refuse_printing_task(spec: RunSpec) -> None:
     """Raises a ConfigError for a task that only prints: it makes no run."""
-    if _prints_only(spec.task.path):
+    if _is_set(spec.task.path, "prints_only"):
         raise ConfigError(
             "every job of a sweep would print the same", remedy="give this task without -m"
         )
 
 
 def _printing_task(config: DictConfig) -> Callable[..., Any] | None:
+    if not _has(config, "prints_only"):
+        return None
+    found: Callable[..., Any] = locate(str(OmegaConf.select(config, "task._target_")))
+    return found
+
+
+def _has(config: DictConfig, attribute: str) -> bool:
+    """Whether the configuration's task has an attribute; False where there is no such task."""
     try:
-        target = str(OmegaConf.select(config, "task._target_"))
-        return locate(target) if _prints_only(target) else None
+        return _is_set(str(OmegaConf.select(config, "task._target_")), attribute)
     except (ConfigError, OmegaConfBaseException):
-        return None  # reported by the check of the whole configuration
+        return False  # reported by the check of the whole configuration
 
 
-def _prints_only(target: str) -> bool:
-    """Whether a task prints and makes no run; others are not imported for this."""
+def _is_set(target: str, attribute: str) -> bool:
+    """Whether a task has an attribute; tasks are not imported for this."""
     try:
-        return has_attribute_in_source(present_name(target), "prints_only")
+        return has_attribute_in_source(present_name(target), attribute)
     except Unreadable:
-        return bool(getattr(locate(target), "prints_only", False))
+        return bool(getattr(locate(target), attribute, False))

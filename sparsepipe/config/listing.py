@@ -35,7 +35,8 @@ fit_batch|report|list] [scale=smoke|desk|paper] [group=option ...] [key=value ..
   sparsepipe experiment=demo model.width=0.5 trainer.max_epochs=10
   sparsepipe parallel=hete_mp hardware=two_speeds
   sparsepipe task=simulate hardware=paper_5gpu parallel=hete_mp
-  sparsepipe task=evaluate experiment=demo checkpoint=outputs/demo/<run id>
+  sparsepipe task=evaluate checkpoint=outputs/demo/<run id>
+  sparsepipe --from outputs/demo/<run id> seed=1
   sparsepipe -m experiment=demo seed=0,1,2
   sparsepipe task=list                  # all groups and options below, with a line each
 
@@ -46,6 +47,7 @@ Groups and their options:
 The run directory is the last line printed. The same command goes on with an interrupted
 run and skips a finished one; force=true starts anew.
 
+  --from RUN            begin with the configuration of a run's directory
   --cfg job             print the whole configuration with these overrides
   -m                    run every combination of the values given as lists; a table at the end
   --config-dir DIR      more options of the groups from your own directory

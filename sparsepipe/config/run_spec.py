@@ -27,7 +27,7 @@ _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
 _UNUSED = "none"
 """Target of a group that a run does not use."""
-_NOT_IDENTITY = (
+NOT_IDENTITY = (
     "data.cache_dir",
     "data.cache_workers",
     "data.lock_wait_s",
@@ -56,6 +56,8 @@ _NOT_IDENTITY = (
 )
 """Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
 plan or the search stands for."""
+_ADDED: Mapping[str, Any] = {"checkpoint_strict": True, "task.test_weights": "best"}
+"""Keys that identities leave out at these values: runs of versions without them keep theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ class RunSpec:
     backend: Target
     logger: Mapping[str, Target]
     callbacks: Mapping[str, Target]
+    checkpoint_strict: bool = True
     tags: tuple[str, ...] = ()
     scale: str | None = None
     # Not compared: jobs of a sweep that differ in their recorded overrides only are one run.
@@ -217,12 +220,13 @@ class RunSpec:
         The task leaves out further keys as its ``not_identity``.
         """
         flat = self.flat()
-        drops = (*_NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
+        drops = (*NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
         flat["task._target_"] = identity_name(flat["task._target_"])
         return {
             key: value
             for key, value in flat.items()
             if not any(key == drop or key.startswith(f"{drop}.") for drop in drops)
+            and not (key in _ADDED and _ADDED[key] == value)
         }
 
     def flat(self) -> dict[str, Any]:

@@ -296,6 +296,7 @@ class Config:
     backend: Any = field(metadata=_node())
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())
+    checkpoint_strict: bool = True
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs

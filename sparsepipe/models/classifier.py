@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.extensions import build_trusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,10 @@ class LRSchedule:
 
     Args:
         factory: called as ``factory(optimizer)`` or ``factory(optimizer, **{horizon: n})``.
-        interval: Lightning's unit in which the schedule advances, ``step`` or ``epoch``.
+        interval: Lightning's unit in which the schedule advances, ``step`` or ``epoch``; None:
+            ``epoch`` for ``ReduceLROnPlateau``, else ``step``.
+        monitor: the metric that ``ReduceLROnPlateau`` watches; None: ``val/loss`` where its mode is
+            ``min``, else ``val/accuracy``.
         horizon: the argument of ``factory`` for the schedule's length in units of
             ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR);
             None for schedules without one.
@@ -35,25 +39,50 @@ class LRSchedule:
     """
 
     factory: Callable[..., LRScheduler]
-    interval: Literal["step", "epoch"] = "step"
+    interval: Literal["step", "epoch"] | None = None
     horizon: str | None = None
+    monitor: str | None = None
 
     def __post_init__(self) -> None:
-        if self.interval not in ("step", "epoch"):
+        if self.interval not in ("step", "epoch", None):
             raise ConfigError(
                 f"the schedule's interval is {self.interval!r}", remedy="use 'step' or 'epoch'"
             )
 
-    def build(self, optimizer: Optimizer, *, steps: float, epochs: int) -> dict[str, Any]:
+    @classmethod
+    def of(cls, schedule: Any) -> LRSchedule | None:
+        """A schedule as it is given: one of these, or what makes a scheduler of an optimizer.
+
+        Such a function, as Hydra's ``_partial_: true`` makes it, advances by epochs, as torch and
+        Lightning have it.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if schedule is None or isinstance(schedule, cls):
+            return schedule
+        if not callable(schedule):
+            raise ConfigError(
+                f"the learning-rate schedule is a {type(schedule).__name__}",
+                remedy="name a class of torch.optim.lr_scheduler with _partial_: true, or "
+                "sparsepipe.models.LRSchedule",
+            )
+        return cls(factory=schedule, interval="epoch")
+
+    def build(
+        self, optimizer: Optimizer, *, steps: float, epochs: int, validated_every: int = 1
+    ) -> dict[str, Any]:
         """Lightning's configuration of the scheduler for a training of the given length.
 
         Args:
             optimizer: the optimizer whose learning rate is scheduled.
             steps: optimizer steps of the training; infinite if unknown.
             epochs: epochs of the training; negative if unknown.
+            validated_every: epochs from one validation to the next.
 
         Raises:
-            ConfigError: the length is needed but unknown, or the factory rejects its arguments.
+            ConfigError: the length is needed but unknown, the factory rejects its arguments, or a
+                metric of epochs is to be watched in each step.
         """
         arguments = {} if self.horizon is None else {self.horizon: self._length(steps, epochs)}
         try:
@@ -63,13 +92,27 @@ class LRSchedule:
                 f"the learning-rate schedule refuses its settings: {error}",
                 remedy="correct the keys of optim.schedule",
             ) from error
-        return {"scheduler": scheduler, "interval": self.interval}
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            return {"scheduler": scheduler, "interval": self._interval}
+        if self.interval == "step":
+            raise ConfigError(
+                "ReduceLROnPlateau with interval=step: what it watches is known once an epoch",
+                remedy="set optim.schedule.interval=epoch, or leave it out",
+            )
+        monitor = self.monitor or ("val/loss" if scheduler.mode == "min" else "val/accuracy")
+        frequency = validated_every if monitor.startswith("val/") else 1
+        found = {"scheduler": scheduler, "interval": "epoch", "monitor": monitor}
+        return {**found, "frequency": frequency}
+
+    @property
+    def _interval(self) -> Literal["step", "epoch"]:
+        return self.interval or "step"
 
     def _length(self, steps: float, epochs: int) -> int:
-        length = steps if self.interval == "step" else epochs
+        length = steps if self._interval == "step" else epochs
         if math.isinf(length) or length < 0:
             raise ConfigError(
-                f"the learning-rate schedule needs the training's length in {self.interval}s, "
+                f"the learning-rate schedule needs the training's length in {self._interval}s, "
                 "but the training has no end",
                 remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
             )
@@ -90,11 +133,17 @@ class Classifier(pl.LightningModule):
     nats without label smoothing, so that splits are comparable; with label smoothing,
     ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1].
 
+    Checkpoints of a run hold the arguments as hyperparameters, so that ``load_from_checkpoint``
+    builds the network again; only classes and functions of SparsePipe and PyTorch are called for
+    that (see :func:`sparsepipe.utils.extensions.is_trusted`), others are passed as arguments.
+
     Args:
-        layers: the network, which maps the input to logits [B, K].
+        layers: the network, which maps the input to logits [B, K]; or a mapping with ``_target_``
+            that says how to build it, as ``optimizer`` and ``schedule`` may be.
         num_classes: K.
         optimizer: called with the parameters.
-        schedule: the learning-rate schedule, if any.
+        schedule: the learning-rate schedule, if any; or what makes a scheduler of an optimizer,
+            see :meth:`LRSchedule.of`.
         label_smoothing: share of the target spread evenly over the classes in training.
         class_names: K names, for reports.
 
@@ -108,11 +157,11 @@ class Classifier(pl.LightningModule):
 
     def __init__(
         self,
-        layers: nn.Sequential,
+        layers: nn.Sequential | Mapping[str, Any],
         *,
         num_classes: int,
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-        schedule: LRSchedule | None = None,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Any],
+        schedule: LRSchedule | Callable[..., Any] | Mapping[str, Any] | None = None,
         label_smoothing: float = 0.0,
         class_names: Sequence[str] | None = None,
     ) -> None:
@@ -122,13 +171,13 @@ class Classifier(pl.LightningModule):
                 f"too few classes to tell apart: {num_classes}",
                 remedy="use data with at least two classes",
             )
-        self.layers = layers
-        self._input_type = _required_input_type(layers)
+        self.layers: nn.Sequential = _built(layers)
+        self._input_type = _required_input_type(self.layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.label_smoothing = label_smoothing
-        self._optimizer = optimizer
-        self._schedule = schedule
+        self._optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _built(optimizer)
+        self._schedule = LRSchedule.of(_built(schedule))
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.confusion = MulticlassConfusionMatrix(num_classes)
@@ -158,6 +207,23 @@ class Classifier(pl.LightningModule):
                 "trainer.sync_batchnorm=true does not work for sparse networks",
                 remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
             )
+
+    def on_train_start(self) -> None:
+        """Reject a schedule that watches a validation where there is none.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        every = self.trainer.check_val_every_n_epoch or 1
+        if (self.trainer.current_epoch + 1) % every:  # what is validated is not known yet
+            return
+        for config in self.trainer.lr_scheduler_configs:
+            if str(config.monitor).startswith("val/") and not any(self.trainer.num_val_batches):
+                raise ConfigError(
+                    f"the schedule watches {config.monitor}, and nothing is validated",
+                    remedy="set data.val_share, or take sparsepipe.models.LRSchedule with "
+                    "monitor=train/loss",
+                )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         label_B = batch["label"]
@@ -232,6 +298,7 @@ class Classifier(pl.LightningModule):
             optimizer,
             steps=self.trainer.estimated_stepping_batches,
             epochs=self.trainer.max_epochs or 1,
+            validated_every=self.trainer.check_val_every_n_epoch or 1,
         )
         return {"optimizer": optimizer, "lr_scheduler": entry}
 
@@ -251,6 +318,10 @@ class Classifier(pl.LightningModule):
             sync_dist=isinstance(value, Tensor),
             batch_size=size,
         )
+
+
+def _built(value: Any) -> Any:
+    return build_trusted(value) if isinstance(value, Mapping) else value
 
 
 def _required_input_type(layers: nn.Sequential) -> type | None:

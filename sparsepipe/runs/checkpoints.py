@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,18 @@ from sparsepipe.utils.files import expanded
 _SHOWN = 3
 
 
-def find_checkpoint(source: str) -> Path:
-    """The checkpoint file of a path: itself, or the last one of a run directory. Raises a
-    CheckpointError without one.
+def find_checkpoint(source: str, *, best: bool = False) -> Path:
+    """The checkpoint file of a path: itself, or the last one of a run directory.
+
+    Args:
+        source: a file or a run directory.
+        best: of a run directory the best one, where one is kept.
+
+    Raises:
+        CheckpointError: there is none.
     """
     path = expanded(source)
-    for candidate in (path, RunDir(path).last):
+    for candidate in (path, *([RunDir(path).best] if best else []), RunDir(path).last):
         if candidate.is_file():
             return candidate.absolute()
     raise CheckpointError(
@@ -42,7 +50,11 @@ def first_weights(spec: RunSpec) -> dict[str, str]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU.
+    """A checkpoint's content, on the CPU, with its weights as ``state_dict``.
+
+    Args:
+        path: of Lightning's, of another program's with its weights as ``model_state_dict`` or
+            ``model``, or the weights alone.
 
     Raises:
         CheckpointError: it is broken, or no checkpoint of a module.
@@ -55,39 +67,188 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint: {reason}",
             remedy="remove it if it was cut off; a run with force=true starts anew",
         ) from error
-    if not isinstance(value, dict) or not isinstance(value.get("state_dict"), Mapping):
-        raise CheckpointError(
-            f"{path} holds no 'state_dict'", remedy="give a checkpoint that Lightning wrote"
-        )
-    return value
+    for key in _WEIGHTS:
+        if isinstance(value, Mapping) and isinstance(value.get(key), Mapping):
+            return {**value, "state_dict": value[key]}
+    if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
+        return {"state_dict": value}
+    raise CheckpointError(
+        f"{path} holds no 'state_dict'",
+        remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
+        "path) did",
+    )
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
-    """Loads weights into a module of the same names and shapes.
+_WEIGHTS = ("state_dict", "model_state_dict", "model")
+"""Keys below which checkpoints of Lightning and of other programs have their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """What became of each tensor of a file and of each of the model's.
+
+    Args:
+        rows: name in the model, name in the file, and what became of it; a name is empty where
+            there is none.
+        notes: what was recognised in the file's names, in words.
+    """
+
+    rows: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model has taken all of the file, and the file had all of the model."""
+        return all(state == LOADED for _, _, state in self.rows)
+
+    def table(self) -> list[dict[str, str]]:
+        """A row for each tensor, with its name in the model and in the file."""
+        return [{"model": own, "file": there, "state": state} for own, there, state in self.rows]
+
+    def __str__(self) -> str:
+        counts = Counter(state.partition(":")[0] for *_, state in self.rows)
+        listed = ", ".join(f"{counts[state]} {state}" for state in (LOADED, SKIPPED, MISSING))
+        return "; ".join([listed, *self.notes])
+
+
+LOADED, SKIPPED, MISSING = "loaded", "skipped", "missing"
+_WRAPPERS = ("_orig_mod.", "_forward_module.", "module.")
+"""Parts of names that torch.compile, Fabric and (at the front) DDP and DataParallel add."""
+
+
+def load_weights(
+    module: nn.Module, weights: Mapping[str, Tensor], source: Path, *, strict: bool = True
+) -> LoadedWeights:
+    """Loads weights into a module, whose names a file may have with other prefixes.
+
+    First wrappers' parts are taken out of the file's names (``module.`` at the front, and
+    ``_orig_mod.`` and ``_forward_module.`` anywhere). Then one first part of these names, or none,
+    is replaced by one of the model's: of all ways the one by which most tensors fit. A tensor fits
+    where name and shape are the model's, ones in shapes aside. A 5-D ``weight`` in the place of a
+    ``kernel`` is one of spconv, [C_out, K, K, K, C_in] or in version 1 [K, K, K, C_in, C_out], with
+    indices as (batch, z, y, x); not with K = 1 in version 2, where releases disagree on the order.
+
+    Args:
+        module: takes the weights; unchanged where an error is raised.
+        weights: tensors by names.
+        source: the file, for errors.
+        strict: all tensors of both must fit.
 
     Raises:
-        CheckpointError: they are another model's; says where they differ first.
+        CheckpointError: they are another model's; says where they differ first. Not strict: nothing
+            fits.
     """
     own = module.state_dict()
-    differences = [
-        *(f"{name} is missing in it" for name in own if name not in weights),
-        *(f"it has {name}, the model has not" for name in weights if name not in own),
-        *(
-            f"{name} is {tuple(weights[name].shape)} there, {tuple(value.shape)} in the model"
-            for name, value in own.items()
-            if name in weights and weights[name].shape != value.shape
-        ),
+    names, notes = _names_in(own, weights)
+    fitting, rows = {}, []
+    for name, value in own.items():
+        theirs = names.get(name)
+        found = None if theirs is None else _fitted(name, weights[theirs], value.shape)
+        if theirs is None:
+            rows.append((name, "", MISSING))
+        elif found is None:
+            shape = f"{tuple(weights[theirs].shape)} there, {tuple(value.shape)} in the model"
+            rows.append((name, theirs, f"{SKIPPED}: {shape}"))
+        else:
+            fitting[name] = found
+            rows.append((name, theirs, LOADED))
+            if name.endswith("kernel") and theirs.endswith("weight"):
+                notes = [*notes, "weights of spconv's layout"]
+    used = set(names.values())
+    rows += [("", name, f"{SKIPPED}: not in the model") for name in weights if name not in used]
+    loaded = LoadedWeights(tuple(rows), tuple(dict.fromkeys(notes)))
+    if not (loaded.complete if strict else fitting):
+        raise _of_another_model(loaded, source, strict=strict)
+    module.load_state_dict({**own, **fitting})
+    return loaded
+
+
+def _names_in(
+    own: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+) -> tuple[dict[str, str], list[str]]:
+    """The file's names by the model's, and what was recognised in them."""
+    plain = {name: _unwrapped(name) for name in weights}
+    notes = [
+        f"names without '{wrapper}'"
+        for wrapper in _WRAPPERS
+        if any(name.startswith(wrapper) or f".{wrapper}" in name for name in weights)
+        and any(wrapper in name and wrapper not in short for name, short in plain.items())
     ]
-    if differences:
-        shown = "; ".join(differences[:_SHOWN])
-        more = len(differences) - _SHOWN
-        config = RunDir(source.parent.parent).config
-        hint = f", as in {config}" if config.is_file() else ""
-        raise CheckpointError(
-            f"{source} is of another model: {shown}" + (f"; and {more} more" if more > 0 else ""),
-            remedy=f"choose the model, its width and the data it was trained with{hint}",
-        )
-    module.load_state_dict(dict(weights))
+    fronts = ["", *dict.fromkeys(_front(name) for name in plain.values())]
+    ours = ["", *dict.fromkeys(map(_front, own))]
+    best: tuple[int, dict[str, str], str, str] = (-1, {}, "", "")
+    for theirs in fronts:
+        for mine in ours:
+            found: dict[str, str] = {}
+            for name, short in plain.items():
+                if short.startswith(theirs):
+                    there = f"{mine}{short.removeprefix(theirs)}"
+                    found.setdefault(there if there in own else _as_kernel(there), name)
+            found = {name: there for name, there in found.items() if name in own}
+            score = sum(
+                _fitted(name, weights[there], own[name].shape) is not None
+                for name, there in found.items()
+            )
+            if score > best[0]:
+                best = (score, found, theirs, mine)
+    _, found, theirs, mine = best
+    if (theirs, mine) != ("", ""):
+        notes.append(f"'{mine}' in place of '{theirs}' before names")
+    return found, notes
+
+
+def _unwrapped(name: str) -> str:
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name.replace("_orig_mod.", "").replace("_forward_module.", "")
+
+
+def _front(name: str) -> str:
+    """The first part of a dotted name, with its dot."""
+    first, dot, _ = name.partition(".")
+    return first + dot if dot else ""
+
+
+def _as_kernel(name: str) -> str:
+    return f"{name.removesuffix('weight')}kernel" if f".{name}".endswith(".weight") else name
+
+
+def _fitted(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
+    """A tensor of a file in the model's shape; None where it does not fit."""
+    if value.shape == shape:
+        return value
+    if name.endswith("kernel") and value.ndim == 5:  # spconv's; ours is [K^3, C_in, C_out]
+        if shape[0] == 1 and tuple(value.shape[:3]) != (1, 1, 1):
+            return (
+                None  # spconv 2.x multiplies by it as [C_in, C_out] or transposed, by its version
+            )
+        if value.shape[0] == shape[2] and value.shape[4] == shape[1]:
+            value = value.permute(1, 2, 3, 4, 0)
+        spread = value.reshape(-1, *value.shape[3:])
+        return spread if spread.shape == shape else None
+    without_ones = [[size for size in each if size != 1] for each in (value.shape, shape)]
+    return value.reshape(shape) if without_ones[0] == without_ones[1] else None
+
+
+def _of_another_model(loaded: LoadedWeights, source: Path, *, strict: bool) -> CheckpointError:
+    differences = [
+        f"{name} is missing in it"
+        if state == MISSING
+        else f"{name} is {state.removeprefix(f'{SKIPPED}: ')}"
+        if name
+        else f"it has {there}, the model has not"
+        for name, there, state in loaded.rows
+        if state != LOADED
+    ]
+    shown = "; ".join(differences[:_SHOWN])
+    more = len(differences) - _SHOWN
+    config = RunDir(source.parent.parent).config
+    hint = f", as in {config}" if config.is_file() else ""
+    return CheckpointError(
+        f"{source} is of another model: {shown}" + (f"; and {more} more" if more > 0 else ""),
+        remedy=f"choose the model, its width and the data it was trained with{hint}"
+        + ("; to train on with what fits, set checkpoint_strict=false" if strict else ""),
+    )
 
 
 class DirectCheckpointIO(TorchCheckpointIO):

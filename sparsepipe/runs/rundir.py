@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,22 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils.files import expanded, read_json, write_json, write_text_atomic
 
 _ATTEMPT, _STARTS = ".attempt", ".starts"
+_MOST_EPOCHS = 2000
+"""Shorter trainings of more epochs are not looked for: that takes a twentieth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """A run's directory."""
+    """A run's directory.
+
+    Args:
+        path: the directory.
+        shorter: of a training that one of a finished run with fewer epochs and all else the same,
+            if there is one.
+    """
 
     path: Path
+    shorter: RunDir | None = field(default=None, compare=False)
 
     @property
     def run_id(self) -> str:
@@ -76,6 +85,11 @@ class RunDir:
     def confusion(self) -> Path:
         """Counts of test shapes by true and predicted class."""
         return self.path / "confusion.csv"
+
+    @property
+    def first_weights(self) -> Path:
+        """What a training took from ``checkpoint``, and what it left, tensor by tensor."""
+        return self.path / "first_weights.csv"
 
     @property
     def done(self) -> Path:
@@ -185,10 +199,27 @@ def run_dir(
         identity["search"] = {**chosen, "profiles": profiles_fingerprint}
     elif is_automatic(spec.parallel):
         identity["recompute"] = [profiles_fingerprint, spec.recompute_memory]
+    runs = (expanded(spec.paths.outputs) / str(spec.name)).absolute()
+    return RunDir(runs / _id_of(identity), shorter=_shorter(identity, runs))
+
+
+def _id_of(identity: Mapping[str, Any]) -> str:
     text = json.dumps(identity, sort_keys=True, default=str)
-    run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
-    outputs = expanded(spec.paths.outputs)
-    return RunDir((outputs / str(spec.name) / run_id).absolute())
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _shorter(identity: dict[str, Any], runs: Path) -> RunDir | None:
+    """The finished run of most epochs that has fewer of them and all else the same."""
+    key = "trainer.max_epochs"
+    epochs = identity.get(key)
+    there = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+    if not isinstance(epochs, int) or not there:
+        return None
+    for fewer in range(min(epochs - 1, _MOST_EPOCHS), 0, -1):
+        found = RunDir(runs / _id_of({**identity, key: fewer}))
+        if found.run_id in there and found.done.exists() and found.last.exists():
+            return found
+    return None
 
 
 def file_fingerprint(path: Path) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +17,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from sparsepipe.callbacks.checkpoint import STATE_KEY
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks, write_rows
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
@@ -77,16 +80,22 @@ class Clock(pl.Callback):
 class Evaluate(Task):
     """Measures a checkpoint on the test split, and how fast it infers.
 
-    ``checkpoint`` names a file or a run directory.
+    ``checkpoint`` names a file or a run directory, of which it takes ``best.ckpt`` where there is
+    one. Model, data and backend are those of its training, but for what the command line sets.
 
     Attributes:
+        allow: settings that may contradict the training, or groups of them; ``classes`` for the
+            names and the order of the classes.
         gallery: test shapes in ``predictions.png``.
         warmup_batches: forwards before the clock starts.
         timed_batches: forwards while it runs.
     """
 
     on_batches: ClassVar[bool] = True
+    as_trained: ClassVar[bool] = True
+    not_identity: ClassVar[tuple[str, ...]] = ("task.allow",)
 
+    allow: list[str] = field(default_factory=list)
     gallery: int = 24
     warmup_batches: int = 2
     timed_batches: int = 20
@@ -95,14 +104,20 @@ class Evaluate(Task):
         """Tests, then times the network on prepared batches.
 
         Raises:
-            ConfigError: no checkpoint is named.
+            ConfigError: no checkpoint is named, or the classes are others than in the training.
             CheckpointError: it is missing, broken or another model's.
         """
         path = self.checkpoint(run.spec)
+        content = read_checkpoint(path)
         data = build_data(run.spec)
         data.setup("test")
+        self._check_classes(path, content, data)
         module = build_module(run.spec, data, plan=run.directory.plan)
-        load_weights(module, read_checkpoint(path)["state_dict"], path)
+        load_weights(module, content["state_dict"], path)
+        different = [str(each) for each in self._differences(run.spec) or ()]
+        if process_group.rank() == 0:
+            log.info("evaluating %s%s", path, _epoch_of(content))
+            _log_differences(run.spec, different)
         seed = int(run.spec.seed)
         adapt_loaders(data, seed=seed)
         clock = Clock()
@@ -119,6 +134,8 @@ class Evaluate(Task):
             rate = inference_rate(trainer, module, data, **effort)
             values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
         values["evaluated_checkpoint"] = path.name
+        if different:
+            values["differs_from_training"] = "; ".join(different)
         values.update(split)
         values.update(class_accuracies(module))
         if process_group.rank() == 0:
@@ -140,7 +157,54 @@ class Evaluate(Task):
                 "task=evaluate needs a checkpoint",
                 remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
             )
-        return find_checkpoint(spec.checkpoint)
+        return find_checkpoint(spec.checkpoint, best=True)
+
+    def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
+        """The configuration, if it does not contradict the training.
+
+        Raises:
+            ConfigError: it does, in what ``allow`` does not name.
+        """
+        del inventory
+        found = self._differences(spec) or ()
+        refused = [each for each in found if each.contradicts and not self._allows(each.key)]
+        if refused:
+            keys = ", ".join(each.key for each in refused)
+            raise ConfigError(
+                f"what is to be evaluated contradicts the training of {spec.checkpoint}: "
+                + "; ".join(map(str, refused)),
+                remedy="leave these out, since model and data are those of the training unless "
+                f"they are given; or, where you mean them, set task.allow=[{keys}]",
+            )
+        return spec
+
+    def _allows(self, key: str) -> bool:
+        return any(key == each or key.startswith(f"{each}.") for each in self.allow)
+
+    def _differences(self, spec: RunSpec) -> list[Difference] | None:
+        """From the training; None where nothing is known of that."""
+        training = None if spec.checkpoint is None else training_of(spec.checkpoint)
+        return None if training is None else differences(spec.to_dict(), training)
+
+    def _check_classes(
+        self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
+    ) -> None:
+        then = (content.get(RECORD) or {}).get(CLASSES)
+        now = list(getattr(data, "classes", ()))
+        if not then or not now or list(then) == now or self._allows(CLASSES):
+            return
+        number = next(
+            (n for n, (a, b) in enumerate(zip(then, now, strict=False)) if a != b),
+            min(len(then), len(now)),
+        )
+        names = [str(each[number]) if number < len(each) else "none" for each in (then, now)]
+        same = sorted(map(str, then)) == sorted(map(str, now))
+        raise ConfigError(
+            f"the classes of the data are {'in another order than' if same else 'not'} those that "
+            f"{path} was trained on: class {number} was {names[0]!r} and is {names[1]!r}",
+            remedy="evaluate on data with the same classes in the same order; or, where you mean "
+            f"it, set task.allow=[{CLASSES}]",
+        )
 
     def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
         """Splits the network as its training did, where else a search would find a plan.
@@ -159,6 +223,25 @@ class Evaluate(Task):
         log.info("by the plan of the training: %s", plan)
         with writing(directory.path):
             write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
+
+
+def _epoch_of(content: Mapping[str, Any]) -> str:
+    """After which epoch a checkpoint of a run was written, as text; empty for others."""
+    state = (content.get("callbacks") or {}).get(STATE_KEY)
+    return "" if state is None else f", of epoch {state['epoch'] + bool(state['batches'])}"
+
+
+def _log_differences(spec: RunSpec, different: Sequence[str]) -> None:
+    training = training_of(str(spec.checkpoint))
+    if training is None:
+        log.warning(
+            "nothing says what %s was trained with: model and data are those of the command line",
+            spec.checkpoint,
+        )
+        return
+    log.info("model, data and backend are those of %s", training.origin)
+    for text in different:
+        log.warning("but %s", text)
 
 
 @torch.inference_mode()

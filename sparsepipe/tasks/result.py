@@ -30,7 +30,10 @@ from sparsepipe.utils.files import read_json, write_json
 from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
-_LEFT_OUT = ("checkpoint", "force", "logger", "paths", "data.root", "data.cache_dir")
+_LEFT_OUT = (
+    *("checkpoint", "checkpoint_strict", "force", "logger", "paths"),
+    *("data.root", "data.cache_dir"),
+)
 
 
 def write_result(run: Run, values: Mapping[str, Any]) -> None:
@@ -55,7 +58,7 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
             **values,
             "ranks": run.ranks,
             **_hardware(run.inventory),
-            **_versions(),
+            **versions(),
             **settings,
         },
     )
@@ -111,7 +114,8 @@ def _hardware(inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, Any]:
+def versions() -> dict[str, Any]:
+    """Of the platform, of Python and of the packages that results depend on."""
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
@@ -27,7 +28,10 @@ from sparsepipe.callbacks.metrics import (
     read_rows,
 )
 from sparsepipe.callbacks.stop import stop_if_requested
+from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.trained import CLASSES, recorded_settings
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
 from sparsepipe.runs.checkpoints import (
@@ -36,10 +40,12 @@ from sparsepipe.runs.checkpoints import (
     load_weights,
     read_checkpoint,
 )
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.loaders import EpochSeeds, adapt_loaders, seed_epoch
+from sparsepipe.tasks.longer import begin_with_shorter
 from sparsepipe.tasks.presentation import (
     StartLine,
     class_accuracies,
@@ -49,10 +55,11 @@ from sparsepipe.tasks.presentation import (
     log_test,
     num_shapes,
 )
-from sparsepipe.tasks.result import peak_values, plan_values, write_result
+from sparsepipe.tasks.result import peak_values, plan_values, versions, write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.tracking.loggers import WandbRunLogger
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils.files import read_json, write_json, writing
+from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +75,8 @@ class Train(Task):
         test: measure on the test split when training is done.
         monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
         mode: ``max`` or ``min``.
+        test_weights: which are tested: those of ``best``, where a best checkpoint is kept, or the
+            ``last`` ones.
         gallery: test shapes in ``predictions.png``.
     """
 
@@ -76,6 +85,7 @@ class Train(Task):
     test: bool = True
     monitor: str | None = None
     mode: Literal["max", "min"] = "max"
+    test_weights: Literal["best", "last"] = "best"
     gallery: int = 24
 
     def run(self, run: Run) -> None:
@@ -88,6 +98,11 @@ class Train(Task):
             Stopped: a signal ended the run; a checkpoint is written.
         """
         self.train(run)
+
+    def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+        """Begins with what a shorter training of the same has done, and with its plan."""
+        del inventory
+        begin_with_shorter(spec, directory)
 
     def train(
         self,
@@ -108,7 +123,11 @@ class Train(Task):
         fitted = _agreed(run, resume)
         adapt_loaders(data, seed=seed, resume=resume)
         checkpoint = RunCheckpoint(
-            run.directory, monitor=self.monitor, mode=self.mode, resume=resume
+            run.directory,
+            monitor=self.monitor,
+            mode=self.mode,
+            resume=resume,
+            record=_record(run, data),
         )
         clock, start = Clock(), StartLine(run)
         trainer = run.trainer([clock, start, *_callbacks(run, checkpoint)])
@@ -122,7 +141,9 @@ class Train(Task):
         values = {**facts, **training_values(run), **done}
         values.update(_profiling_share(values))
         if test:
-            values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
+            best = _best_to_test(run, self.test_weights, checkpoint.best)
+            values.update(_test(trainer, module, data, clock, weights=best))
+            values.update(test_shapes=start.test_shapes)
         values.update(_peaks(values))  # before batches are kept in memory to be timed
         if test:
             planned = "plan_config" in values
@@ -139,6 +160,15 @@ def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
     if test:
         data.setup("test")
     return data
+
+
+def _record(run: Run, data: pl.LightningDataModule) -> dict[str, Any]:
+    """What makes a checkpoint usable without its run, as plain values."""
+    return {
+        CLASSES: [str(name) for name in getattr(data, "classes", ())],
+        "config": recorded_settings(run.spec.to_dict()),
+        "versions": versions(),
+    }
 
 
 def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
@@ -237,7 +267,12 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
         return place
     if first is not None:
         path = find_checkpoint(first)
-        load_weights(module, read_checkpoint(path)["state_dict"], path)
+        weights = read_checkpoint(path)["state_dict"]
+        loaded = load_weights(module, weights, path, strict=run.spec.checkpoint_strict)
+        if process_group.rank() == 0:
+            log.info("first weights of %s: %s", path, loaded)
+            with writing(run.directory.first_weights):
+                write_csv(run.directory.first_weights, loaded.table())
     return None
 
 
@@ -257,11 +292,34 @@ def _agreed(run: Run, resume: Resume | None) -> bool:
     return fitted
 
 
+def _best_to_test(
+    run: Run, test_weights: Literal["best", "last"], value: float | None
+) -> Path | None:
+    """The best checkpoint, if it is to be tested and there is one; says what is tested."""
+    best = run.directory.best if test_weights == "best" else None
+    if best is not None and not best.exists():  # nothing was validated
+        best = None
+    if process_group.rank() == 0:
+        monitored = "" if best is None or value is None else f", monitored value {value:.4g}"
+        log.info(
+            "testing the weights of %s%s", "the last epoch" if best is None else best, monitored
+        )
+    return best
+
+
 def _test(
-    trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, clock: Clock
-) -> dict[str, float]:
-    trainer.test(module, datamodule=data, verbose=False)
-    return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values()}
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    clock: Clock,
+    *,
+    weights: Path | None,
+) -> dict[str, Any]:
+    """Tests the weights of a checkpoint, or those that the module has."""
+    path = None if weights is None else str(weights)
+    trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=False)
+    tested = {} if weights is None else {"tested_checkpoint": weights.name}
+    return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values(), **tested}
 
 
 def _inference(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -44,6 +45,54 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
         f"there is no {kind} {name!r}" + (f" (nearest: {near[0]!r})" if near else ""),
         remedy=f"use {', '.join(known)}, or the dotted path of your own: package.module.name",
     )
+
+
+_TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
+"""Whose classes and functions may be called because a file says so."""
+
+
+def is_trusted(path: str) -> bool:
+    """Whether a dotted path leads to a network, data or an optimizer of SparsePipe or PyTorch.
+
+    What modules of these import is not theirs, though a path may lead there.
+    """
+    if not path.startswith(tuple(f"{each}." for each in _TRUSTED)):
+        return False
+    try:
+        found = _imported(path, "callable")
+    except ConfigError:
+        return False
+    while isinstance(found, functools.partial):
+        found = found.func
+    made_in = str(getattr(found, "__module__", ""))
+    return f"{made_in}.".startswith(tuple(f"{each}." for each in _TRUSTED))
+
+
+def build_trusted(node: Any) -> Any:
+    """What a file says how to build: nodes with ``_target_``, as Hydra instantiates them.
+
+    Args:
+        node: plain values.
+
+    Raises:
+        ConfigError: a target is not trusted, see :func:`is_trusted`.
+    """
+    if isinstance(node, list):
+        return [build_trusted(each) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    values = {key: build_trusted(value) for key, value in node.items() if key != "_target_"}
+    if "_target_" not in node:
+        return values
+    path, partial = str(node["_target_"]), values.pop("_partial_", False)
+    values.pop("_convert_", None)
+    if not is_trusted(path):
+        raise ConfigError(
+            f"{path} is not called because a file names it",
+            remedy="build the object yourself and pass it in place of what the file holds",
+        )
+    made = functools.partial(_imported(path, "callable"), **values)
+    return made if partial else made()
 
 
 def _imported(path: str, kind: str) -> Callable[..., Any]:

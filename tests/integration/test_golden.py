@@ -82,6 +82,7 @@ TRAINING = (
     "data.num_workers=0",
     "trainer.max_epochs=3",
     "task.gallery=0",
+    "task.test_weights=last",
     "hardware.accelerator=cpu",
     "hardware.cpu_devices=2",
 )

@@ -92,7 +92,7 @@ def composed(*overrides: str) -> RunSpec:
             compose.CONFIG_NAME,
             [f"hydra.searchpath=[file://{CONF}]", *compose.admit(overrides)],
         )
-    return compose.resolve(config)
+    return compose.resolve(config, given=overrides)
 
 
 def fault(plan: list[tuple[int, int]], **more: object) -> str:

@@ -287,3 +287,62 @@ def test_predict_returns_one_entry_a_shape(tmp_path) -> None:
     with torch.no_grad():
         expected = module.layers(Samples(7).x).softmax(dim=1).max(dim=1)
     assert torch.allclose(torch.cat([b["probability"] for b in batches]), expected.values)
+
+
+class Rates(pl.Callback):
+    """Notes the learning rate of each epoch."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def rates(
+    tmp_path, schedule, *, epochs: int = 4, validated: bool = True, **settings
+) -> list[float]:
+    seen = Rates()
+    run = trainer(tmp_path, max_epochs=epochs, callbacks=[seen], num_sanity_val_steps=0, **settings)
+    loader = DataLoader(Samples(40), batch_size=20)
+    run.fit(classifier(schedule=schedule), loader, loader if validated else None)
+    return seen.seen
+
+
+def test_a_scheduler_of_torch_counts_epochs(tmp_path) -> None:
+    step = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.1)
+    assert rates(tmp_path, step) == pytest.approx([0.3, 0.3, 0.03, 0.03])
+    node = {"_target_": "torch.optim.lr_scheduler.StepLR", "_partial_": True, "step_size": 2}
+    assert rates(tmp_path, node) == pytest.approx([0.3, 0.3, 0.03, 0.03])
+
+
+def plateau(**settings):
+    """Never satisfied: halves the rate after each epoch that it looks at."""
+    return partial(
+        torch.optim.lr_scheduler.ReduceLROnPlateau,
+        patience=0,
+        factor=0.5,
+        threshold=1e6,
+        **settings,
+    )
+
+
+def test_a_plateau_watches_the_validation(tmp_path) -> None:
+    assert rates(tmp_path, plateau()) == pytest.approx([0.3, 0.15, 0.075, 0.0375])
+    every = {"check_val_every_n_epoch": 2}
+    assert rates(tmp_path, plateau(), **every) == pytest.approx([0.3, 0.3, 0.15, 0.15])
+    built = LRSchedule(factory=plateau(mode="max")).build(
+        classifier().make_optimizer([nn.Parameter(torch.ones(1))]), steps=8, epochs=4
+    )
+    assert (built["monitor"], built["interval"]) == ("val/accuracy", "epoch")
+    watched = LRSchedule(factory=plateau(), monitor="train/loss")
+    assert rates(tmp_path, watched, validated=False)[-1] == pytest.approx(0.0375)
+
+
+def test_a_plateau_without_a_validation_is_refused_before_the_first_step(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="watches val/loss, and nothing is validated"):
+        rates(tmp_path, plateau(), validated=False)
+    with pytest.raises(ConfigError, match="interval=step"):
+        rates(tmp_path, LRSchedule(factory=plateau(), interval="step"))
+    with pytest.raises(ConfigError, match="schedule is a int"):
+        classifier(schedule=3)

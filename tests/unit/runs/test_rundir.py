@@ -154,14 +154,15 @@ def test_evaluate_reproduces_the_test(job: Job) -> None:
     assert again["test/loss"] == trained["test/loss"]
     assert again["inference_shapes_per_s"] > 0
     assert again["test_shapes_per_s"] > 0
-    file = run / "checkpoints" / "last.ckpt"
+    assert trained["tested_checkpoint"] == again["evaluated_checkpoint"] == "best.ckpt"
+    file = run / "checkpoints" / "best.ckpt"
     assert job("task=evaluate", "model.norm=true", f"checkpoint={file}") == evaluated
 
 
 def test_checkpoint_of_another_model(job: Job) -> None:
     run = job()
     with pytest.raises(CheckpointError) as error:
-        job("task=evaluate", "model.width=9", f"checkpoint={run}")
+        job("task=evaluate", "model.width=9", "task.allow=[model]", f"checkpoint={run}")
     assert "layers.0.weight is (8, 8) there, (9, 8) in the model" in error.value.message
     assert str(run / "config.yaml") in error.value.remedy
     assert error.value.exit_code == 5

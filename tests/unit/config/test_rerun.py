@@ -1,0 +1,149 @@
+"""``--from RUN``: the configuration of a run, and what the command sets on top."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sparsepipe.config.compose import admit
+from sparsepipe.config.rerun import _written, from_run
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.errors import ConfigError
+from tests.support.command_line import Shell, composed
+from tests.support.paths import CONF
+
+
+def recorded(tmp_path: Path, *overrides: str, record: bool = True) -> RunSpec:
+    """A run's ``config.yaml`` in ``tmp_path``, with its overrides as the command records them."""
+    spec = composed(*overrides)
+    values = spec.to_dict()
+    if record:
+        hidden = ("paths", "data.root", "logger", "checkpoint")
+        words = [word for word in overrides if not word.startswith(hidden)]
+        values["hydra"] = {"overrides": words, "choices": {}}
+    (tmp_path / "config.yaml").write_text(RunSpec.from_dict(values).to_yaml())
+    return spec
+
+
+def again(tmp_path: Path, *overrides: str) -> RunSpec:
+    words = from_run(["--config-dir", str(CONF), "--from", str(tmp_path), *overrides])
+    assert words[:2] == ["--config-dir", str(CONF)]
+    return composed(*words[2:])
+
+
+RUN = (
+    *("data=modelnet40", "data.root='/somewhere else, it\\'s here'", "paths.outputs=elsewhere"),
+    *("model=dense_vgg11_bn", "model.width=0.25", "seed=3", "optim=adamw", "data.resolution=20"),
+    *("parallel=gpipe", "parallel.devices=2", "hardware.cpu_devices=2", "tags=[a,'b c']"),
+    *("callbacks=[early_stopping]", "hardware.accelerator=cpu", "name=first"),
+)
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["recorded overrides", "none"])
+def test_it_is_the_same_configuration(tmp_path: Path, record: bool) -> None:
+    spec = recorded(tmp_path, *RUN, record=record)
+    found = again(tmp_path)
+    assert found.flat() == spec.flat()
+    assert found.identity() == spec.identity()
+
+
+def test_an_experiments_settings_are_kept(tmp_path: Path) -> None:
+    spec = recorded(tmp_path, "experiment=staleness", "scale=smoke", "parallel.strategy.mode=none")
+    assert again(tmp_path).flat() == spec.flat()
+
+
+def test_what_follows_from_a_setting_still_does(tmp_path: Path) -> None:
+    recorded(tmp_path, *RUN)
+    found = again(tmp_path, "seed=7")
+    assert (found.seed, found.data.get("seed"), found.model.get("width")) == (7, 7, 0.25)
+
+
+def test_a_group_of_the_command_takes_the_place_of_the_runs(tmp_path: Path) -> None:
+    recorded(tmp_path, *RUN, "optim.optimizer.betas=[0.8,0.9]", "optim.optimizer.lr=0.5")
+    found = again(tmp_path, "optim=sgd", "optim.optimizer.momentum=0.5")
+    assert found.optim.optimizer.path == "torch.optim.SGD"
+    assert found.optim.optimizer.arguments["lr"] == 0.01
+    assert found.optim.optimizer.arguments["momentum"] == 0.5
+    assert "betas" not in found.optim.optimizer.arguments
+    assert found.data.get("resolution") == 20
+    plain = again(tmp_path, "parallel=single", "parallel.devices=1")
+    assert (plain.parallel.strategy, plain.parallel.plan) == (None, None)
+
+
+def test_values_that_changed_their_defaults_since_are_the_runs(tmp_path: Path) -> None:
+    recorded(tmp_path, "data=shapes")
+    values = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    values["optim"]["optimizer"]["lr"] = 0.123
+    del values["data"]["augment"]["dropout"], values["checkpoint_strict"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    found = again(tmp_path)
+    assert found.optim.optimizer.arguments["lr"] == 0.123
+    assert "dropout" not in found.data.arguments["augment"]
+    assert again(tmp_path, "optim.optimizer.lr=0.01").optim.optimizer.arguments["lr"] == 0.01
+
+
+def test_options_stay_in_front(tmp_path: Path) -> None:
+    recorded(tmp_path, "data=shapes", "seed=4")
+    words = from_run(["-m", f"--from={tmp_path}", "optim.optimizer.lr=0.1,0.2"])
+    assert (words[0], words[-1]) == ("-m", "optim.optimizer.lr=0.1,0.2")
+    assert "seed=4" in words
+    assert from_run(["seed=1"]) == ["seed=1"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        from_run(["--from", str(tmp_path)])
+    (tmp_path / "config.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match="no run's configuration"):
+        from_run(["--from", str(tmp_path)])
+    with pytest.raises(ConfigError, match="names no run"):
+        from_run(["seed=1", "--from"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "it's",
+        "a\\",
+        "\\'",
+        "a,b",
+        "{x: 1}",
+        "null",
+        "1",
+        "a\\\\'b",
+        [1, "x y", None, {"a": "'"}],
+    ],
+)
+def test_values_are_read_as_they_were_written(value: object) -> None:
+    parsed = OverridesParser.create().parse_override(f"key={_written(value, 'key')}")
+    assert parsed.value() == value
+
+
+def test_a_node_that_is_named_anew_replaces_the_former() -> None:
+    node = (
+        "optim.schedule={_target_: torch.optim.lr_scheduler.StepLR, _partial_: true, step_size: 2}"
+    )
+    spec = composed("data=shapes", "optim=adamw", node)
+    assert spec.optim.schedule is not None
+    assert set(spec.optim.schedule.arguments) == {"_partial_", "step_size"}
+    assert admit([node]) == ["++optim.schedule=null", f"++{node}"]
+
+
+@pytest.mark.full
+def test_the_command_finds_the_run_again(shell: Shell) -> None:
+    run = shell("seed=2", "paths.outputs=there", "trainer.max_epochs=1").run
+    again = shell("--from", str(run))
+    assert (again.run, "finished before" in again.err) == (run, True)
+    other = shell(f"--from={run}", "seed=3").run
+    assert (other.parent, other != run) == (run.parent, True)
+    found = RunSpec.load(other / "config.yaml")
+    assert (found.seed, found.trainer.max_epochs) == (3, 1)
+    missing = shell("--from", "nowhere")
+    assert (missing.code, "names no run" in missing.err or "cannot be read" in missing.err) == (
+        2,
+        True,
+    )

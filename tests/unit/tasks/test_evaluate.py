@@ -1,0 +1,205 @@
+"""The task evaluate measures what was trained, and says or refuses what differs from that."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.data.points import PointSet, Split
+from sparsepipe.data.sources import GeneratedShapes
+from sparsepipe.data.sources.base import CacheSettings
+from sparsepipe.errors import ConfigError
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import resolve_run
+from sparsepipe.models import Classifier
+from sparsepipe.utils.files import read_json
+from tests.support.command_line import checkpoint, composed, rows
+
+TRAINED = (
+    *("data=shapes", "model=sparse_vgg11_bn", "parallel=single", "optim=sgd_onecycle"),
+    *("data.source.classes=[mug,wheel,gear]", "data.source.train_per_class=8"),
+    *("data.source.test_per_class=8", "data.val_share=0.25", "data.cached_points=512"),
+    *("data.num_points=256", "data.resolution=12", "data.batch_size=8", "data.num_workers=0"),
+    *("data.cache_workers=1", "model.width=0.0625", "trainer.max_epochs=3", "task.gallery=0"),
+    *("hardware.accelerator=cpu", "seed=3", "data.span=cube"),
+)
+EVALUATED = ("task=evaluate", "task.gallery=0", "task.timed_batches=1", "task.warmup_batches=0")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("evaluated"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield Path.cwd()
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    return run_job(composed(*TRAINED)).path
+
+
+class Reversed(GeneratedShapes):
+    """The same shapes, with the classes in the opposite order."""
+
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        points = super().load(split, cache)
+        labels_S = len(points.classes) - 1 - points.labels_S
+        return replace(points, classes=points.classes[::-1], labels_S=labels_S)
+
+
+def evaluated(run: Path, *overrides: str) -> dict[str, object]:
+    spec = composed(*EVALUATED, f"checkpoint={run}", *overrides)
+    return dict(read_json(run_job(spec).path / "result.json"))
+
+
+def test_the_checkpoint_alone_gives_the_tests_figures(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained, again = read_json(run / "result.json"), evaluated(run)
+    for name in ("test/accuracy", "test/loss", "test/accuracy/mug"):
+        assert again[name] == trained[name]
+    assert trained["tested_checkpoint"] == again["evaluated_checkpoint"] == "best.ckpt"
+    assert "differs_from_training" not in again
+    assert f"model, data and backend are those of {run / 'config.yaml'}" in caplog.text
+
+
+def test_other_weights_are_tested_where_somebody_says_so(run: Path) -> None:
+    """The best of three epochs is not the last, or this shows nothing."""
+    best = max(float(row["val/accuracy"]) for row in rows(run))
+    epoch = checkpoint(run, "best")["callbacks"]["RunCheckpoint"]["epoch"]
+    assert float(rows(run)[epoch - 1]["val/accuracy"]) == best
+    last = run_job(composed(*TRAINED, "task.test_weights=last")).path
+    assert last != run
+    result = read_json(last / "result.json")
+    assert "tested_checkpoint" not in result
+    file = last / "checkpoints" / "last.ckpt"
+    assert evaluated(file)["test/loss"] == result["test/loss"]
+    if epoch < 3:
+        assert result["test/loss"] != read_json(run / "result.json")["test/loss"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("data.resolution=16",), "data.resolution=16 (trained with 12)"),
+        (("data.span=extent",), "data.span=extent (trained with cube)"),
+        (("data.up_axis=y",), "data.up_axis=y (trained with z)"),
+        (("data.num_points=128",), "data.num_points=128 (trained with 256)"),
+        (("data.num_points=null",), "data.num_points=null (trained with 256)"),
+        (("~data.num_points",), "data.num_points=4096 (trained with 256)"),
+        (("data.point_ratio=0.5",), "data.point_ratio=0.5 (trained with 1.0)"),
+        (("data.representation=dense",), "data.representation=dense (trained with sparse)"),
+        (("data={span: extent}",), "data.span=extent"),
+        (("data=shapes",), "data.resolution=32 (trained with 12)"),
+        (("model.width=0.125",), "model.width=0.125 (trained with 0.0625)"),
+        (("model=sparse_vgg13_bn",), "model._target_"),
+        (("data.resolution=16", "data.span=extent", "task.allow=[data.span]"), "data.resolution"),
+    ],
+)
+def test_what_contradicts_the_training_is_refused(
+    run: Path, overrides: tuple[str, ...], key: str
+) -> None:
+    spec = composed("task=evaluate", f"checkpoint={run}", *overrides)
+    with pytest.raises(ConfigError, match="contradicts the training") as caught:
+        resolve_run(spec)
+    assert key in caught.value.message
+    assert "task.allow=[" in caught.value.remedy
+    name = key.partition("=")[0]
+    allowed = f"task.allow=[{name},data,model]"
+    resolve_run(composed("task=evaluate", f"checkpoint={run}", *overrides[:1], allowed))
+
+
+def test_what_is_meant_is_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ("data.resolution=6", "task.allow=[data.resolution]", "data.batch_size=5")
+    found = evaluated(run, *settings)
+    assert set(str(found["differs_from_training"]).split("; ")) == {
+        "data.resolution=6 (trained with 12)",
+        "data.batch_size=5 (trained with 8)",
+    }
+    assert found["test/loss"] != read_json(run / "result.json")["test/loss"]
+    assert "but data.resolution=6 (trained with 12)" in caplog.text
+
+
+def test_settings_follow_seeds_as_in_the_training(run: Path) -> None:
+    names = ("task=evaluate", f"checkpoint={run}")
+    spec = composed(*names)
+    assert (spec.seed, spec.data.get("seed"), spec.data.get("resolution")) == (3, 3, 12)
+    spec = composed(*names, "seed=5")
+    assert (spec.seed, spec.data.get("seed")) == (5, 5)
+    assert composed(*names, "data.root=elsewhere").data.get("root") == "elsewhere"
+    dense = composed(*names, "model=dense_vgg11_bn")
+    assert (dense.representation, dense.data.get("representation")) == ("dense", "dense")
+
+
+def test_classes_in_another_order_are_refused(run: Path) -> None:
+    other = ("data.source._target_=tests.unit.tasks.test_evaluate.Reversed",)
+    with pytest.raises(ConfigError, match="in another order than") as caught:
+        evaluated(run, *other)
+    assert "task.allow=[classes]" in caught.value.remedy
+    assert "differs_from_training" in evaluated(run, *other, "task.allow=[classes]")
+
+
+def test_a_file_that_left_its_run_says_itself_what_it_is_of(run: Path, place: Path) -> None:
+    file = place / "moved.ckpt"
+    shutil.copy(run / "checkpoints" / "best.ckpt", file)
+    assert evaluated(file)["test/loss"] == read_json(run / "result.json")["test/loss"]
+    with pytest.raises(ConfigError, match="contradicts the training"):
+        resolve_run(composed("task=evaluate", f"checkpoint={file}", "data.resolution=16"))
+    content = torch.load(file, weights_only=True)
+    record = content["sparsepipe"]
+    assert record["classes"] == ["gear", "mug", "wheel"]
+    assert record["config"]["data"]["resolution"] == 12
+    assert {"sparsepipe", "torch", "python"} <= record["versions"].keys()
+    record["config"]["model"]["_target_"] = "os.system"
+    torch.save(content, file)
+    with pytest.raises(ConfigError, match=r"os\.system"):
+        composed("task=evaluate", f"checkpoint={file}")
+
+
+def test_what_nobody_knows_is_said(
+    run: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save(checkpoint(run, "best")["state_dict"], place / "weights.pt")
+    settings = [word for word in TRAINED if word.startswith(("data", "model", "seed", "hardware"))]
+    found = evaluated(place / "weights.pt", *settings)
+    assert found["test/loss"] == read_json(run / "result.json")["test/loss"]
+    assert "nothing says what" in caplog.text
+
+
+def test_the_classifier_is_loaded_from_a_checkpoint_alone(run: Path) -> None:
+    module = Classifier.load_from_checkpoint(run / "checkpoints" / "best.ckpt")
+    spec = RunSpec.load(run / "config.yaml")
+    data = build_data(spec)
+    data.setup("test")
+    expected = build_module(spec, data)
+    expected.load_state_dict(checkpoint(run, "best")["state_dict"])
+    assert module.class_names == tuple(data.classes)
+    batch = next(iter(data.test_dataloader()))
+    with torch.inference_mode():
+        assert torch.equal(module.eval()(batch["input"]), expected.eval()(batch["input"]))
+    optimizer = module.make_optimizer(module.parameters())
+    assert (type(optimizer), optimizer.defaults["nesterov"]) == (torch.optim.SGD, True)
+
+
+def test_a_network_of_somebody_else_is_passed_to_load_it(job: Callable[..., Path]) -> None:
+    path = job() / "checkpoints" / "last.ckpt"
+    with pytest.raises(ConfigError, match=r"tests\.support\.tinyhouse\.mlp is not called"):
+        Classifier.load_from_checkpoint(path)
+    from tests.support.tinyhouse import mlp
+
+    layers = mlp(num_classes=2)
+    module = Classifier.load_from_checkpoint(path, layers=layers)
+    assert module.layers is layers
+    assert torch.equal(
+        module.layers[0].weight, checkpoint(path.parents[1])["state_dict"]["layers.0.weight"]
+    )
