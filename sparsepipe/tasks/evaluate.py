@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 import time
@@ -189,7 +190,7 @@ class Evaluate(Task):
     def _check_classes(
         self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
     ) -> None:
-        then = (content.get(RECORD) or {}).get(CLASSES)
+        then = (content.get(RECORD) or {}).get(CLASSES) or _tested_classes(path)
         now = list(getattr(data, "classes", ()))
         if not then or not now or list(then) == now or self._allows(CLASSES):
             return
@@ -223,6 +224,15 @@ class Evaluate(Task):
         log.info("by the plan of the training: %s", plan)
         with writing(directory.path):
             write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
+
+
+def _tested_classes(path: Path) -> list[str]:
+    """The classes that a checkpoint's run was tested on, for one that does not say them itself."""
+    file = RunDir(path.parent.parent).confusion
+    if path.parent.name != "checkpoints" or not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(dict.fromkeys(row["actual"] for row in csv.DictReader(stream)))
 
 
 def _epoch_of(content: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.models import Classifier
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import checkpoint, composed, rows
+from tests.support.command_line import Shell, checkpoint, composed, rows
 
 TRAINED = (
     *("data=shapes", "model=sparse_vgg11_bn", "parallel=single", "optim=sgd_onecycle"),
@@ -147,6 +147,14 @@ def test_classes_in_another_order_are_refused(run: Path) -> None:
         evaluated(run, *other)
     assert "task.allow=[classes]" in caught.value.remedy
     assert "differs_from_training" in evaluated(run, *other, "task.allow=[classes]")
+    former = shutil.copytree(run, run.parent / "former")  # by a version whose checkpoints said less
+    for path in (former / "checkpoints").glob("*.ckpt"):
+        content = checkpoint(former, path.stem)
+        del content["sparsepipe"], content["hyper_parameters"]
+        torch.save(content, path)
+    assert evaluated(former)["test/loss"] == read_json(run / "result.json")["test/loss"]
+    with pytest.raises(ConfigError, match="in another order than"):
+        evaluated(former, *other)
 
 
 def test_a_file_that_left_its_run_says_itself_what_it_is_of(run: Path, place: Path) -> None:
@@ -203,3 +211,13 @@ def test_a_network_of_somebody_else_is_passed_to_load_it(job: Callable[..., Path
     assert torch.equal(
         module.layers[0].weight, checkpoint(path.parents[1])["state_dict"]["layers.0.weight"]
     )
+
+
+@pytest.mark.full
+def test_each_job_of_a_sweep_takes_its_own_runs(shell: Shell) -> None:
+    runs = [shell(f"model.width={width}", "trainer.max_epochs=1").run for width in (5, 6)]
+    done = shell.sweep("task=evaluate", f"checkpoint={runs[0]},{runs[1]}", "name=evaluated")
+    assert done.code == 0, done.err
+    found = [read_json(run / "result.json") for run in shell.cwd.glob("outputs/evaluated/*/")
+             if (run / "DONE.json").exists()]  # fmt: skip
+    assert sorted(each["model.width"] for each in found) == [5, 6]
