@@ -213,7 +213,6 @@ class _GlobalMax(torch.autograd.Function):
         return best.masked_fill_(counts_B[:, None] == 0, 0)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None]:
         (winner_BC,) = ctx.saved_tensors
         grad = grad_BC.new_zeros(ctx.num_rows + 1, grad_BC.shape[1])
@@ -233,7 +232,6 @@ class _GlobalMean(torch.autograd.Function):
         return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
         _, (batch_N, counts_B) = saved(ctx)
         share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)

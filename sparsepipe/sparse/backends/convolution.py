@@ -109,10 +109,10 @@ class _Convolution(torch.autograd.Function):
         return _sum_of_products(plan, feats_NC, kernel_KCD, centre=_centre(kernel_map))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
-        grads = _gradients(
+        gradients = _differentiable_gradients if torch.is_grad_enabled() else _gradients
+        grads = gradients(
             feats_NC,
             kernel_KCD,
             grad_MD.contiguous(),
@@ -136,9 +136,19 @@ class _NarrowConvolution(torch.autograd.Function):
         return columns @ kernel_KCD.reshape(volume * channels, width)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD, columns), kernel_map = saved(ctx)
+        if torch.is_grad_enabled():
+            need_feats, need_kernel, _ = ctx.needs_input_grad
+            grads = _differentiable_gradients(
+                feats_NC,
+                kernel_KCD,
+                grad_MD,
+                kernel_map,
+                need_feats=need_feats,
+                need_kernel=need_kernel,
+            )
+            return (*grads, None)
         grad_kernel = None
         if ctx.needs_input_grad[1]:
             grad_kernel = (columns.t() @ grad_MD).view(kernel_KCD.shape)
@@ -218,6 +228,44 @@ def _gradients(
     if grad_kernel is not None:
         grad_kernel = grad_kernel.to(kernel_KCD.dtype)
     return (_join(sums) if need_feats else None), grad_kernel
+
+
+def _differentiable_gradients(
+    feats_NC: Tensor,
+    kernel_KCD: Tensor,
+    grad_MD: Tensor,
+    kernel_map: KernelMap,
+    *,
+    need_feats: bool,
+    need_kernel: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """:func:`_gradients` by operations that autograd follows, as ``create_graph=True`` asks for.
+
+    At one offset each row is in one pair at most, so that no sum depends on the order of threads.
+    """
+    pairs = kernel_map.derived("pairs", pairs_by_offset)
+    grad_feats = feats_NC.new_zeros(feats_NC.shape)
+    grads_CD = []
+    for kernel_CD, (outputs_P, inputs_P) in zip(kernel_KCD, pairs, strict=True):
+        read_PD = grad_MD.index_select(0, outputs_P)
+        if need_feats:
+            grad_feats = grad_feats.index_add(0, inputs_P, read_PD @ kernel_CD.t())
+        if need_kernel:
+            grads_CD.append(feats_NC.index_select(0, inputs_P).t() @ read_PD)
+    return (
+        grad_feats if need_feats else None,
+        torch.stack(grads_CD) if need_kernel else None,
+    )
+
+
+def pairs_by_offset(kernel_map: KernelMap) -> list[tuple[Tensor, Tensor]]:
+    """Output and input rows (int64) of the pairs at each offset."""
+    rows_KM = kernel_map.neighbours_KM
+    exists_KM = rows_KM >= 0
+    sizes: list[int] = exists_KM.sum(1).tolist()
+    outputs = exists_KM.nonzero()[:, 1].split_with_sizes(sizes)
+    inputs = rows_KM[exists_KM].long().split_with_sizes(sizes)
+    return list(zip(outputs, inputs, strict=True))
 
 
 def _join(blocks: list[Tensor]) -> Tensor:

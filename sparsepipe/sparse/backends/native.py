@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsepipe.errors import BackendError
-from sparsepipe.sparse.backends.convolution import convolve
+from sparsepipe.sparse.backends.convolution import convolve, pairs_by_offset
 from sparsepipe.sparse.kernel_map import CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.saved_tensors import save, saved
@@ -173,7 +173,6 @@ class _MaxPool(torch.autograd.Function):
         return best_MC
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_MC: Tensor) -> tuple[Tensor, None]:
         kernel_map: KernelMap
         (winner_MC,), kernel_map = saved(ctx)
@@ -193,13 +192,3 @@ def _overlapping_gradient(grad_MC: Tensor, winner_MC: Tensor, kernel_map: Kernel
         # At one offset each input is read by at most one window, so that rows never collide.
         grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
     return grad_NC
-
-
-def pairs_by_offset(kernel_map: KernelMap) -> list[tuple[Tensor, Tensor]]:
-    """Output and input rows (int64) of the pairs at each offset."""
-    rows_KM = kernel_map.neighbours_KM
-    exists_KM = rows_KM >= 0
-    sizes: list[int] = exists_KM.sum(1).tolist()
-    outputs = exists_KM.nonzero()[:, 1].split_with_sizes(sizes)
-    inputs = rows_KM[exists_KM].long().split_with_sizes(sizes)
-    return list(zip(outputs, inputs, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,13 +131,52 @@ def convolve(
     level = _Level.of(x.cache)
     level.check()
     check_grid_is_known(level, spec)
+    _check_cells(level, spec, library.convention)
     weight = convert.to_torchsparse(kernel, spec.size)
     out = _call(library, level, x, (feats, weight, bias), spec)
     if not spec.is_submanifold:
         sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
         coords_M4 = convert.coords_from_torchsparse(out.coords, (sx, sy, sz), library.convention)
         level = level.downsampled(spec, coords_M4)
-    return at_level(x, out.feats, level, spec)
+    feats = _DifferentiableOnce.apply(out.feats)  # type: ignore[no-untyped-call]
+    return at_level(x, feats, level, spec)
+
+
+def _check_cells(level: _Level, spec: KernelSpec, convention: convert.Convention) -> None:
+    """Refuse strided windows whose output sites torchsparse 2.1 numbers beyond a 32-bit integer.
+
+    ``downsample_cuda.cu`` numbers the cells of the batch's output grid in 64 bits, and reads them
+    back in 32.
+    """
+    if spec.is_submanifold or convention == convert.V2_0:
+        return
+    outputs = (-(-d // s) for d, s in zip(level.extent, spec.stride, strict=True))
+    cells = level.batch_size * math.prod(outputs)
+    if cells >= 2**31:
+        raise BackendError(
+            f"torchsparse 2.1 counts the cells of a strided window's output grid in 32 bits, and "
+            f"{level.batch_size} samples of extent {level.extent} have {cells:,} at stride "
+            f"{spec.stride}",
+            remedy="use backend=native, a smaller batch or a coarser grid (data.resolution)",
+        )
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Refuses a second derivative: torchsparse's backward leaves no graph, and none would count."""
+
+    @staticmethod
+    def forward(ctx: Any, feats: Tensor) -> Tensor:
+        return feats.view_as(feats)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise BackendError(
+                "torchsparse's convolutions have no second derivative, which create_graph=True "
+                "asks for, as a gradient penalty does",
+                remedy="use backend=native for these layers, which has derivatives of any order",
+            )
+        return gradient
 
 
 def _call(

@@ -233,3 +233,24 @@ def test_old_versions_are_refused():
     module.__version__ = "1.4.0"
     with pytest.raises(BackendError, match=r"1\.4\.0 is too old"):
         Library.of(module)
+
+
+def test_output_grids_of_more_cells_than_an_int_counts_are_refused():
+    """torchsparse 2.1 reads the number of an output cell back as a 32-bit integer."""
+    coords = torch.zeros(1, 4, dtype=torch.int32)
+    spec = KernelSpec.of(2, stride=2)
+    kernel, _ = weights(spec)
+
+    def down(extent, version, window=spec):
+        x = SparseTensor(torch.ones(1, 2), coords, spatial_shape=extent, batch_size=2)
+        return convolve(Library.of(statement_of(version)), x, kernel, None, window)
+
+    large, below = (2048, 2048, 2048), (2048, 2048, 2046)
+    with pytest.raises(BackendError, match=r"2,147,483,648 at stride \(2, 2, 2\)"):
+        down(large, "2.1")
+    for extent, version, window in (
+        (below, "2.1", spec),
+        (large, "2.0", spec),
+        (large, "2.1", KernelSpec.of(2)),  # the sites of its input
+    ):
+        assert len(down(extent, version, window)) == 1
