@@ -44,6 +44,16 @@ class Spans:
     begin_bytes_I: Floats | None = None
     end_bytes_I: Floats | None = None
 
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            found = np.max(getattr(self, name), initial=0.0)
+            if not found < most:
+                raise ProfileError(
+                    f"the layers have {found:.3g} of {name.rpartition('_')[0]} in all, and the most "
+                    f"that can be is {most:.3g}",
+                    remedy="correct the profile's numbers, or measure it again with task=profile",
+                )
+
     @property
     def num_layers(self) -> int:
         """L; or states of a graph."""
@@ -71,6 +81,16 @@ class Spans:
         if self.end_bytes_I is not None:
             end_I = end_I + self.end_bytes_I
         return begin_I, end_I
+
+
+_MOST_BYTES = 2.0**63  # that 64 bits can address; multiples of it still have MiB as differences
+_MOST = {
+    "compute_s_KI": float("inf"),
+    "parameter_bytes_I": _MOST_BYTES,
+    "stored_bytes_I": _MOST_BYTES,
+    "cut_bytes_I": _MOST_BYTES,
+}
+"""Which sums are less than what: searches halve distances between them until these are small."""
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:
