@@ -87,6 +87,7 @@ class AsynchronousWorker(StageWorker[Events]):
         weights = self.weights
         assert weights is not None
         minibatches = self._order.minibatches
+        weights.check_values()
         weights.keep_from(None)
         self._tally.drain()
         self._run(self._order.drain())
@@ -118,6 +119,8 @@ class AsynchronousWorker(StageWorker[Events]):
             self._tally.see(action)
             with self._noting(self._description(action)):
                 do[action.kind](action.number)
+        assert self.weights is not None
+        self.weights.note_values()
 
     def _description(self, action: Action) -> str:
         """An action in words, with the minibatch's number in the whole run."""

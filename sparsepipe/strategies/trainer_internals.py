@@ -22,6 +22,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.connectors.data_connector import _get_distributed_sampler
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.tuner.lr_finder import _LRCallback
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -255,6 +256,14 @@ def saves_at(callback: pl.Callback, step: int) -> bool:
         return False
     every = callback._every_n_train_steps
     return every >= 1 and step % every == 0
+
+
+def finds_learning_rate(trainer: pl.Trainer) -> bool:
+    """Whether the running steps are those of Lightning's search for a learning rate.
+
+    It looks at the loss of each step, and stops all ranks together.
+    """
+    return any(isinstance(callback, _LRCallback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def checks_after_steps(timer: Timer) -> bool:

@@ -49,8 +49,8 @@ class Spans:
             found = np.max(getattr(self, name), initial=0.0)
             if not found < most:
                 raise ProfileError(
-                    f"the layers have {found:.3g} of {name.rpartition('_')[0]} in all, and the most "
-                    f"that can be is {most:.3g}",
+                    f"the layers have {found:.3g} of {name.rpartition('_')[0]} in all, and the "
+                    f"most that can be is {most:.3g}",
                     remedy="correct the profile's numbers, or measure it again with task=profile",
                 )
 

@@ -140,6 +140,16 @@ class Policy:
     def after_update(self) -> None:
         self.version += 1
 
+    def note_values(self) -> None:
+        """Code that is not the pipeline's is about to run."""
+
+    def check_values(self) -> None:
+        """It has run, and must have left alone what minibatches in flight use.
+
+        Raises:
+            ConfigError: it has changed a parameter, by whatever way.
+        """
+
     def restart(self) -> None:
         self.version = 0
 
@@ -152,7 +162,8 @@ class Stash(Policy):
         self._live = WeightSet(version=0)
         self._kept: dict[int, WeightSet] = {}  # sets that the parameters left behind
         self._needed_from = math.inf  # the oldest version that may be needed by number
-        self._marks: dict[str, tuple[int, bool]] = {}
+        self._marks: dict[str, tuple[int, ...]] = {}
+        self._noted: tuple[int, Tensor] | None = None  # version and checksums
 
     def take(self, *, ahead: int, included: int | None) -> WeightSet:
         return self._use(self._live)
@@ -190,29 +201,64 @@ class Stash(Policy):
         super().after_update()
         self._live.version = self.version
 
+    def note_values(self) -> None:
+        if not (self._live.users and self._memory.parameters):
+            self._noted = None
+        elif self._noted is None or self._noted[0] != self.version:
+            self._noted = self.version, self._checksums()
+
+    def check_values(self) -> None:
+        if self._noted is None or not self._live.users or self._noted[0] != self.version:
+            return
+        differ = (self._checksums() != self._noted[1]).any(dim=1)
+        if differ.any():
+            names = list(self._memory.parameters)
+            raise _changed(names[int(differ.int().argmax())])
+
+    def _checksums(self) -> Tensor:
+        """Of each parameter: writes through ``.data`` leave no other trace."""
+        return torch.stack([_checksum(p.data) for p in self._memory.parameters.values()])
+
     def restart(self) -> None:
         super().restart()
         assert not self._kept
         self._live.version = 0
+        self._noted = None
 
     def _drop_unneeded(self) -> None:
         for version, weights in list(self._kept.items()):
             if not weights.users and version < self._needed_from:
                 self._memory.give_back(self._kept.pop(version).tensors)
 
-    def _mark(self) -> dict[str, tuple[int, bool]]:
+    def _mark(self) -> dict[str, tuple[int, ...]]:
         parameters = self._memory.parameters.items()
-        return {name: (p._version, p.requires_grad) for name, p in parameters}
+        return {name: (p._version, p.data_ptr(), p.requires_grad) for name, p in parameters}
 
     def _check_untouched(self) -> None:
         """Graphs in flight share the parameters' memory, and autograd would not notice a change."""
         for name, mark in self._mark().items():
             if mark != self._marks[name]:
-                raise ConfigError(
-                    f"{name} was changed between two updates, while minibatches were in flight",
-                    remedy="change parameters in the optimizer's step or its hooks, or between "
-                    "epochs, when the pipeline is empty",
-                )
+                raise _changed(name)
+
+
+def _changed(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} was changed between two updates, while minibatches were in flight",
+        remedy="change parameters in the optimizer's step or its hooks, or between "
+        "epochs, when the pipeline is empty",
+    )
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """int64 [2]: the sum of the values' bits, eight bytes at a time, and of what is left over."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if real.untyped_storage().nbytes() == real.nbytes:  # dense, in whatever order
+        flat = real.as_strided((real.numel(),), (1,), 0)
+    else:
+        flat = real.reshape(-1)
+    whole = flat.numel() - flat.numel() * real.element_size() % 8 // real.element_size()
+    rest = flat[whole:].double().sum()
+    return torch.stack([flat[:whole].view(torch.int64).sum(), rest.view(torch.int64)])
 
 
 class VerticalSync(Stash):

@@ -26,6 +26,7 @@ from sparsepipe.runtime.weights.prediction import Predictor
 class _Flight:
     weights: WeightSet
     leaves: dict[str, Tensor]
+    places: dict[str, int]  # in memory
 
 
 class Weights:
@@ -66,7 +67,9 @@ class Weights:
         *,
         replicas: int = 1,
         predict_backward: bool = False,
+        watched: bool = True,
     ) -> None:
+        self._watched = watched
         self.mode = _checked(mode, predict_backward=predict_backward)
         self.predict_backward = predict_backward
         self.memory = Memory(parameters)
@@ -116,10 +119,12 @@ class Weights:
         """
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
+        self.check_values()
         weights = self._policy.take(ahead=ahead, included=included)
         parameters = self.memory.parameters.items()
         leaves = {name: _leaf(p, weights.tensors.get(name)) for name, p in parameters}
-        self._flights[minibatch] = _Flight(weights=weights, leaves=leaves)
+        places = {name: leaf.data_ptr() for name, leaf in leaves.items()}
+        self._flights[minibatch] = _Flight(weights=weights, leaves=leaves, places=places)
         self.version_of_forward[minibatch] = weights.version
         return dict(leaves)
 
@@ -128,8 +133,18 @@ class Weights:
 
         Their values are the forward's, but for mode ``none`` (the present ones) and for SpecTrain's
         prediction at the backward, which looks ``ahead`` as many updates.
+
+        Raises:
+            ConfigError: a layer has changed its parameters in the forward.
         """
         flight = self._flights[minibatch]
+        for name, leaf in flight.leaves.items():
+            if leaf._version or leaf.data_ptr() != flight.places[name]:
+                raise ConfigError(
+                    f"{name} was changed by a layer's forward, while minibatches were in flight",
+                    remedy="compute the changed weight anew in each forward, as "
+                    "torch.nn.utils.parametrize does, or change it in on_before_optimizer_step",
+                )
         version = self._policy.begin_backward(flight.weights, ahead=ahead)
         if self._matched:
             assert version == self.version_of_forward[minibatch]
@@ -161,6 +176,20 @@ class Weights:
         self._policy.before_update()
         yield
         self._policy.after_update()
+
+    def note_values(self) -> None:
+        """Code that is not the pipeline's is about to run."""
+        if self._watched:
+            self._policy.note_values()
+
+    def check_values(self) -> None:
+        """It has run.
+
+        Raises:
+            ConfigError: it has changed a parameter while minibatches are in flight.
+        """
+        if self._watched:
+            self._policy.check_values()
 
     def restart(self) -> None:
         """After a drain: minibatches and versions count from 0, records are empty.

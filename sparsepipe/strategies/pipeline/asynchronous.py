@@ -73,6 +73,7 @@ class AsynchronousSettings(Settings):
             over,
             replicas=plan.replicas(plan.stage_of(rank)),
             predict_backward=self.predict_backward,
+            watched=shard.runs_foreign_code,
         )
         return partial(AsynchronousWorker, weights=weights)
 

@@ -6,12 +6,12 @@ so that names stay, and give their memory back until the module is made whole ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
@@ -19,24 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.batch_norm import norms_of
 from sparsepipe.schedule import Plan
-
-
-class Remote(nn.Module):
-    """Stands where a layer is that another rank runs; it has no parameters."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: layers are called all at once."""
-        raise ConfigError(
-            f"layer {self.name} was called by itself, and it is on another rank",
-            remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once a step",
-        )
-
-    def extra_repr(self) -> str:
-        return f"{self.name} is on another rank"
+from sparsepipe.strategies.pipeline.stand_ins import Absence, Remote
 
 
 def find_layers(module: nn.Module, name: str | None) -> str:
@@ -82,6 +65,11 @@ def _plain(module: nn.Module, name: str) -> str:
             f"{name} is a {type(found).__name__} with a forward of its own, and stages run its "
             "layers one by one",
             remedy="move that code into an entry of the Sequential, or into the steps",
+        )
+    if found._backward_hooks or found._backward_pre_hooks:
+        raise ConfigError(
+            f"{name} has a backward hook, and no rank runs the backward of all its layers",
+            remedy="register it on an entry of the Sequential",
         )
     return name
 
@@ -154,6 +142,7 @@ class Shard:
     def __init__(self, placement: Placement, *, stage: int) -> None:
         self._placement = placement
         self._stage = stage
+        self.absence = Absence(placement.module)
         self._removed: dict[int, nn.Module] = {}
         self._emptied: list[tuple[Tensor, torch.Size]] = []
 
@@ -161,6 +150,16 @@ class Shard:
     def is_last(self) -> bool:
         """Whether this rank owns what is in no layer."""
         return self._stage == self._placement.plan.num_stages - 1
+
+    @property
+    def runs_foreign_code(self) -> bool:
+        """Whether code that is neither ours nor Lightning's runs between two steps."""
+        module = self._placement.module
+        trainer = module.trainer if isinstance(module, pl.LightningModule) else None
+        callbacks = trainer.callbacks if trainer is not None else []  # type: ignore[attr-defined]
+        ours = (type(each).__module__.partition(".")[0] for each in (module, *callbacks))
+        lambdas = any(isinstance(each, LambdaCallback) for each in callbacks)
+        return lambdas or not {*ours} <= {"sparsepipe", "pytorch_lightning"}
 
     def prune(self) -> None:
         """Puts stand-ins in place of the layers of other stages, and frees these."""
@@ -171,7 +170,7 @@ class Shard:
             assert layer is not None
             if key not in mine:
                 self._removed[position] = layer
-                layers[position] = Remote(f"{placement.name}.{key}")
+                layers[position] = Remote(f"{placement.name}.{key}", layer, self.absence)
         kept = {id(tensor) for tensor in tensors_of(placement.module)}
         with torch.no_grad():
             for layer in self._removed.values():
@@ -197,6 +196,21 @@ class Shard:
         for name, parameter in self._placement.module.named_parameters():
             if parameter.requires_grad and self._placement.stage_of(name) == self._stage:
                 yield name, parameter
+
+    def check_trained(self, names: Collection[str]) -> None:
+        """Refuse to train what did not learn when the run began: no rank would update it.
+
+        Raises:
+            ConfigError: such a parameter now requires a gradient.
+        """
+        with self.absence.silent():
+            late = [name for name, _ in self.parameters() if name not in names]
+        if late:
+            raise ConfigError(
+                f"{late[0]} was frozen when the run began, and is to learn now",
+                remedy="let it require a gradient from the beginning, with lr=0 in a group of the "
+                "optimizer until it is to learn; or train in two runs",
+            )
 
     def norms(self) -> dict[str, _BatchNorm]:
         """Batch norms that this rank's stage owns, by name."""

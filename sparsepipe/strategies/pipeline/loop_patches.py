@@ -21,12 +21,15 @@ from sparsepipe.strategies.pipeline.dataloaders import is_elsewhere
 def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
     """Whether the pipeline must be empty after this training step, as far as is known now.
 
-    So it must at an epoch's end, before a validation, before a checkpoint at a step, and when
-    ``max_steps`` is reached. All ranks come to the same answer: ``stops`` is whether they have
-    agreed to stop, while ``trainer.should_stop`` may be a request of this rank alone.
+    So it must at an epoch's end, before a validation, before a checkpoint at a step, when
+    ``max_steps`` is reached, and where each step's own loss counts. All ranks come to the same
+    answer: ``stops`` is whether they have agreed to stop, while ``trainer.should_stop`` may be a
+    request of this rank alone.
     """
     steps = trainer.global_step + 1
     if internals.epoch_ends(trainer) or steps == trainer.max_steps:
+        return True
+    if internals.finds_learning_rate(trainer):
         return True
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     if any(internals.saves_at(callback, steps) for callback in callbacks):
@@ -131,6 +134,8 @@ class LoopPatches:
         """Lightning calls this first after the last hook of a step."""
         trainer = self._trainer
         step = trainer.global_step
+        if internals.finds_learning_rate(trainer):
+            self._agreed = trainer.should_stop  # by all ranks, of each of which it was broadcast
         requested = trainer.should_stop and not self._agreed
         self._agreed = self._agreed or self._stop.reached(step, requested=requested)
         trainer.should_stop = self._agreed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -186,6 +186,51 @@ def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
     )
 
 
+class ParameterHooks:
+    """Calls hooks of ``register_hook`` and ``register_post_accumulate_grad_hook`` once an update.
+
+    On one device autograd calls them in each backward. In a pipeline that is not where an
+    update's gradient is: minibatches in flight have leaves of their own, microbatches have parts of
+    it, and replicas average it. So they are called with what the optimizer gets.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = tuple(parameters)
+        self._suspended: list[tuple[dict[int, Any], dict[int, Any]]] = []
+
+    def suspend(self) -> None:
+        """Keeps autograd from calling them until :meth:`resume`: it adds up parts of gradients."""
+        for parameter in self._parameters:
+            for hooks in _hooks_of(parameter):
+                if hooks:
+                    self._suspended.append((hooks, dict(hooks)))
+                    hooks.clear()
+
+    def resume(self) -> None:
+        """Ends what :meth:`suspend` began, if it did."""
+        for hooks, kept in self._suspended:
+            hooks.update(kept)
+        self._suspended.clear()
+
+    @torch.no_grad()
+    def assign(self, parameter: nn.Parameter, gradient: Tensor | None) -> None:
+        """Sets the gradient of a parameter as its hooks change it."""
+        before, after = _hooks_of(parameter)
+        if gradient is not None:
+            for hook in tuple(before.values()):
+                changed = hook(gradient)
+                gradient = gradient if changed is None else changed
+        parameter.grad = gradient
+        if gradient is not None:
+            for hook in tuple(after.values()):
+                hook(parameter)
+
+
+def _hooks_of(parameter: nn.Parameter) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Those that may change a gradient, and those that are called when it is there."""
+    return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+
+
 _REMEDY = "use an optimizer that takes one gradient for an update, such as SGD or AdamW"
 
 
@@ -214,6 +259,7 @@ class OptimizerStep:
         self._precision = precision
         self._norm = norm
         self._options = OptionHistory(optimizer)
+        self.hooks = ParameterHooks(parameters.values())
 
     def record(self, step: int) -> None:
         self._options.record(step)
@@ -224,8 +270,9 @@ class OptimizerStep:
         Raises:
             ConfigError: the optimizer needs gradients at other weights too.
         """
+        self.hooks.resume()
         for name, parameter in self._parameters.items():
-            parameter.grad = gradients.get(name)
+            self.hooks.assign(parameter, gradients.get(name))
         self._precision.post_backward(loss, self._module)
         evaluation = _Closure(self._optimizer, self._parameters, loss)
         clipping = nullcontext() if self._norm is None else self._norm.clipping(self._precision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +70,11 @@ class StepEvents(ABC):
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
         assert self._updates is not None
         self._updates.apply(gradients, loss=self.loss, step=step)
+
+    def end(self) -> None:
+        """The run has ended, perhaps between a step's beginning and its update."""
+        if self._updates is not None:
+            self._updates.hooks.resume()
 
     @abstractmethod
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
@@ -160,6 +165,7 @@ class Pipeline:
         events: StepEvents,
         metrics: Metrics,
         shard: Shard,
+        trained: Collection[str],
         end: Callable[[], Any],
     ) -> None:
         self.worker = worker
@@ -168,6 +174,7 @@ class Pipeline:
         self._events = events
         self._metrics = metrics
         self._shard = shard
+        self._trained = trained
         last = plan.num_stages - 1
         self._last_replica = plan.replica_of(rank) if plan.stage_of(rank) == last else None
         self._reads = plan.stage_of(rank) == 0
@@ -181,8 +188,11 @@ class Pipeline:
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
         """One Lightning step: a round of stage 0 enters."""
         self._steps.choose(TRAINING, arguments)
-        self._events.begin(self.worker.rounds)
-        self.worker.feed(batch, count=count, number=number)
+        if not self.worker.rounds:
+            self._shard.check_trained(self._trained)
+        with self._shard.absence.silent():
+            self._events.begin(self.worker.rounds)
+            self.worker.feed(batch, count=count, number=number)
 
     def drain(self) -> None:
         """Finishes what is under way; every rank then knows all that was logged.
@@ -191,7 +201,8 @@ class Pipeline:
         """
         if not self.worker.rounds:
             return
-        self.worker.drain(self._shard.statistics())
+        with self._shard.absence.silent():
+            self.worker.drain(self._shard.statistics())
         logs = self._events.logs_of(self._exchange())
         self._events.repeater.replay(logs, hook=TRAINING)
 
@@ -214,6 +225,7 @@ class Pipeline:
     def end(self, *, failed: bool) -> None:
         """Ends what is shared with other ranks; waits for none of them if it ``failed``."""
         self._metrics.attach()
+        self._events.end()
         if not failed:
             self._end()
 
@@ -269,6 +281,7 @@ def make_pipeline(
         module,
         placement.layers,
         metrics=metrics,
+        absence=shard.absence,
         autocast=precision.forward_context,
         send_input=settings.send_input,
     )
@@ -291,6 +304,7 @@ def make_pipeline(
         events=events,
         metrics=metrics,
         shard=shard,
+        trained=parameters.keys(),
         end=together.end,
     )
 

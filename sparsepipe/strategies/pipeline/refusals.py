@@ -121,6 +121,48 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
             )
 
 
+class OneUpdate:
+    """Holds a module's ``optimizer_step`` to one update of each batch, which the stages make."""
+
+    def __init__(self) -> None:
+        self._updating = False
+        self._stepped = False
+
+    def begin_batch(self) -> None:
+        self._stepped = False
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Within, the optimizer steps, and calls its closure."""
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def check_step(self, module: pl.LightningModule) -> None:
+        """Refuse the step of a batch that ends in no update, or in a second one.
+
+        Raises:
+            ConfigError: the module calls the closure, and not the optimizer with it, or calls the
+                optimizer twice.
+        """
+        name = f"{type(module).__name__}.optimizer_step"
+        if not self._updating:
+            raise ConfigError(
+                f"{name} calls optimizer_closure by itself, to leave out an update or make it "
+                "later, and in a pipeline each stage updates when the minibatch comes back to it",
+                remedy="call optimizer.step(closure=optimizer_closure) with every batch; a larger "
+                "batch takes the place of updates that are left out",
+            )
+        if self._stepped:
+            raise ConfigError(
+                f"{name} makes two updates of one batch",
+                remedy="call optimizer.step(closure=optimizer_closure) once",
+            )
+        self._stepped = True
+
+
 @contextmanager
 def one_optimizer() -> Iterator[None]:
     """Explains that a module may have one optimizer only."""

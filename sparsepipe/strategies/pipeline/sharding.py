@@ -173,9 +173,11 @@ class ShardedModule:
 
     def state_dict(self) -> dict[str, Any]:
         """The module's state under the names of one process: whole on rank 0, else this shard."""
+        with self.shard.absence.silent():
+            local = self._module.state_dict()
         mine = {
             name: value.detach().cpu() if isinstance(value, Tensor) else value
-            for name, value in self._module.state_dict().items()
+            for name, value in local.items()
             if self._placement.stage_of(name) == self._stage
         }
         parts = gather_to_rank_0(mine if self._is_first_replica else {}) or [mine]
@@ -189,9 +191,10 @@ class ShardedModule:
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool) -> None:
         """Takes this rank's part of a whole state dict, as tuners have one in a run's middle."""
-        mine = self._module.state_dict().keys()
-        part = {name: value for name, value in state.items() if name in mine}
-        self._module.load_state_dict(part, strict=strict)
+        with self.shard.absence.silent():
+            mine = self._module.state_dict().keys()
+            part = {name: value for name, value in state.items() if name in mine}
+            self._module.load_state_dict(part, strict=strict)
 
     def optimizer_state(self) -> dict[str, Any]:
         """The whole optimizer's on rank 0, this rank's on others."""

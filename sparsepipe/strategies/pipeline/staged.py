@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -27,6 +27,8 @@ from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
 from sparsepipe.strategies.pipeline.sharding import ShardedModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
+
+_Value = TypeVar("_Value")
 
 
 class EarlySummaries:
@@ -130,6 +132,7 @@ class StagedStrategy(WholeCheckpoints):
         self._recomputed: StageSpans = ()
         self._patches: LoopPatches | None = None
         self._summaries: EarlySummaries | None = None
+        self._updates = refusals.OneUpdate()
 
     @abstractmethod
     def _number(self, loaders: Sequence[Any], step: int) -> int:
@@ -270,6 +273,7 @@ class StagedStrategy(WholeCheckpoints):
         pipeline = self._pipeline
         if pipeline is None:
             return super().training_step(*args, **kwargs)
+        self._updates.check_step(self._trainer.lightning_module)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.fit_loop
         loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
@@ -299,4 +303,40 @@ class StagedStrategy(WholeCheckpoints):
     ) -> Any:
         if self._pipeline is None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
-        return closure()  # the worker updates
+        with self._updates.updating():
+            return closure()  # the worker updates
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self._updates.begin_batch()
+
+    @override
+    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_collective("all_gather")
+        return super().all_gather(*args, **kwargs)
+
+    @override
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_collective("reduce")
+        return super().reduce(*args, **kwargs)
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        self._check_collective("barrier")
+        super().barrier(name)
+
+    @override
+    def broadcast(self, obj: _Value, src: int = 0) -> _Value:
+        self._check_collective("broadcast")
+        return super().broadcast(obj, src)
+
+    def _check_collective(self, name: str) -> None:
+        """Refuse what would wait for ranks that do not come there."""
+        if self._sharded is not None and self._sharded.shard.absence.in_step:
+            raise ConfigError(
+                f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
+                "rank runs another part of the step",
+                remedy="call it in a hook, such as on_train_batch_end, which every rank runs; "
+                "self.log and torchmetrics need no call of it",
+            )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sparsepipe.strategies.metrics import Metrics
 from sparsepipe.strategies.pipeline.logging import Logged, Recorder
 from sparsepipe.strategies.pipeline.refusals import check_output
+from sparsepipe.strategies.pipeline.stand_ins import Absence
 from sparsepipe.strategies.pipeline.step_split import (
     run_from_layers,
     run_through,
@@ -64,6 +65,7 @@ class ModuleSteps:
     """Both halves of ``training_step``, ``validation_step``, ``test_step`` and ``predict_step``.
 
     Args:
+        absence: of layers that are on other ranks.
         send_input: whether the last stage gets the input of ``layers`` too.
     """
 
@@ -73,12 +75,14 @@ class ModuleSteps:
         layers: nn.Sequential,
         *,
         metrics: Metrics,
+        absence: Absence,
         autocast: Callable[[], AbstractContextManager[Any]],
         send_input: bool,
     ) -> None:
         self._module = module
         self._layers = layers
         self._metrics = metrics
+        self._absence = absence
         self._autocast = autocast
         self._send_input = send_input
         self._recorder = Recorder(module)
@@ -144,4 +148,5 @@ class ModuleSteps:
             yield notes
 
     def _step(self, batch: Any) -> Any:
-        return getattr(self._module, self._hook)(batch, *self._arguments)
+        with self._absence.step():
+            return getattr(self._module, self._hook)(batch, *self._arguments)

@@ -44,6 +44,12 @@ class MicrobatchEvents(StepEvents):
     all where no stage between here and the last has replicas.
     """
 
+    @override
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        assert self._updates is not None
+        self._updates.hooks.suspend()  # until the update
+
     def done(self, microbatches: Sequence[Microbatch]) -> None:
         if not microbatches:
             return

@@ -150,7 +150,7 @@ def test_all_that_a_search_builds_counts_beforehand(
 def test_sizes_that_no_device_has_are_refused(size: float, name: str) -> None:
     """Their sums overflow, or are too large for a search to halve them down to a MiB."""
     layer = {"forward_s": 2.0, "backward_s": 1.0, name: size}
-    with pytest.raises(ProfileError, match="in all, and the most that can be is 9.22e[+]18"):
+    with pytest.raises(ProfileError, match=r"in all, and the most that can be is 9\.22e\+18"):
         problem_of([[layer] * 2], limits=[1.0], setting="none")
 
 

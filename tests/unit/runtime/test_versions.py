@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -262,3 +263,48 @@ def test_the_schedule_must_agree_on_the_version() -> None:
 def test_weights_know_nothing_of_ranks() -> None:
     for path in Path(room.__file__).parent.glob("*.py"):
         assert "distributed" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (3,), (4, 5), (2, 3, 4, 5)])
+def test_writes_through_data_are_found_by_their_values(shape: tuple[int, ...], kind: Any) -> None:
+    parameters = {"a": nn.Parameter(torch.ones(7)), "b": nn.Parameter(torch.rand(shape).to(kind))}
+    if len(shape) == 4:
+        parameters["b"].data = parameters["b"].data.to(memory_format=torch.channels_last)
+    weights = Weights(parameters, Mode.STASH)
+    weights.begin(0, version=0)
+    weights.note_values()
+    weights.check_values()
+    one = parameters["b"].data.reshape(-1)[-1:] if not shape else parameters["b"].data[..., -1:]
+    one.mul_(1.01)
+    with pytest.raises(ConfigError, match="b was changed between two updates"):
+        weights.begin(1, version=0)
+
+
+def test_writes_through_data_are_let_be_where_nothing_is_in_flight() -> None:
+    layer = nn.Linear(3, 2)
+    weights = Weights(dict(layer.named_parameters()), Mode.STASH)
+    for minibatch in range(3):
+        leaves = weights.begin(minibatch, version=minibatch)
+        (leaves["weight"] * 2).sum().backward()
+        weights.begin_backward(minibatch)
+        weights.finish(minibatch)
+        with weights.updating():
+            layer.weight.data.add_(1)
+        weights.note_values()
+        layer.weight.data.mul_(2)
+        weights.check_values()
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_a_layer_that_changes_its_weight_is_refused(how: str) -> None:
+    layer = nn.Linear(3, 2)
+    weights = Weights(dict(layer.named_parameters()), Mode.STASH)
+    leaf = weights.begin(0, version=0)["weight"]
+    if how == "replaced":
+        leaf.data = leaf.data * 2
+    else:
+        with torch.no_grad():
+            leaf.mul_(2)
+    with pytest.raises(ConfigError, match="weight was changed by a layer's forward"):
+        weights.begin_backward(0)

@@ -52,8 +52,8 @@ def test_convolution(window: str, channels: int) -> None:
 POOLS: dict[str, Callable[[SparseTensor], Tensor]] = {
     "tiling": lambda x: MaxPool3d(2)(x).feats,
     "overlapping": lambda x: MaxPool3d(3, stride=2)(x).feats,
-    "global maximum": lambda x: GlobalMaxPool()(x),
-    "global mean": lambda x: GlobalAvgPool()(x),
+    "global maximum": GlobalMaxPool(),
+    "global mean": GlobalAvgPool(),
 }
 
 

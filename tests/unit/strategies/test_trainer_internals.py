@@ -49,6 +49,7 @@ MODULES = {
     "_distributed_is_initialized": "lightning_fabric.utilities.distributed",
     "_optimizer_to_device": "lightning_fabric.utilities.optimizer",
     "_Loop": "pytorch_lightning.loops.loop",
+    "_LRCallback": "pytorch_lightning.tuner.lr_finder",
     "_get_distributed_sampler": "pytorch_lightning.trainer.connectors.data_connector",
     "_ResultMetric": "pytorch_lightning.trainer.connectors.logger_connector.result",
     "_pytree": "torch.utils",

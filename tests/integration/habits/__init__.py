@@ -1,0 +1,1 @@
+"""What people write in a LightningModule, and what a pipeline makes of it."""

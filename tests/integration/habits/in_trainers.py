@@ -1,0 +1,641 @@
+"""Habits of optimizers, schedules, the Trainer's options, Lightning's callbacks, and data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning import callbacks as lightning
+from pytorch_lightning.tuner import Tuner
+from pytorch_lightning.utilities import CombinedLoader
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler as schedulers
+from torch.utils.data import DataLoader, IterableDataset
+
+from tests.integration.habits.habit import Base, Habit, calling, hook, loader, samples
+
+
+def configured(function: Any) -> type[Base]:
+    return hook("configure_optimizers", function)
+
+
+def _sgd(self: Base) -> torch.optim.SGD:
+    return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+
+def _scheduled(make: Any, **config: Any) -> type[Base]:
+    def configure(self: Base) -> Any:
+        optimizer = _sgd(self)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": make(self, optimizer), **config},
+        }
+
+    return configured(configure)
+
+
+def _groups(self: Base) -> Any:
+    decayed = [p for n, p in self.named_parameters() if n.endswith("weight")]
+    others = [p for n, p in self.named_parameters() if not n.endswith("weight")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.001}]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def _two(self: Base) -> Any:
+    halves = self.layers[:2].parameters(), self.layers[2:].parameters()
+    return [torch.optim.SGD(half, lr=0.1) for half in halves], []
+
+
+class ByHand(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+def _warm_up(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    """From the documentation of ``optimizer_step``."""
+    optimizer.step(closure=optimizer_closure)
+    if self.trainer.global_step < 5:
+        for group in optimizer.param_groups:
+            group["lr"] = min(1.0, float(self.trainer.global_step + 1) / 5.0) * 0.1
+
+
+def _skip(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    if batch_idx % 2 == 0:
+        optimizer.step(closure=optimizer_closure)
+    else:
+        optimizer_closure()
+
+
+def _closure_first(self: Any, epoch: int, batch: int, optimizer: Any, closure: Any) -> None:
+    closure()
+    optimizer.step()
+
+
+def _twice(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    optimizer.step(closure=optimizer_closure)
+    optimizer.step(closure=optimizer_closure)
+
+
+def _timm(self: Any, scheduler: Any, metric: Any) -> None:
+    scheduler.step(epoch=self.current_epoch)
+
+
+def _own_clipping(
+    self: Any, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+) -> None:
+    self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value")
+
+
+def _own_rate(self: Any) -> None:
+    self.log("rate", self.optimizers().param_groups[0]["lr"])
+
+
+class Built(Base):
+    """The network is made in ``setup``, or in ``configure_model``."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, made = where, self.layers
+        self.made = [made]  # no child
+        self.layers = None  # type: ignore[assignment]
+
+    def setup(self, stage: str) -> None:
+        if self.where == "setup":
+            self.layers = self.made[0]
+
+    def configure_model(self) -> None:
+        if self.layers is None:
+            self.layers = self.made[0]
+
+
+class Hyper(Base):
+    def __init__(self, lr: float = 0.05) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.lr = self.hparams.lr
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["something"] = 1.5
+
+
+class Stopping(Base):
+    def configure_callbacks(self) -> Any:
+        return [lightning.EarlyStopping("val_loss", patience=2, min_delta=0.05)]
+
+
+class Loading(Base):
+    """Loaders of its own, made anew for each epoch."""
+
+    def train_dataloader(self) -> Any:
+        return loader(seed=self.current_epoch)
+
+    def val_dataloader(self) -> Any:
+        return loader(seed=4)
+
+
+class Combined(Base):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x, y), (other, _) = batch["a"], batch["b"]
+        return F.cross_entropy(self.layers(x + 0.1 * other), y)
+
+
+class Several(Base):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val_loss", F.cross_entropy(self.layers(batch[0]), batch[1]))
+
+
+class Transferred(Base):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0] * 2, batch[1]
+
+
+class Predicting(Base):
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layers(batch[0]).argmax(1)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", F.cross_entropy(self.layers(batch[0]), batch[1]))
+
+
+class Lazy(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0] = nn.LazyLinear(8).double()
+
+
+class Tied(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))).double()
+        self.layers[3].weight = self.layers[0].weight
+
+
+class Unfreezing(lightning.BaseFinetuning):
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.layers[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.layers[0], optimizer)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(samples())
+
+
+def _recomputed() -> Base:
+    class Recomputed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    module = Base()
+    module.layers[2] = Recomputed(8, 8).double()
+    return module
+
+
+def _find(trainer: pl.Trainer, module: Any) -> None:
+    found = Tuner(trainer).lr_find(module, loader(), loader(seed=4), num_training=12, min_lr=1e-4)
+    assert found is not None
+    module.found = found.results["loss"], found.results["lr"], found.suggestion(2, 1)
+    trainer.fit(module, loader(), loader(seed=4))
+
+
+def _diverging(trainer: pl.Trainer, module: Any) -> None:
+    """Stops the search early, which must not stop the training."""
+    found = Tuner(trainer).lr_find(
+        module, loader(), loader(seed=4), num_training=40, min_lr=1e-2, max_lr=1e4,
+        early_stop_threshold=1.01, update_attr=False,
+    )  # fmt: skip
+    assert found is not None
+    assert len(found.results["loss"]) < 40
+    module.found = found.results["loss"], found.results["lr"]
+    trainer.fit(module, loader(), loader(seed=4))
+
+
+def _callback_of(kind: type[Any]) -> Any:
+    return lambda trainer: next(c for c in trainer.callbacks if isinstance(c, kind))
+
+
+def _evaluated(trainer: pl.Trainer, module: Any) -> None:
+    trainer.fit(module, loader(), loader(seed=4))
+    module.tested = trainer.test(module, loader(seed=5), verbose=False)
+    predictions = trainer.predict(module, loader(seed=5))
+    # A rank that does not read has no answers.
+    answered = [p for p in predictions or [] if p is not None]
+    module.predicted = torch.cat(answered) if trainer.global_rank == 0 else None
+
+
+def _fits(**loaders: Any) -> Any:
+    return lambda trainer, module: trainer.fit(module, **{k: v() for k, v in loaders.items()})
+
+
+def _callback(make: Any) -> Any:
+    return lambda: {"callbacks": [make()]}
+
+
+def _quiet_compile() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.compile(Base())
+
+
+OPTIMIZERS = [
+    Habit(
+        written="one optimizer, parameter groups with options of their own",
+        verdict="same",
+        module=configured(_groups),
+    ),
+    Habit(
+        written="`return [optimizer], [scheduler]`, stepped each epoch",
+        verdict="same",
+        module=configured(lambda self: ([o := _sgd(self)], [schedulers.StepLR(o, 1, gamma=0.5)])),
+    ),
+    Habit(
+        written='`OneCycleLR` with `interval="step"`, `self.trainer.estimated_stepping_batches`',
+        verdict="same",
+        module=_scheduled(
+            lambda self, optimizer: schedulers.OneCycleLR(
+                optimizer, 0.5, total_steps=int(self.trainer.estimated_stepping_batches)
+            ),
+            interval="step",
+        ),
+    ),
+    Habit(
+        written="`ReduceLROnPlateau` on `val_loss`, each epoch",
+        verdict="same",
+        module=_scheduled(
+            lambda self, optimizer: schedulers.ReduceLROnPlateau(
+                optimizer, patience=0, threshold=0.9
+            ),
+            monitor="val_loss",
+        ),
+    ),
+    Habit(
+        written="the same after each step",
+        verdict="refused",
+        note='`interval: "epoch"`',
+        module=_scheduled(
+            lambda self, optimizer: schedulers.ReduceLROnPlateau(optimizer),
+            monitor="val_loss",
+            interval="step",
+        ),
+        message="ReduceLROnPlateau looks after each step at a metric",
+    ),
+    Habit(
+        written="`lr_scheduler_step` of one's own (timm)",
+        verdict="same",
+        module=hook(
+            "lr_scheduler_step",
+            _timm,
+            _scheduled(lambda self, o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch)),
+        ),
+    ),
+    Habit(
+        written="several optimizers (GANs)",
+        verdict="refused",
+        note="groups of one optimizer",
+        module=configured(_two),
+        message="gives several optimizers",
+    ),
+    Habit(
+        written="`LBFGS`",
+        verdict="refused",
+        note="an optimizer that takes one gradient",
+        module=configured(lambda self: torch.optim.LBFGS(self.parameters())),
+        message="LBFGS evaluates the whole network",
+    ),
+    Habit(
+        written="`automatic_optimization = False`, `self.manual_backward`",
+        verdict="refused",
+        note="return the loss",
+        module=ByHand,
+        message="optimizes by hand",
+    ),
+    Habit(
+        written="`backward` overridden",
+        verdict="refused",
+        note="`on_before_backward`, `on_after_backward`",
+        module=hook("backward", lambda self, loss: loss.backward()),
+        message="has a backward of its own",
+    ),
+    Habit(
+        written="`optimizer_step` with a warm-up of the rate",
+        verdict="same",
+        module=hook("optimizer_step", _warm_up),
+    ),
+    Habit(
+        written="`optimizer_step` that skips updates (`else: optimizer_closure()`)",
+        verdict="refused",
+        note="a larger batch, or `optimizer.step` with each",
+        module=hook("optimizer_step", _skip),
+        message="optimizer_step calls optimizer_closure by itself",
+        early=False,
+    ),
+    Habit(
+        written="`optimizer_closure()` first, then `optimizer.step()`",
+        verdict="refused",
+        note="`optimizer.step(closure=optimizer_closure)`",
+        module=hook("optimizer_step", _closure_first),
+        message="optimizer_step calls optimizer_closure by itself",
+        early=False,
+    ),
+    Habit(
+        written="two updates of one batch",
+        verdict="refused",
+        note="one",
+        module=hook("optimizer_step", _twice),
+        message="makes two updates of one batch",
+        early=False,
+    ),
+    Habit(
+        written="`optimizer_zero_grad` with `set_to_none=False`",
+        verdict="same",
+        module=hook(
+            "optimizer_zero_grad",
+            lambda self, e, b, optimizer: optimizer.zero_grad(set_to_none=False),
+        ),
+    ),
+    Habit(
+        written="`configure_gradient_clipping` with `self.clip_gradients`",
+        verdict="same",
+        module=hook("configure_gradient_clipping", _own_clipping),
+    ),
+    Habit(
+        written="`self.optimizers()`, `self.lr_schedulers()` to read rates",
+        verdict="same",
+        module=hook("on_train_epoch_end", _own_rate),
+    ),
+]
+
+TRAINERS = [
+    Habit(
+        written='`gradient_clip_algorithm="value"`',
+        verdict="same",
+        trainer=lambda: {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    ),
+    Habit(
+        written="`gradient_clip_val` (by norm)",
+        verdict="different",
+        note="by the norm of each stage; synchronous pipelines by that of all, as one device",
+        trainer=lambda: {"gradient_clip_val": 0.05},
+        seen=lambda trainer, module: module.layers[0].weight.detach().clone(),
+        differs=lambda plain, ranks: not torch.equal(plain, ranks[0]),
+    ),
+    Habit(
+        written="`accumulate_grad_batches=2`",
+        verdict="refused",
+        note="a larger batch",
+        trainer=lambda: {"accumulate_grad_batches": 2},
+        message="accumulate_grad_batches=2",
+    ),
+    Habit(
+        written='`precision="bf16-mixed"`',
+        verdict="same",
+        trainer=lambda: {"precision": "bf16-mixed"},
+        module=lambda: Base().float(),
+        fit=lambda trainer, module: trainer.fit(module, *map(_single, (3, 4))),
+        synchronous=False,  # but for more rounding
+    ),
+    Habit(
+        written="`max_steps`, `limit_train_batches`, `overfit_batches`",
+        verdict="same",
+        trainer=lambda: {"max_steps": 5, "limit_train_batches": 0.7, "max_epochs": -1},
+    ),
+    Habit(written="`fast_dev_run`", verdict="same", trainer=lambda: {"fast_dev_run": 1}),
+    Habit(
+        written="`val_check_interval=0.5`, `check_val_every_n_epoch`",
+        verdict="same",
+        trainer=lambda: {"val_check_interval": 1.0, "check_val_every_n_epoch": 2},
+        drained=False,
+        fit=_fits(train_dataloaders=lambda: loader(size=4), val_dataloaders=loader),
+    ),
+    Habit(
+        written='`val_check_interval="00:00:10:00"`',
+        verdict="refused",
+        note="batches, or a share of an epoch",
+        trainer=lambda: {"val_check_interval": "00:00:10:00"},
+        message="val_check_interval is a time",
+    ),
+    Habit(
+        written="`sync_batchnorm=True`",
+        verdict="refused",
+        note="leave it out",
+        trainer=lambda: {"sync_batchnorm": True},
+        message="sync_batchnorm=true",
+    ),
+    Habit(
+        written="`detect_anomaly=True`", verdict="same", trainer=lambda: {"detect_anomaly": True}
+    ),
+    Habit(
+        written="`torch.compile(module)`",
+        verdict="refused",
+        note="compile entries of the `Sequential`",
+        module=_quiet_compile,
+        message="is compiled as a whole",
+    ),
+    Habit(
+        written="`torch.utils.checkpoint` in a layer",
+        verdict="same",
+        module=_recomputed,
+    ),
+    Habit(written="the network made in `setup`", verdict="same", module=lambda: Built("setup")),
+    Habit(
+        written="the network made in `configure_model`",
+        verdict="same",
+        module=lambda: Built("configure_model"),
+    ),
+    Habit(
+        written="lazy layers",
+        verdict="refused",
+        note="run the network once before",
+        module=Lazy,
+        message="has no shape yet",
+    ),
+    Habit(
+        written="weights tied between stages",
+        verdict="refused",
+        note="move the cut, or untie them",
+        module=Tied,
+        message="are one parameter",
+    ),
+    Habit(
+        written="`save_hyperparameters`, `on_save_checkpoint`",
+        verdict="same",
+        module=Hyper,
+        seen=lambda trainer, module: dict(module.hparams),
+    ),
+    Habit(
+        written="a loader of an `IterableDataset` without a length",
+        verdict="refused",
+        note="give it a length",
+        fit=_fits(train_dataloaders=lambda: DataLoader(Stream(), batch_size=4)),
+        message="number of batches",
+    ),
+    Habit(
+        written="`train_dataloader` of the module, `reload_dataloaders_every_n_epochs=1`",
+        verdict="same",
+        module=Loading,
+        trainer=lambda: {"reload_dataloaders_every_n_epochs": 1},
+        fit=lambda trainer, module: trainer.fit(module),
+    ),
+    Habit(
+        written="a dictionary of loaders, `CombinedLoader`",
+        verdict="same",
+        module=Combined,
+        fit=_fits(
+            train_dataloaders=lambda: CombinedLoader(
+                {"a": loader(), "b": loader(seed=9, size=8)}, "max_size_cycle"
+            ),
+            val_dataloaders=loader,
+        ),
+    ),
+    Habit(
+        written="several loaders of validation (`dataloader_idx`)",
+        verdict="same",
+        module=Several,
+        fit=_fits(
+            train_dataloaders=loader,
+            val_dataloaders=lambda: [loader(seed=4), loader(seed=5)],
+        ),
+    ),
+    Habit(
+        written="`on_after_batch_transfer` (augmentation on the device)",
+        verdict="same",
+        module=Transferred,
+    ),
+    Habit(
+        written="`trainer.test`, `trainer.predict` after the fit",
+        verdict="same",
+        note="predictions are known where the batch was read",
+        module=Predicting,
+        fit=_evaluated,
+        seen=lambda trainer, module: module.tested,
+    ),
+]
+
+
+def _single(seed: int) -> DataLoader[Any]:
+    x, y = samples(seed=seed).tensors
+    return DataLoader(torch.utils.data.TensorDataset(x.float(), y), batch_size=4)
+
+
+CALLBACKS = [
+    Habit(
+        written="`Tuner(trainer).lr_find`",
+        verdict="same",
+        fit=_find,
+        seen=lambda trainer, module: module.found,
+    ),
+    Habit(
+        written="the same, where the loss diverges and ends the search",
+        verdict="same",
+        fit=_diverging,
+        seen=lambda trainer, module: module.found,
+    ),
+    Habit(
+        written="`LearningRateFinder`",
+        verdict="same",
+        trainer=_callback(lambda: lightning.LearningRateFinder(num_training_steps=14, min_lr=1e-4)),
+        seen=lambda trainer, module: module.lr,
+    ),
+    Habit(
+        written="`BatchSizeFinder`, `Tuner.scale_batch_size`",
+        verdict="refused",
+        note="`task=fit_batch`",
+        trainer=_callback(lightning.BatchSizeFinder),
+        message="Batch size finder is not supported with distributed",
+    ),
+    Habit(
+        written="`EarlyStopping` on `val_loss` (also by `configure_callbacks`)",
+        verdict="same",
+        module=Stopping,
+        trainer=lambda: {"max_epochs": 9},
+    ),
+    Habit(
+        written="`LearningRateMonitor`",
+        verdict="same",
+        trainer=lambda: {
+            "callbacks": [lightning.LearningRateMonitor("step")],
+            "logger": pl.loggers.logger.DummyLogger(),
+        },
+        seen=lambda trainer, module: _callback_of(lightning.LearningRateMonitor)(trainer).lrs,
+    ),
+    Habit(
+        written="`LambdaCallback`, callbacks of one's own that count or time",
+        verdict="same",
+        trainer=lambda: {"callbacks": [lightning.LambdaCallback(on_train_batch_end=_counted)]},
+        seen=lambda trainer, module: module.count,
+    ),
+    Habit(
+        written="`StochasticWeightAveraging`",
+        verdict="refused",
+        note="average checkpoints",
+        trainer=_callback(lambda: lightning.StochasticWeightAveraging(0.1)),
+        message="StochasticWeightAveraging averages the whole network",
+    ),
+    Habit(
+        written="`WeightAveraging`, `EMAWeightAveraging`",
+        verdict="refused",
+        note="the same",
+        trainer=_callback(lightning.EMAWeightAveraging),
+        message="EMAWeightAveraging averages the whole network",
+    ),
+    Habit(
+        written="`GradientAccumulationScheduler`",
+        verdict="refused",
+        note="a larger batch",
+        trainer=_callback(lambda: lightning.GradientAccumulationScheduler({1: 2})),
+        message="accumulates gradients over steps",
+    ),
+    Habit(
+        written="`BackboneFinetuning` and other `BaseFinetuning`",
+        verdict="refused",
+        note="two runs",
+        trainer=_callback(Unfreezing),
+        message="changes during training what is trained",
+    ),
+    Habit(
+        written="`ModelPruning`",
+        verdict="refused",
+        note="prune after the training",
+        trainer=_callback(lambda: lightning.ModelPruning("l1_unstructured")),
+        message="changes parameters that are on other ranks",
+    ),
+    Habit(
+        written="`ModelCheckpoint(save_on_exception=True)`, `OnExceptionCheckpoint`",
+        verdict="refused",
+        note="`every_n_train_steps`",
+        trainer=lambda: {
+            "callbacks": [lightning.ModelCheckpoint(save_on_exception=True)],
+            "enable_checkpointing": True,
+        },
+        message="save_on_exception=True",
+    ),
+    Habit(
+        written="a copy of the module made in `on_fit_start` (`copy.deepcopy(pl_module)`)",
+        verdict="different",
+        note="of each rank's own stage, which rank 0 warns of",
+        trainer=lambda: {
+            "callbacks": [
+                calling(
+                    "on_fit_start",
+                    lambda trainer, module: setattr(trainer, "copied", copy.deepcopy(module)),
+                )
+            ]
+        },
+        seen=lambda trainer, module: len(list(trainer.copied.parameters())),
+        differs=lambda plain, ranks: (plain, *ranks) == (6, 2, 4),
+        warns="goes through the parameters of",
+        synchronous=False,
+    ),
+]
+
+
+def _counted(trainer: Any, module: Any, *_: Any) -> None:
+    module.count = getattr(module, "count", 0) + 1
