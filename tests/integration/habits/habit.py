@@ -116,6 +116,7 @@ class Habit:
             Trainer and the two ranks have seen.
         warns: what is warned of on rank 0, once.
         synchronous: whether a synchronous pipeline makes the same of it.
+        slow: its test takes seconds.
     """
 
     written: str
@@ -132,6 +133,7 @@ class Habit:
     differs: Callable[[Any, list[Any]], bool] | None = None
     warns: str = ""
     synchronous: bool = True
+    slow: bool = False
 
     @property
     def row(self) -> str:

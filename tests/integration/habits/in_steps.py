@@ -188,7 +188,8 @@ def _on_the_device(self: Base, x: Tensor, y: Tensor) -> Tensor:
     first = next(self.parameters())
     sizes = sum(p.numel() for p in self.parameters() if p.requires_grad)
     assert sizes == sum(p.numel() for p in mlp().parameters())
-    return _loss(self, x.to(first.device, first.dtype), y)
+    assert first.dtype == torch.float64
+    return _loss(self, x, y.to(first.device))
 
 
 def _logs(self: Base, x: Tensor, y: Tensor) -> Tensor:

@@ -438,6 +438,7 @@ TRAINERS = [
         note="compile entries of the `Sequential`",
         module=_quiet_compile,
         message="is compiled as a whole",
+        slow=True,  # imports the compiler
     ),
     Habit(
         written="`torch.utils.checkpoint` in a layer",

@@ -42,9 +42,9 @@ def plainly(name: str) -> dict[str, Any]:
     return found
 
 
-def named(*verdicts: str, early: bool | None = None, synchronous: bool = False) -> list[str]:
+def named(*verdicts: str, early: bool | None = None, synchronous: bool = False) -> list[Any]:
     return [
-        name
+        pytest.param(name, marks=pytest.mark.full) if habit.slow else name
         for name, habit in HABITS.items()
         if habit.verdict in verdicts
         and (early is None or habit.early is early)

@@ -135,13 +135,13 @@ CUTS = {"1": [], "1-1": [3], "2-1": [3], "1-1-1": [2, 4]}
 
 
 class Noting(Net):
-    """Notes microbatches as its step begins, and as the gradient comes to its first parameter."""
+    """Notes microbatches as its step begins, and as the gradient comes to its first layer."""
 
     def __init__(self, *, failing: int | None = None) -> None:
         super().__init__(dense_layers())
         self.notes: list[str] = []
         self.failing = failing
-        next(self.layers.parameters()).register_hook(lambda _: self.notes.append("back"))
+        self.layers[0].register_full_backward_hook(lambda *_: self.notes.append("back"))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         opened = self.notes.count("open")

@@ -85,7 +85,7 @@ def test_hooks_are_called_once_an_update(config: str, synchronous: bool) -> None
         assert all(torch.equal(value, expected[name]) for name, value in layers.items())
         first = rank < int(config[0])
         updates = 12 // (int(config[0]) if first or synchronous else 1)
-        assert calls == after == updates * (3 if first else 4)  # parameters of the stage
+        assert calls == after == updates * (3 if first else 5)  # parameters of the stage
 
 
 def test_suspended_hooks_are_not_called_and_come_back() -> None:
@@ -122,7 +122,7 @@ def searching(rank: int) -> Any:
     trainer = pipeline_trainer("2-1", [3], max_epochs=2)
     found = Tuner(trainer).lr_find(
         net, make_loader("dense", batches=8), num_training=30, max_lr=1e3,
-        early_stop_threshold=1.05, update_attr=False,
+        early_stop_threshold=3.0, update_attr=False,
     )  # fmt: skip
     assert found is not None
     trainer.fit(net, make_loader("dense", batches=8))
@@ -131,7 +131,7 @@ def searching(rank: int) -> Any:
 
 def test_a_search_for_a_rate_by_replicas_ends_for_all_and_the_training_goes_on() -> None:
     first, *others = run_shared(searching, 3)
-    assert 2 < len(first[0]["loss"]) < 30
+    assert 10 < len(first[0]["loss"]) < 30
     assert min(first[0]["loss"]) > 0.1  # no step is reported before it has come back
     assert first[1] == 8
     for results, steps, layers in others:
