@@ -115,6 +115,13 @@ class FrozenNorm(Base):
         return self
 
 
+class Evaluating(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.insert(1, nn.BatchNorm1d(8).double())
+        self.layers[1].eval()
+
+
 class BatchNormed(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -257,6 +264,12 @@ HOOKS = [
         written="`train()` overridden to keep batch norms in evaluation mode",
         verdict="same",
         module=FrozenNorm,
+        strategy={"cuts": [3]},
+    ),
+    Habit(
+        written="layers set to `eval()` in `__init__`, which Lightning leaves so",
+        verdict="same",
+        module=Evaluating,
         strategy={"cuts": [3]},
     ),
     Habit(

@@ -175,6 +175,17 @@ class Tied(Base):
         self.layers[3].weight = self.layers[0].weight
 
 
+class Milestones(lightning.LearningRateFinder):
+    """From the documentation of ``LearningRateFinder``: searches at the beginning of epochs."""
+
+    def on_fit_start(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            self.lr_find(trainer, pl_module)
+
+
 class Unfreezing(lightning.BaseFinetuning):
     def freeze_before_training(self, pl_module: Any) -> None:
         self.freeze(pl_module.layers[0])
@@ -543,6 +554,12 @@ CALLBACKS = [
         written="`LearningRateFinder`",
         verdict="same",
         trainer=_callback(lambda: lightning.LearningRateFinder(num_training_steps=14, min_lr=1e-4)),
+        seen=lambda trainer, module: module.lr,
+    ),
+    Habit(
+        written="the documentation's `FineTuneLearningRateFinder`, at epochs of one's choice",
+        verdict="same",
+        trainer=_callback(lambda: Milestones(num_training_steps=14, min_lr=1e-4)),
         seen=lambda trainer, module: module.lr,
     ),
     Habit(
