@@ -131,7 +131,7 @@ def searching(rank: int) -> Any:
 
 def test_a_search_for_a_rate_by_replicas_ends_for_all_and_the_training_goes_on() -> None:
     first, *others = run_shared(searching, 3)
-    assert 10 < len(first[0]["loss"]) < 30
+    assert 2 < len(first[0]["loss"]) < 30
     assert min(first[0]["loss"]) > 0.1  # no step is reported before it has come back
     assert first[1] == 8
     for results, steps, layers in others:
