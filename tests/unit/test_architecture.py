@@ -138,7 +138,7 @@ NOT_LIGHTNINGS = {
     "_storage_Use_Count", "_foreach_norm", "_opt_called", "_BatchNorm", "_NormBase", "_timeout",
     "_get_default_store", "_get_backend", "_load_from_state_dict", "_exit", "_ncallbacks",
     "_run_exitfuncs", "_processes", "_caches", "_make", "_target_", "_replace", "_asdict",
-    "_fields", "_value_",
+    "_fields", "_value_", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
 }  # fmt: skip
 """Private names of torch and others, which have their tests where they are used."""
 

@@ -75,13 +75,13 @@ class RemoteParameter(Tensor):
 
     _is_param = True  # which is what isinstance(..., nn.Parameter) looks at
     _name: str
-    _device: torch.device
+    _place: torch.device
 
     @staticmethod
     def of(parameter: Tensor, name: str) -> RemoteParameter:
         empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         made = empty.as_subclass(RemoteParameter)
-        made._name, made._device = name, parameter.device
+        made._name, made._place = name, parameter.device
         if parameter.requires_grad:
             made.requires_grad_()
         return made
@@ -95,7 +95,7 @@ class RemoteParameter(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func == Tensor.device.__get__:
-            return args[0]._device
+            return args[0]._place
         if func in _READABLE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))

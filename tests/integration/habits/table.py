@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.integration.habits.habit import Habit
 from tests.integration.habits.in_hooks import HOOKS
+from tests.integration.habits.in_optimizers import OPTIMIZERS
 from tests.integration.habits.in_steps import STEPS
-from tests.integration.habits.in_trainers import CALLBACKS, OPTIMIZERS, TRAINERS
+from tests.integration.habits.in_trainers import CALLBACKS, TRAINERS
 
 SECTIONS = {
     "In a step": STEPS,
