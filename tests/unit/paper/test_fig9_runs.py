@@ -109,7 +109,7 @@ def test_links_without_limit_are_beside_no_simulation_and_a_note_says_what_to_do
     assert "off_simulation" not in {column.key for column in found[unlimited].columns}
     (note,) = found[EMULATED].notes
     assert note.startswith("There are such runs on loopback")
-    assert note.endswith("as root, who may make namespaces, the same command leaves out what is "
+    assert note.endswith("as root, who may make namespaces, the same command skips what is "
                          "finished; give it force=true.")  # fmt: skip
     assert fig9(simulated("dp", 5, 0.8))[EMULATED].notes == ()
     both = fig9(emulated("dp", 5, 0.7, network="loopback"), emulated("dp", 5, 0.8))
