@@ -3,6 +3,7 @@
 from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
 from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
+from sparsepipe.callbacks.reading import TrainingReads
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
 from sparsepipe.callbacks.timing import BusyTimes, StepTimer
 
@@ -21,4 +22,5 @@ __all__ = [
     "StopAtOnce",
     "StopOnSignal",
     "Throughput",
+    "TrainingReads",
 ]

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
+from sparsepipe.callbacks.reading import Place, TrainingReads
 from sparsepipe.config.recomputation import with_spans
 from sparsepipe.config.trained import RECORD
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
+from sparsepipe.runs.randomness import get_randomness
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
@@ -30,56 +29,38 @@ from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.trainer_internals import optimizer_steps
 from sparsepipe.utils.files import write_text_atomic, writing
 
+log = logging.getLogger(__name__)
+
 STATE_KEY = "RunCheckpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume(Place):
     """The place where a run resumes.
 
     Args:
         path: the checkpoint.
-        epoch: number of the epoch that comes next or is under way.
-        batches: how many of its batches are done, on each rank.
         steps: training steps done, as loggers count them.
-        randomness: state of the random generators of each rank.
         metrics: what the epoch under way has measured of validation.
     """
 
     path: Path
-    epoch: int
-    batches: int
     steps: int
-    randomness: list[dict[str, Any]]
     metrics: dict[str, Tensor]
 
     @classmethod
     def read(cls, path: Path, callbacks: dict[str, Any]) -> Resume:
         """Takes the place from the callback states of a loaded checkpoint."""
         state = callbacks[STATE_KEY]
-        steps = state.get("steps", 0)
-        place = (state["epoch"], state["batches"], steps, state["randomness"])
-        return cls(path, *place, metrics=state.get("metrics", {}))
-
-    def start(self, loader: Any) -> None:
-        """Makes the training loader begin at this place, with the random state of the checkpoint.
-
-        Lightning makes the first iterator before it sets the epoch of the samplers.
-        """
-        for sampler in _samplers(loader):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.epoch)
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        inner = getattr(batch_sampler, "sampler", None)
-        if self.batches and isinstance(inner, Sampler) and isinstance(loader, DataLoader):
-            assert batch_sampler is not None
-            batch_sampler.sampler = _Skipping(inner, self.batches * batch_sampler.batch_size)
-        self.restore_randomness()
-
-    def restore_randomness(self) -> None:
-        """Sets this rank's random generators, where as many ranks run as before."""
-        if len(self.randomness) == process_group.world_size():
-            set_randomness(self.randomness[process_group.rank()])
+        return cls(
+            path=path,
+            epoch=state["epoch"],
+            batches=state["batches"],
+            randomness=state["randomness"],
+            loaders=state.get("loaders", []),
+            steps=state.get("steps", 0),
+            metrics=state.get("metrics", {}),
+        )
 
 
 class RunCheckpoint(Checkpoint):
@@ -93,6 +74,7 @@ class RunCheckpoint(Checkpoint):
         mode: ``max`` or ``min``.
         resume: where this run goes on, if it does.
         record: plain values that say what is trained; every checkpoint has them.
+        reads: what the training reads.
 
     Raises:
         ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
@@ -105,6 +87,7 @@ class RunCheckpoint(Checkpoint):
         monitor: str | None,
         mode: str,
         resume: Resume | None,
+        reads: TrainingReads,
         record: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory = directory
@@ -115,6 +98,8 @@ class RunCheckpoint(Checkpoint):
         self._sign = 1.0 if mode == "max" else -1.0
         self._best: float | None = None
         self._resume = resume
+        self._reads = reads
+        self._loaders: list[Any] = []
         self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
 
@@ -133,15 +118,6 @@ class RunCheckpoint(Checkpoint):
         # Lightning does not keep what a validation within the epoch has measured.
         if self._resume is not None:
             trainer.callback_metrics.update(self._resume.metrics)
-
-    @override
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        # An epoch's start seeds torch anew; in its middle what was drawn since the process
-        # began must be taken back.
-        if self._resume is not None and self._resume.batches:
-            self._resume.restore_randomness()
         self._resume = None
 
     @override
@@ -163,6 +139,25 @@ class RunCheckpoint(Checkpoint):
             return
         self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
 
+    def save_within(self, trainer: pl.Trainer, *, batches: int) -> None:
+        """Saves the running epoch after ``batches``, unless a loader could not go on there.
+
+        Then the checkpoint of the epoch's start stays, and the log says so. All ranks call it.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        found = process_group.gather_objects(self._reads.obstacle(batches))
+        if (obstacle := next(filter(None, found), None)) is None:
+            self.save(trainer, epoch=trainer.current_epoch, batches=batches)
+        elif trainer.is_global_zero:
+            log.warning(
+                "the next start repeats epoch %d from its beginning, since %s; a DataLoader of a "
+                "data set with indices, or a loader with state_dict and load_state_dict, goes on",
+                trainer.current_epoch + 1,
+                obstacle,
+            )
+
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
         """Writes ``last.ckpt`` for going on with ``epoch`` after ``batches``; all ranks call.
 
@@ -179,6 +174,7 @@ class RunCheckpoint(Checkpoint):
         # Within an epoch Lightning counts the last batch when it goes on.
         steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)
+        self._loaders = self._reads.state(batches)
         self._metrics = {
             name: value.detach().cpu().clone()
             for name, value in trainer.callback_metrics.items()
@@ -211,6 +207,7 @@ class RunCheckpoint(Checkpoint):
             "best": self._best,
             "metrics": self._metrics,
             "randomness": process_group.gather_objects(get_randomness()),
+            "loaders": process_group.gather_objects(self._loaders),
         }
 
     @override
@@ -219,23 +216,6 @@ class RunCheckpoint(Checkpoint):
 
     def _improves(self, value: float) -> bool:
         return self._best is None or self._sign * value > self._sign * self._best
-
-
-class _Skipping(Sampler[Any]):
-    """A sampler that leaves out its first ``count`` entries, the first time only."""
-
-    def __init__(self, sampler: Sampler[Any], count: int) -> None:
-        self._sampler = sampler
-        self._count = count
-
-    def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        count, self._count = self._count, 0
-        for position, entry in enumerate(self._sampler):
-            if position >= count:
-                yield entry
 
 
 def _not_validated(trainer: pl.Trainer) -> bool:
@@ -253,12 +233,6 @@ def _unknown_monitor(name: str, logged: Mapping[str, Any]) -> ConfigError:
     )
 
 
-def _samplers(loader: Any) -> list[Any]:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found = (getattr(loader, "sampler", None), batch_sampler)
-    return [*found, getattr(batch_sampler, "sampler", None)]
-
-
 def _link(source: Path, target: Path) -> None:
     """Gives a file a second name: checkpoints are replaced, never written into."""
     partial = target.with_name(f".{target.name}.tmp")
@@ -268,27 +242,6 @@ def _link(source: Path, target: Path) -> None:
     except OSError:  # a file system without links
         shutil.copyfile(source, partial)
     partial.replace(target)
-
-
-def get_randomness() -> dict[str, Any]:
-    """State of this process's random generators, as values a checkpoint may hold."""
-    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "python": random.getstate(),
-    }
-
-
-def set_randomness(state: dict[str, Any]) -> None:
-    """Sets what :func:`get_randomness` read."""
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    random.setstate(state["python"])
 
 
 _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")

@@ -59,7 +59,7 @@ class StopOnSignal(pl.Callback):
             return  # Lightning would leave it out when the run goes on
         if self._all_stop(trainer.global_step):
             _log_step(trainer)
-            self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
+            self._checkpoint.save_within(trainer, batches=batch_idx + 1)
             raise Stopped(self._watch.signum or signal.SIGTERM)
 
     def _all_stop(self, step: int) -> bool:

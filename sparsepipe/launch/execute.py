@@ -20,11 +20,11 @@ from sparsepipe.launch.outcome import log_outcome
 from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.runs.logs import quiet
 from sparsepipe.runs.out_of_memory import filled_share, memory_line, of_machine, ran_out
+from sparsepipe.runs.randomness import seed_model
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch, ignore
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.tasks.loaders import seed_model
 from sparsepipe.tasks.task import Run, task_class, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores

@@ -29,10 +29,11 @@ from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, 
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch
+from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task

@@ -1,4 +1,4 @@
-"""Loaders and random numbers of runs that are stopped and resumed."""
+"""Loaders of a run leave signals and the random numbers of its training alone."""
 
 from __future__ import annotations
 
@@ -8,86 +8,46 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, RandomSampler
-from typing_extensions import override
 
-from sparsepipe.callbacks.checkpoint import Resume
-from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies.pipeline.dataloaders import Padded
-from sparsepipe.strategies.trainer_internals import clear_restarting
+from sparsepipe.callbacks.reading import show_dataset
+from sparsepipe.runs.randomness import mixed
 
 _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
-def adapt_loaders(data: pl.LightningDataModule, *, seed: int, resume: Resume | None = None) -> None:
-    """Makes loaders leave Ctrl-C and torch's generator alone, and training begin at ``resume``."""
-    pending = [resume] if resume is not None else []
+def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
+    """Makes loaders leave Ctrl-C and torch's generator alone."""
 
-    def adapted(hook: Callable[[], Any], *, train: bool) -> Any:
+    def adapted(hook: Callable[[], Any]) -> Any:
         loaders = hook()
-        for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
+        entries = loaders.flattened if isinstance(loaders, CombinedLoader) else [loaders]
+        for loader in pytree.tree_leaves(entries):
             if isinstance(loader, DataLoader):
-                _adapt(loader, seed, resume.epoch if resume else 0)
-        if train and pending:
-            assert data.trainer is not None
-            _begin_epoch(data.trainer, pending[0])
-            pending.pop().start(loaders)
+                _adapt(loader, seed)
         return loaders
 
     for name in _HOOKS:
         hook = getattr(data, name)
-        call = functools.partial(adapted, hook, train=name == "train_dataloader")
-        setattr(data, name, functools.wraps(hook)(lambda call=call: call()))
+        setattr(data, name, functools.wraps(hook)(functools.partial(adapted, hook)))
 
 
-def _adapt(loader: DataLoader[Any], seed: int, epoch: int) -> None:
+def _adapt(loader: DataLoader[Any], seed: int) -> None:
     """Gives a loader generators of its own, since torch's would shift the dropout masks, and
     workers that ignore Ctrl-C.
     """
     loader.generator = torch.Generator()
     if isinstance(loader.sampler, RandomSampler) and loader.sampler.generator is None:
         loader.sampler.generator = torch.Generator()
-    _seed_loader(loader, seed, epoch)
-    if loader.num_workers:
-        loader.worker_init_fn = _IgnoreSignals(loader.worker_init_fn)
-
-
-def _seed_loader(loader: DataLoader[Any], seed: int, epoch: int) -> None:
     for generator in (loader.generator, getattr(loader.sampler, "generator", None)):
         if generator is not None:
-            generator.manual_seed(mixed(seed, epoch))
-
-
-class EpochSeeds(pl.Callback):
-    """Lets an epoch's random numbers depend on (seed, epoch, rank) alone.
-
-    What an earlier epoch, its validation or a loader drew has no influence, so that a
-    resumed run and one with another number of loader workers draw the same. What a data
-    set draws within persistent workers is its own affair: they live for many epochs.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    @override
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        loaders = trainer.train_dataloader
-        for entry in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
-            loader = entry.loader if isinstance(entry, Padded) else entry
-            if isinstance(loader, DataLoader):
-                _seed_loader(loader, self._seed, trainer.current_epoch)
-        seed_epoch(self._seed, trainer.current_epoch)
-
-
-def _begin_epoch(trainer: pl.Trainer, resume: Resume) -> None:
-    """Starts the next epoch after an epoch's last checkpoint, which Lightning with ``max_steps``
-    takes for one within the epoch.
-    """
-    if resume.batches == 0:
-        clear_restarting(trainer)
+            generator.manual_seed(mixed(seed, 0))
+    if loader.num_workers and not isinstance(loader.worker_init_fn, _IgnoreSignals):
+        loader.worker_init_fn = _IgnoreSignals(loader.worker_init_fn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +58,6 @@ class _IgnoreSignals:
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        show_dataset()
         if self.then is not None:
             self.then(worker)
-
-
-def seed_model(seed: int) -> None:
-    """Seeds all generators alike on every rank, before the model is built."""
-    pl.seed_everything(seed, workers=True, verbose=False)
-
-
-def mixed(*numbers: int) -> int:
-    """One seed from several numbers, different for each combination."""
-    entropy = [number % 2**64 for number in numbers]
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def seed_epoch(seed: int, epoch: int) -> None:
-    """Seeds torch for an epoch, differently on each rank."""
-    torch.manual_seed(mixed(seed, epoch, process_group.rank()))

@@ -37,11 +37,12 @@ from sparsepipe.planning.devices import (
 from sparsepipe.planning.layer_shares import OtherProfiles, by_layer
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
+from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.layers import find_layers
 from sparsepipe.strategies.pipeline.step_split import run_until_layers
-from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch
+from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.utils.files import write_text_atomic

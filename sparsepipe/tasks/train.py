@@ -20,6 +20,7 @@ from sparsepipe.callbacks import (
     Resume,
     RunCheckpoint,
     StopOnSignal,
+    TrainingReads,
 )
 from sparsepipe.callbacks.metrics import (
     add_to_last_row,
@@ -40,11 +41,12 @@ from sparsepipe.runs.checkpoints import (
     load_weights,
     read_checkpoint,
 )
+from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
-from sparsepipe.tasks.loaders import EpochSeeds, adapt_loaders, seed_epoch
+from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.longer import begin_with_shorter
 from sparsepipe.tasks.presentation import (
     StartLine,
@@ -121,16 +123,18 @@ class Train(Task):
         facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
         resume = _place(run, module)
         fitted = _agreed(run, resume)
-        adapt_loaders(data, seed=seed, resume=resume)
+        adapt_loaders(data, seed=seed)
+        reads = TrainingReads(seed, place=resume)
         checkpoint = RunCheckpoint(
             run.directory,
             monitor=self.monitor,
             mode=self.mode,
             resume=resume,
             record=_record(run, data),
+            reads=reads,
         )
         clock, start = Clock(), StartLine(run)
-        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint)])
+        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, reads)])
         start.test_shapes = _check_splits(trainer, data, test=test)
         _begin_logging(run, trainer, resume)
         seed_epoch(seed, 0)
@@ -171,7 +175,7 @@ def _record(run: Run, data: pl.LightningDataModule) -> dict[str, Any]:
     }
 
 
-def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
+def _callbacks(run: Run, checkpoint: RunCheckpoint, reads: TrainingReads) -> list[pl.Callback]:
     """The callbacks of every training, in calling order."""
     division = run.division
     return [
@@ -180,7 +184,7 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
             [place.text for place in run.places],
             {} if division is None else division.details,
         ),
-        EpochSeeds(int(run.spec.seed)),
+        reads,
         MetricsCsv(run.directory.metrics),
         LogRates(),
         StopOnSignal(run.watch, checkpoint),

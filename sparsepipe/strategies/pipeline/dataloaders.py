@@ -33,6 +33,8 @@ class Elsewhere:
 
 
 ELSEWHERE = Elsewhere()
+_STATE = ("state_dict", "load_state_dict")
+_PASSED_ON = ("sampler", "batch_sampler", "dataset", "generator", *_STATE)
 
 
 class Placeholders:
@@ -46,6 +48,16 @@ class Placeholders:
 
     def __iter__(self) -> Iterator[Elsewhere]:
         return iter([ELSEWHERE] * self._length)
+
+
+class StatefulPlaceholders(Placeholders):
+    """Stand-ins beside a loader with a state, which Lightning restores on every rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: stand-ins begin anew."""
 
 
 class Padded:
@@ -68,8 +80,8 @@ class Padded:
         yield from [ELSEWHERE] * (self._length - count)
 
     def __getattr__(self, name: str) -> Any:
-        # Lightning sets the epoch of samplers; others read the data set.
-        if name in ("sampler", "batch_sampler", "dataset", "generator"):
+        # Lightning sets the epoch of samplers and restores states; others read the data set.
+        if name in _PASSED_ON:
             return getattr(self.loader, name)
         raise AttributeError(name)
 
@@ -102,7 +114,7 @@ class Lengths:
         longest = lengths[0]
         adapted = loader
         if self._reader is None:
-            adapted = Placeholders(longest)
+            adapted = (StatefulPlaceholders if has_state(loader) else Placeholders)(longest)
         elif lengths[self._reader] < longest or not _exact(loader):
             adapted = Padded(loader, longest)
         self._known[id(adapted)] = (self._watched(adapted), lengths)
@@ -133,6 +145,11 @@ class Lengths:
         if len(known) > 1:
             return self._readers
         return sum(length > batch_idx for length in known[0])
+
+
+def has_state(loader: Any) -> bool:
+    """Whether a loader knows its own place."""
+    return all(callable(getattr(loader, name, None)) for name in _STATE)
 
 
 def is_elsewhere(batch: Any) -> bool:

@@ -17,6 +17,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
 from sparsepipe.planning.devices import prepare_device
 from sparsepipe.profiling.activations import fresh
+from sparsepipe.runs.randomness import seed_epoch, seed_model
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.fitting.memory import (
@@ -26,7 +27,7 @@ from sparsepipe.tasks.fitting.memory import (
     status_bytes,
     watch_resident,
 )
-from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch, seed_model
+from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.task import Run
 
 

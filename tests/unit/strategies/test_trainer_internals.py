@@ -75,6 +75,8 @@ OBJECTS: dict[str, Any] = {
     "_resolve_sampler": lambda: trainer()._data_connector,
     "_data_fetcher": lambda: trainer().fit_loop,
     "_combined_loader": lambda: trainer().fit_loop,
+    "_load_combined_loader_states": lambda: trainer().fit_loop,
+    "_iterator": combined,
     "_batches_that_stepped": lambda: trainer().fit_loop.epoch_loop,
     "_broadcast_sigterm_tensor": lambda: trainer().fit_loop.epoch_loop,
     "_num_ready_batches_reached": lambda: trainer().fit_loop.epoch_loop,
@@ -105,6 +107,8 @@ UNDOCUMENTED = {
     "update_train_step_metrics": lambda: trainer()._logger_connector,
     "batch_progress": lambda: trainer().fit_loop.epoch_loop,
     "on_run_start": lambda: trainer().fit_loop.epoch_loop,
+    "advance": lambda: trainer().fit_loop.epoch_loop,
+    "epoch_progress": lambda: trainer().fit_loop,
     "cumulated_batch_size": logged,
     "has_reset": logged,
     "_configure_launcher": DDPStrategy,  # overridden in distributed.py

@@ -1,0 +1,104 @@
+"""What a resumed training reads is what an undisturbed one would have read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.processes import outcomes, run
+from tests.support.reading_cases import CRASH, STOP, train
+
+RESUMED = (
+    "shared", "shuffled", "weighted", "subset", "plain", "within", "buckets", "epochs", "counting",
+    "private", "single", "fetching", "collating", "persistent", "beside", "state", "unsized",
+)  # fmt: skip
+REPEATED = ("stream", "class")
+"""Loaders whose epoch begins again."""
+IN_PROCESS = ("state", "unsized", "class")
+QUICK = ("weighted", "counting", "persistent")
+CASES = [
+    *((kind, 0) for kind in (*RESUMED, *REPEATED)),
+    *(
+        pytest.param(kind, 2, marks=[] if kind in QUICK else pytest.mark.full)
+        for kind in (*RESUMED, *REPEATED)
+        if kind not in IN_PROCESS
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "workers"), CASES)
+def test_a_resumed_training_is_the_undisturbed_one(
+    kind: str, workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stopped within an epoch, then killed within the next one."""
+    expected, weights = train(tmp_path / "undisturbed", kind, workers)
+    found = {}
+    for end in (("stop", STOP), ("crash", CRASH), None):
+        read, ours = train(tmp_path / "run", kind, workers, end=end)
+        assert kind in REPEATED or end == ("stop", STOP) or (1, 1) not in read
+        found.update(read)
+    assert ("repeats epoch 2" in caplog.text) == (kind in REPEATED)
+    assert found == expected
+    assert all(torch.equal(ours[name], value) for name, value in weights.items())
+
+
+def of_ranks(rank: int, directory: Path, strategy: str, kinds: list[str]) -> list[Any]:
+    """What is read of each kind: undisturbed, and stopped and resumed; with the weights."""
+    found = []
+    for kind in kinds:
+        place = directory / kind
+        expected = train(place / "undisturbed", kind, strategy=strategy)
+        first, _ = train(place / "run", kind, strategy=strategy, end=("stop", STOP))
+        rest, weights = train(place / "run", kind, strategy=strategy)
+        assert min(rest) > (1, 1)
+        found.append((expected, ({**first, **rest}, weights)))
+    return found
+
+
+def killed(rank: int, directory: Path, strategy: str, kind: str, end: Any) -> Any:
+    return train(directory, kind, strategy=strategy, end=end)
+
+
+@pytest.mark.parametrize("strategy", ["dp", "asynchronous", "synchronous"])
+def test_ranks_read_on_where_they_were(strategy: str, tmp_path: Path) -> None:
+    kinds = ["weighted", "beside", "state"]
+    for results in run(of_ranks, 2, tmp_path, strategy, kinds):
+        for (expected, weights), (found, ours) in results:
+            assert found == expected
+            if strategy != "asynchronous":  # a stop empties the pipeline
+                assert all(torch.equal(ours[name], value) for name, value in weights.items())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["dp", "asynchronous", "synchronous"])
+def test_killed_ranks_read_their_epoch_again(strategy: str, tmp_path: Path) -> None:
+    expected = run(killed, 2, tmp_path / "undisturbed", strategy, "buckets", None)
+    outcomes(killed, 2, tmp_path / "run", strategy, "buckets", ("crash", CRASH))
+    for (read, ours), (whole, weights) in zip(
+        run(killed, 2, tmp_path / "run", strategy, "buckets", None), expected, strict=True
+    ):
+        assert min(read) == (2, 0)
+        assert read.items() <= whole.items()
+        assert all(torch.equal(ours[name], value) for name, value in weights.items())
+
+
+def test_an_order_that_may_be_another_one_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loader has an iterator of its own, which goes on from epoch to epoch."""
+    train(tmp_path, "reused", end=("crash", CRASH))
+    train(tmp_path, "reused")
+    assert "may be another one: ReusedIterator does not read by its Repeating" in caplog.text
+
+
+def test_a_sampler_that_draws_another_order_each_time_repeats_its_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, "hidden", end=("stop", STOP))
+    assert "repeats epoch 2" in caplog.text
+    assert "Hidden draws another order each time" in caplog.text
+    read, _ = train(tmp_path, "hidden", end=("stop", STOP))
+    assert min(read) == (1, 0)
