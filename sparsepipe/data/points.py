@@ -5,6 +5,7 @@ Shapes: S shapes of a split, P points stored per shape, N points in use, 3 axes.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +13,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.errors import DataError
+
+_LOG = logging.getLogger(__name__)
+
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 FloatArray = NDArray[np.float32]
+ExactArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 CHUNK_SHAPES = 256
@@ -54,28 +60,32 @@ class MappedArray:
 class Frames:
     """Bounding box and sphere of each shape, in the units of its file.
 
-    The origin is that of the file, or the middle of the shape's bounding box where meshes or
-    text files were sampled.
+    The origin is that of the file; or the middle of the shape's bounding box, where meshes or
+    text files were sampled, and for shapes far from the file's origin.
 
     Attributes:
         low_S3: lower corner of the bounding box.
         high_S3: upper corner of the bounding box.
         center_S3: mean of the points.
         radius_S: distance from ``center_S3`` to the farthest point.
+        origin_S3: where the file has the origin of this box and of the cloud, in double precision,
+            so that map coordinates keep the form of a shape; None where that is 0 for all.
     """
 
     low_S3: FloatArray
     high_S3: FloatArray
     center_S3: FloatArray
     radius_S: FloatArray
+    origin_S3: ExactArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PointSet:
     """The point clouds of one split.
 
-    A coordinate is ``offset + step * value`` of the stored value; ``step`` and ``offset`` differ
-    per shape and axis if points are quantised to the shape's own box.
+    A coordinate is ``offset + step * value`` of the stored value, less the origin of ``frames``;
+    ``step`` and ``offset`` differ per shape and axis if points are quantised to the shape's own
+    box, and are in double precision if shapes are far from the origin.
 
     Attributes:
         points: stored points [R, P, 3] of any integer or float type, memory-mapped.
@@ -86,16 +96,31 @@ class PointSet:
         labels_S: class numbers.
         names: names of the shapes, such as ``chair_0042``.
         classes: class names, indexed by the labels.
+
+    Raises:
+        DataError: frames in single precision lie too far from the origin to tell a shape's form.
     """
 
     points: MappedArray
     rows_S: IntArray
-    offset_S3: FloatArray
-    step_S3: FloatArray
+    offset_S3: FloatArray | ExactArray
+    step_S3: FloatArray | ExactArray
     frames: Frames
     labels_S: IntArray
     names: tuple[str, ...]
     classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        frames = self.frames
+        lost_S = _is_far(frames.low_S3, frames.high_S3, times=_LOST)
+        if lost_S.any():
+            index = int(np.flatnonzero(lost_S)[0])
+            raise DataError(
+                f"{int(lost_S.sum())} shapes, the first {self.names[index]}, lie so far from the "
+                "origin that single precision loses their form",
+                remedy="measure frames by sparsepipe.data.points.measure_frames, which subtracts "
+                "the middle of each shape, or subtract an offset from the coordinates",
+            )
 
     def __len__(self) -> int:
         return len(self.rows_S)
@@ -110,9 +135,19 @@ class PointSet:
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
             stored_P3 = stored_P3[picked_N]
+        step_3, offset_3, origin_S3 = (
+            self.step_S3[index],
+            self.offset_S3[index],
+            self.frames.origin_S3,
+        )
+        if origin_S3 is not None and origin_S3[index].any():
+            exact_N3: ExactArray = (
+                stored_P3.astype(np.float64) * step_3 + offset_3 - origin_S3[index]
+            )
+            return exact_N3.astype(np.float32)
         cloud_N3: FloatArray = stored_P3.astype(np.float32)
-        cloud_N3 *= self.step_S3[index]
-        cloud_N3 += self.offset_S3[index]
+        cloud_N3 *= step_3.astype(np.float32)
+        cloud_N3 += offset_3.astype(np.float32)
         return cloud_N3
 
 
@@ -124,14 +159,62 @@ def measure_cloud(points_P3: NDArray[Any]) -> tuple[FloatArray, float]:
 
 
 def measure_frames(points_SP3: NDArray[Any], scale: float) -> Frames:
-    """Frames of clouds with a common scale, computed in chunks."""
+    """Frames of clouds with a common scale, computed in chunks.
+
+    Those far from the origin are relative to the middle of their box. The log warns of points that
+    are stored so coarsely, such as map coordinates in single precision, that their form is lost.
+    """
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), CHUNK_SHAPES):
         chunk_BP3 = points_SP3[start : start + CHUNK_SHAPES].astype(np.float64) * scale
         center_B13 = chunk_BP3.mean(axis=1, keepdims=True)
         radius_B = np.sqrt(np.square(chunk_BP3 - center_B13).sum(axis=2).max(axis=1))
         parts.append((chunk_BP3.min(axis=1), chunk_BP3.max(axis=1), center_B13[:, 0], radius_B))
-    low, high, center, radius = (
-        np.concatenate(column).astype(np.float32) for column in zip(*parts, strict=True)
+    low_S3, high_S3, center_S3, radius_S = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
     )
-    return Frames(low, high, center, radius)
+    if points_SP3.dtype.kind == "f":
+        _warn_of_coarse_points(points_SP3.dtype, low_S3, high_S3, scale)
+    far_S = _is_far(low_S3, high_S3, times=_FAR)
+    origin_S3 = np.where(far_S[:, None], (low_S3 + high_S3) / 2, 0.0)
+    low, high, center = (
+        (exact_S3 - origin_S3).astype(np.float32) for exact_S3 in (low_S3, high_S3, center_S3)
+    )
+    return Frames(
+        low, high, center, radius_S.astype(np.float32), origin_S3 if far_S.any() else None
+    )
+
+
+_FAR, _LOST = 16, 4096
+"""Distances from the origin in half lengths of a shape. From the first on the origin is moved, lest
+2^-20 of the shape be lost. From the second on single precision shifts voxels of a grid of 50^3.
+"""
+_COARSE = 1e-3
+"""Steps of stored points, as a share of a shape's length, that the log warns of."""
+
+
+def _is_far(low_S3: NDArray[Any], high_S3: NDArray[Any], *, times: float) -> NDArray[np.bool_]:
+    """Whether shapes lie farther from the origin than some times half their length."""
+    half_S = (high_S3.astype(np.float64) - low_S3).max(axis=1) / 2
+    middle_S = np.abs(high_S3.astype(np.float64) + low_S3).max(axis=1) / 2
+    far_S: NDArray[np.bool_] = middle_S > times * half_S
+    return far_S
+
+
+def _warn_of_coarse_points(
+    dtype: np.dtype[Any], low_S3: ExactArray, high_S3: ExactArray, scale: float
+) -> None:
+    farthest_S = np.maximum(np.abs(low_S3), np.abs(high_S3)).max(axis=1) / scale
+    steps_S = np.spacing(farthest_S.astype(dtype)).astype(np.float64) * scale
+    coarse_S = steps_S > _COARSE * (high_S3 - low_S3).max(axis=1)
+    if coarse_S.any():
+        worst = int(steps_S.argmax())
+        _LOG.warning(
+            "%d of %d shapes have points in %s so far from the origin that they are up to %.2g "
+            "apart, on shapes %.2g long: subtract an offset before they are stored, or use float64",
+            int(coarse_S.sum()),
+            len(coarse_S),
+            dtype,
+            steps_S[worst],
+            (high_S3 - low_S3)[worst].max(),
+        )

@@ -65,14 +65,14 @@ class NpzBundle:
         points = MappedArray(points_path)
         _check_arrays(path, points.array, small)
         scale = float(small.get("scale", 1.0))
-        frames = _frames(directory / "frames.npz", points.array, scale, cache)
+        frames = _frames(directory / "frames_2.npz", points.array, scale, cache)
         num_shapes = len(points.array)
         names = small.get("names", np.char.add(f"{split}_", np.arange(num_shapes).astype(str)))
         return PointSet(
             points=points,
             rows_S=np.arange(num_shapes),
-            offset_S3=np.zeros((num_shapes, 3), np.float32),
-            step_S3=np.full((num_shapes, 3), scale, np.float32),
+            offset_S3=np.zeros((num_shapes, 3)),
+            step_S3=np.full((num_shapes, 3), scale),
             frames=frames,
             labels_S=small["labels"].astype(np.int64),
             names=tuple(str(name) for name in names),
@@ -164,6 +164,8 @@ def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSett
                 high=frames.high_S3,
                 center=frames.center_S3,
                 radius=frames.radius_S,
+                origin=np.empty((0, 3)) if frames.origin_S3 is None else frames.origin_S3,
             )
     with np.load(path) as saved:
-        return Frames(saved["low"], saved["high"], saved["center"], saved["radius"])
+        origin_S3 = saved["origin"] if saved["origin"].size else None
+        return Frames(saved["low"], saved["high"], saved["center"], saved["radius"], origin_S3)
