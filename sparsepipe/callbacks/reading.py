@@ -12,7 +12,7 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,9 +21,18 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.data import has_iterable_dataset, sized_len
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
 from typing_extensions import override
 
+from sparsepipe.data.dataloaders import TrainSampler
 from sparsepipe.errors import ConfigError
 from sparsepipe.runs.randomness import (
     GLOBAL,
@@ -195,8 +204,10 @@ class TrainingReads(pl.Callback):
 
     def _next(self) -> AbstractContextManager[None]:
         """Around the reading of a batch."""
-        epoch, _ = self.position()
         number, self._read = self._read, self._read + 1
+        if all(isinstance(entry, _Order) for entry in self._loaders):
+            return nullcontext()  # which seed what they read
+        epoch, _ = self.position()
         seed = mixed(self.seed, epoch, process_group.rank(), number)
         for entry in self._loaders:
             if isinstance(entry, _Stateful):
@@ -399,13 +410,15 @@ class _Order:
         _set_epoch(self._samplers, epoch)
         numbers = (seed, epoch, cycle) if cycle else (seed, epoch)
         seed_generators(generators_in(self._samplers), mixed(*numbers))
-        draws = SeparateDraws(
-            mixed(seed, epoch, _ORDER + cycle), torch_seed=mixed(seed, epoch, rank, _ORDER + cycle)
-        )
-        with draws.drawing():
+        drawing: Callable[[], AbstractContextManager[None]] = nullcontext
+        if not all(map(_draws_by_itself, self._samplers)):
+            last = _ORDER + cycle
+            torch_seed = mixed(seed, epoch, rank, last)
+            drawing = SeparateDraws(mixed(seed, epoch, last), torch_seed=torch_seed).drawing
+        with drawing():
             batches = iter(self._source)
         while True:
-            with draws.drawing():
+            with drawing():
                 indices = next(batches, _END)
             if indices is _END:
                 return
@@ -520,6 +533,13 @@ def _samplers_of(loader: Any) -> list[Any]:
 
     add(loader)
     return found
+
+
+def _draws_by_itself(sampler: Any) -> bool:
+    """Whether a sampler certainly leaves the global generators alone: to ensure it takes time."""
+    if type(sampler) is RandomSampler:
+        return sampler.generator is not None
+    return type(sampler) in (BatchSampler, SequentialSampler, DistributedSampler, TrainSampler)
 
 
 def _set_epoch(samplers: list[Any], epoch: int) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -246,7 +247,7 @@ def make_loader(kind: str, workers: int, share: dict[str, int]) -> Any:
         ),
         "beside": lambda: {
             "long": DataLoader(data, batch_sampler=Buckets(), **more),
-            "short": DataLoader(Noisy(), shuffle=True, **{**sized, "batch_size": 11}),
+            "short": DataLoader(Subset(Noisy(), range(5 * BATCH)), shuffle=True, **sized),
         },
         "state": lambda: StatefulLoader(data),
         "unsized": lambda: UnsizedStatefulLoader(data),

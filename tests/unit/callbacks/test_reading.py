@@ -45,41 +45,37 @@ def test_a_resumed_training_is_the_undisturbed_one(
     assert all(torch.equal(ours[name], value) for name, value in weights.items())
 
 
-def of_ranks(rank: int, directory: Path, strategy: str, kinds: list[str]) -> list[Any]:
-    """What is read of each kind: undisturbed, and stopped and resumed; with the weights."""
-    found = []
-    for kind in kinds:
-        place = directory / kind
-        expected = train(place / "undisturbed", kind, strategy=strategy)
-        first, _ = train(place / "run", kind, strategy=strategy, end=("stop", STOP))
-        rest, weights = train(place / "run", kind, strategy=strategy)
-        assert min(rest) > (1, 1)
-        found.append((expected, ({**first, **rest}, weights)))
+def of_ranks(
+    rank: int, directory: Path, strategy: str, kinds: tuple[str, ...], end: Any = None
+) -> list[Any]:
+    """What is read of each kind, and the weights; in a file, too: a rank may end with its run."""
+    found = [train(directory / kind, kind, strategy=strategy, end=end) for kind in kinds]
+    torch.save(found, directory / f"rank{rank}.pt")
     return found
-
-
-def killed(rank: int, directory: Path, strategy: str, kind: str, end: Any) -> Any:
-    return train(directory, kind, strategy=strategy, end=end)
 
 
 @pytest.mark.parametrize("strategy", ["dp", "asynchronous", "synchronous"])
 def test_ranks_read_on_where_they_were(strategy: str, tmp_path: Path) -> None:
-    kinds = ["weighted", "beside", "state"]
-    for results in run(of_ranks, 2, tmp_path, strategy, kinds):
-        for (expected, weights), (found, ours) in results:
-            assert found == expected
-            if strategy != "asynchronous":  # a stop empties the pipeline
+    kinds = ("weighted", "beside", "state")
+    expected = run(of_ranks, 2, tmp_path / "undisturbed", strategy, kinds)
+    outcomes(of_ranks, 2, tmp_path / "run", strategy, kinds, ("stop", STOP))
+    begun = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
+    ended = run(of_ranks, 2, tmp_path / "run", strategy, kinds)
+    for firsts, rests, wholes in zip(begun, ended, expected, strict=True):
+        for (first, _), (rest, ours), (whole, weights) in zip(firsts, rests, wholes, strict=True):
+            assert min(rest) > (1, 1)
+            assert {**first, **rest} == whole
+            if strategy != "asynchronous":  # whose pipeline is emptied by a stop
                 assert all(torch.equal(ours[name], value) for name, value in weights.items())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["dp", "asynchronous", "synchronous"])
 def test_killed_ranks_read_their_epoch_again(strategy: str, tmp_path: Path) -> None:
-    expected = run(killed, 2, tmp_path / "undisturbed", strategy, "buckets", None)
-    outcomes(killed, 2, tmp_path / "run", strategy, "buckets", ("crash", CRASH))
-    for (read, ours), (whole, weights) in zip(
-        run(killed, 2, tmp_path / "run", strategy, "buckets", None), expected, strict=True
-    ):
+    expected = run(of_ranks, 2, tmp_path / "undisturbed", strategy, ("buckets",))
+    outcomes(of_ranks, 2, tmp_path / "run", strategy, ("buckets",), ("crash", CRASH))
+    ended = run(of_ranks, 2, tmp_path / "run", strategy, ("buckets",))
+    for [(read, ours)], [(whole, weights)] in zip(ended, expected, strict=True):
         assert min(read) == (2, 0)
         assert read.items() <= whole.items()
         assert all(torch.equal(ours[name], value) for name, value in weights.items())
