@@ -18,7 +18,15 @@ EPOCHS = [
 
 
 def place(epoch: int, batches: int, steps: int) -> Resume:
-    return Resume(Path("last.ckpt"), epoch, batches, steps, [], {})
+    return Resume(
+        path=Path("last.ckpt"),
+        epoch=epoch,
+        batches=batches,
+        steps=steps,
+        randomness=[],
+        loaders=[],
+        metrics={},
+    )
 
 
 def steps(history: History) -> list[int]:
