@@ -309,7 +309,7 @@ STEPS = [
         early=False,
     ),
     Habit(
-        written="one layer by itself (`self.layers[0](x)`)",
+        written="one layer called by itself (`self.layers[0]`)",
         verdict="refused",
         note="call the whole `Sequential`",
         module=step(lambda self, x, y: _loss(self, x, y) + self.layers[0](x).mean()),
