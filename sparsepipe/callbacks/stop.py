@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import pytorch_lightning as pl
@@ -57,20 +56,21 @@ class StopOnSignal(pl.Callback):
             return  # a checkpoint does not hold gradients
         if _validation_follows(trainer, batch_idx):
             return  # Lightning would leave it out when the run goes on
-        if self._all_stop(trainer.global_step):
+        if signum := self._signal_for_all(trainer.global_step):
             _log_step(trainer)
             self._checkpoint.save_within(trainer, batches=batch_idx + 1)
-            raise Stopped(self._watch.signum or signal.SIGTERM)
+            raise Stopped(signum)
 
-    def _all_stop(self, step: int) -> bool:
-        """Whether all ranks stop after this step.
+    def _signal_for_all(self, step: int) -> int:
+        """The signal by which all ranks stop after this step, whichever it came to; 0: none.
 
         Ranks of a pipeline are some steps apart, and must not wait for each other to agree.
         """
-        requested = self._watch.signum is not None
+        own = self._watch.signum or 0
         if self._agreement is None:
-            return process_group.any_rank(requested)
-        return self._agreement.reached(step, requested=requested)
+            return process_group.highest(own)
+        stops = self._agreement.reached(step, requested=own != 0, reason=own)
+        return self._agreement.reason if stops else 0
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -123,8 +123,8 @@ def stop_if_requested(watch: SignalWatch) -> None:
     Raises:
         Stopped: one has.
     """
-    if process_group.any_rank(watch.signum is not None):
-        raise Stopped(watch.signum or signal.SIGTERM)
+    if signum := process_group.highest(watch.signum or 0):
+        raise Stopped(signum)
 
 
 class ErrorNotes(pl.Callback):

@@ -67,7 +67,8 @@ class Station:
         cable: the interface of this machine that leads to it.
         address: in the cluster.
         control: by which it reaches ``launcher``.
-        launcher: the launching process's address.
+        launcher: the launching process's address, the same for all stations: it listens on no
+            other.
     """
 
     host: str
@@ -128,7 +129,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
                 cable=f"spe{owner.pid}c{number}",  # at most 15 letters
                 address=str(_DATA_NET + 1 + number),
                 control=str(base + 4 * number + 2),
-                launcher=str(base + 4 * number + 1),
+                launcher=str(base + 1),
             )
             for number, host in enumerate(hosts)
         ),

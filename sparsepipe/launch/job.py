@@ -18,7 +18,13 @@ from pathlib import Path
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.emulate import NotPermitted, announce_hosts, clear, emulated_hosts
+from sparsepipe.emulate import (
+    NotPermitted,
+    announce_hosts,
+    clear,
+    emulated_hosts,
+    emulated_layout,
+)
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.launch.execute import execute, explain_stop, failing_as_rank, meet
 from sparsepipe.launch.outcome import log_outcome
@@ -31,10 +37,11 @@ from sparsepipe.launch.prepare import (
 from sparsepipe.launch.renumber import renumber
 from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.planning.plan_resolution import resolve_plan
-from sparsepipe.runs.lock import locked, scratch
+from sparsepipe.runs.lock import keep_temporary_files_apart, locked, scratch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.meeting_point import LOOPBACK
 from sparsepipe.runtime.collectives.process_group import first_to_report
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import launch, run_with_restarts
@@ -42,6 +49,7 @@ from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.files import read_json, writing
 from sparsepipe.utils.host import git_commit, usable_cores
+from sparsepipe.utils.parent import end_workers_with_this
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +82,8 @@ def run_job(
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
+    keep_temporary_files_apart()
+    end_workers_with_this()
     git_commit()  # now: the checkout may change while the run goes on
     spec, inventory, ranks = resolve_run(spec)
     with SignalWatch() as watch:
@@ -147,6 +157,7 @@ def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
     with scratch() as reports:
 
         def start() -> None:
+            layout = emulated_layout()
             launch(
                 [sys.executable, "-m", "sparsepipe.launch.worker", str(directory.path)],
                 ranks=ranks,
@@ -154,6 +165,7 @@ def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
                 reports=reports,
                 grace_s=float(spec.parallel.grace_s),
                 name="rank {}".format if division is None else partial(division.name, ranks=ranks),
+                address=LOOPBACK if layout is None else layout.stations[0].launcher,
             )
 
         with hosts_emulated(spec, inventory, directory):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from sparsepipe.utils.memory import no_garbage_collection
+from sparsepipe.utils.parent import end_with_parent, end_workers_with_this
+
+if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
+    end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # torch takes seconds to be imported
 
 with no_garbage_collection():
     from sparsepipe.emulate import enter_host
@@ -30,12 +35,15 @@ def _run(path: Path) -> None:
         from sparsepipe.config.build import build_inventory
         from sparsepipe.config.run_spec import RunSpec
         from sparsepipe.launch.execute import execute
+        from sparsepipe.runs.lock import keep_temporary_files_apart
         from sparsepipe.runs.logs import configure
         from sparsepipe.runs.rundir import RunDir
         from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
         from sparsepipe.utils.host import git_commit
 
     configure()
+    keep_temporary_files_apart()
+    end_workers_with_this()
     with SignalWatch() as watch:
         try:
             git_commit()  # now: the checkout may change while the run goes on

@@ -135,6 +135,20 @@ class DevicePool:
             used.append(self.between)
         return min(used, default=float("inf"))
 
+    def between_hosts(self, counts: Sequence[int], following: Sequence[int]) -> tuple[float, int]:
+        """Bandwidth between successive stages, and how many links of that share a transfer.
+
+        Receivers on one host share its link to the others. Stages on the same hosts stay inside
+        each of them.
+        """
+        hosts, receiving = (
+            {kind.host for kind, n in zip(self.kinds, each, strict=True) if n}
+            for each in (counts, following)
+        )
+        if hosts == receiving:
+            return min(self.inside[host] for host in hosts), sum(following)
+        return self.between, len(receiving)
+
     def cut_bytes_per_s(self, host: int, following: int) -> float:
         """Bandwidth between successive stages, each on one host or :data:`SEVERAL`."""
         if self.is_uniform:

@@ -106,7 +106,7 @@ def explain(
     For ``mp`` these are the real devices, not those that its search takes for alike.
     """
     pool, spans, plan = problem.pool, problem.spans, solution.stages
-    stages_s, cuts_s = plan_times(plan, spans, pool, problem.model)
+    stages_s, cuts_s = plan_times(plan, spans, pool, problem.model, by_hosts=solution.by_hosts)
     kept = None if problem.memory is None else plan_bytes(plan, spans, pool, problem.memory)
     if chosen is not None:
         counts = (sum(stage.counts) for stage in plan)
@@ -173,6 +173,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         "bottleneck_s": explanation.bottleneck_s,
         "bottleneck": explanation.limit,
         "dp_s": explanation.dp_s,
+        **({} if solution.expected_s is None else {"search_expects_s": solution.expected_s}),
         "stage_times_s": [row.time_s for row in explanation.rows],
         "transfer_times_s": [row.transfer_s for row in explanation.rows[:-1]],
         "memory_bytes": [row.memory_bytes for row in explanation.rows],

@@ -122,6 +122,10 @@ class Solution:
         order: of the kinds, where devices are taken from a sorted list; else None.
         assumed: pool and spans that the search saw, where it takes unlike devices for alike.
         spans: layers of each stage that it has chosen to be recomputed; None: it has chosen none.
+        by_hosts: receivers on one host share its link; see
+            :func:`~sparsepipe.partition.costs.model.plan_times`.
+        expected_s: the time between two minibatches that the search itself counts for the devices
+            as it saw them, where that is another one than the costs of its stages.
     """
 
     stages: tuple[Choice, ...]
@@ -129,6 +133,8 @@ class Solution:
     order: tuple[str, ...] | None = None
     assumed: Problem | None = None
     spans: StageSpans | None = None
+    by_hosts: bool = False
+    expected_s: float | None = None
 
     @property
     def config(self) -> str:

@@ -259,6 +259,8 @@ def plan_table(explanation: Explanation) -> str:
     )
     rate = f"{1e3 * explanation.bottleneck_s:.1f} ms a minibatch, limited by {explanation.limit}"
     solution = explanation.solution
+    if (expected_s := solution.expected_s) is not None:
+        rate += f" on these devices; PipeDream's levels expect {1e3 * expected_s:.2f} ms"
     order = f", devices in the order {', '.join(solution.order)}" if solution.order else ""
     return "\n".join(
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils.files import expanded
 
 _SHOWN = 3
+_NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
+"""Of torch's error message, the name of what a checkpoint may not hold."""
 
 
 def find_checkpoint(source: str, *, best: bool = False) -> Path:
@@ -52,16 +56,25 @@ def first_weights(spec: RunSpec) -> dict[str, str]:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint's content, on the CPU, with its weights as ``state_dict``.
 
+    It is read as values only: no code of a file runs.
+
     Args:
         path: of Lightning's, of another program's with its weights as ``model_state_dict`` or
             ``model``, or the weights alone.
 
     Raises:
-        CheckpointError: it is broken, or no checkpoint of a module.
+        CheckpointError: it is broken, holds more than values, or is no checkpoint of a module.
     """
     try:
-        value = torch.load(path, map_location="cpu", weights_only=False)
+        with torch.serialization.safe_globals(_numpy()):
+            value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        if named := _NOT_ALLOWED.search(str(error)):
+            raise CheckpointError(
+                f"{path} holds a {named[1]}, which is read from no checkpoint: it could run code",
+                remedy=f"if you trust the file, torch.serialization.add_safe_globals([{named[1]}]) "
+                "in a module that the run imports; or keep such values out of checkpoints",
+            ) from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {reason}",
@@ -77,6 +90,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
         "path) did",
     )
+
+
+def _numpy() -> list[Any]:
+    """What makes numpy's numbers and arrays, under the names that its versions have for it."""
+    makers = {
+        "scalar": np.float64(0.0).__reduce__()[0],
+        "_reconstruct": np.array(0).__reduce__()[0],
+    }
+    packages = ("numpy._core", "numpy.core")
+    named = [(f, f"{p}.multiarray.{name}") for p in packages for name, f in makers.items()]
+    return [np.ndarray, np.dtype, *named, *{type(np.dtype(code)) for code in "?bhilqBHILQefdFD"}]
 
 
 _WEIGHTS = ("state_dict", "model_state_dict", "model")
@@ -257,6 +281,12 @@ class DirectCheckpointIO(TorchCheckpointIO):
     Lightning's own goes by way of the system's temporary directory, which may be small or
     full where the run's is not.
     """
+
+    @override
+    def load_checkpoint(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Reads a checkpoint, numpy's numbers and arrays included where only values are read."""
+        with torch.serialization.safe_globals(_numpy()):
+            return super().load_checkpoint(*args, **options)
 
     @override
     def save_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -48,6 +49,11 @@ _PREFIX = "sparsepipe-"
 _IN_USE = ".in-use"
 """Lock of the process that has made a directory. Numbers of processes would not do, where
 containers share the place."""
+_LONGEST_BYTES = 107 - len("/listener-12345678")
+"""Of a directory in which sockets can have a name; that of a socket has 107 bytes at most."""
+_SHARED_MEMORY = Path("/dev/shm")
+_SEMAPHORES = "mp-"
+"""What names of semaphores of ``multiprocessing`` begin with."""
 
 
 @contextmanager
@@ -69,10 +75,35 @@ def scratch() -> Iterator[Path]:
             shutil.rmtree(found, ignore_errors=True)
 
 
+_kept = ExitStack()
+
+
+def keep_temporary_files_apart() -> None:
+    """Lets this process and those of its loaders leave nothing behind, however they end.
+
+    What ``multiprocessing`` makes for them, sockets in ``pymp-*`` and semaphores ``sem.mp-*``, goes
+    into a directory of :func:`scratch` that is kept as long as this process lives, and under its
+    name. So the next start knows what is of a dead process of ours, and removes nothing else. Where
+    the path of that directory is too long for sockets, they stay in ``pymp-*``.
+    """
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if settings.get("semprefix") != "/mp":  # it has been called; a worker has its parent's
+        return
+    with suppress(OSError):  # no room: then they go where they always do
+        directory = _kept.enter_context(scratch())
+        settings["semprefix"] = f"/{_SEMAPHORES}{directory.name}"
+        if settings.get("tempdir") is None and len(os.fsencode(directory)) <= _LONGEST_BYTES:
+            settings["tempdir"] = str(directory)
+        # As multiprocessing removes its own: when loaders have ended.
+        multiprocessing.util.Finalize(None, _kept.close, exitpriority=-100)
+
+
 def _remove_left(place: Path) -> None:
     for path in place.glob(f"{_PREFIX}*"):
         # Somebody else's, one in use, or one that another process has just removed.
         with suppress(OSError, LockHeldError):
             if (path / _IN_USE).exists():
                 with file_lock(path / _IN_USE):
+                    for left in _SHARED_MEMORY.glob(f"sem.{_SEMAPHORES}{path.name}-*"):
+                        left.unlink(missing_ok=True)
                     shutil.rmtree(path, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import SparsePipeError, TransportError
+from sparsepipe.runtime.collectives.meeting_point import LOOPBACK
 from sparsepipe.runtime.failures.rank_reports import (
     REPORT_VARIABLE,
     Stopped,
@@ -22,9 +22,13 @@ from sparsepipe.runtime.failures.rank_reports import (
     save_error_of,
 )
 from sparsepipe.runtime.failures.unresponsive_ranks import killing_unresponsive_ranks
+from sparsepipe.utils.parent import end_with_parent
 
 log = logging.getLogger(__name__)
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+_LOOK_S = 0.25
+_REPORT_S = 1.0
+"""Time for a rank to report a connection that broke when the first rank was killed."""
 _LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
 """Environment variable: the launching process, whose children ranks are."""
 
@@ -37,6 +41,7 @@ def launch(
     reports: Path,
     grace_s: float = 120.0,
     name: Callable[[int], str] = "rank {}".format,
+    address: str = LOOPBACK,
 ) -> None:
     """Runs ``command`` in ``ranks`` processes on this host and waits for them.
 
@@ -53,6 +58,7 @@ def launch(
         reports: directory for the failure reports of the ranks.
         grace_s: time for an orderly end.
         name: how messages call a rank.
+        address: of this host, at which alone ranks meet.
 
     Raises:
         Stopped: a signal ended the ranks.
@@ -66,7 +72,7 @@ def launch(
     reports.mkdir(parents=True, exist_ok=True)
     for stale in reports.glob("rank*.json"):
         stale.unlink()
-    config = _agent_config(ranks, reports, grace_s)
+    config = _agent_config(ranks, reports, grace_s, address)
     started_s = time.monotonic()
     environment = _environment(threads_per_rank, reports)
     with environment, _restored_signals(), killing_unresponsive_ranks(reports):
@@ -113,14 +119,27 @@ def is_transient(error: SparsePipeError) -> bool:
     return type(error) in (SparsePipeError, TransportError)
 
 
+def announce_launcher() -> None:
+    """Lets processes that are started from here know that this one starts ranks."""
+    os.environ[_LAUNCHER_VARIABLE] = str(os.getpid())
+
+
+def launcher_process() -> int | None:
+    """The number of the process that has started this rank, where it is one of ours."""
+    text = os.environ.get(_LAUNCHER_VARIABLE)
+    return None if text is None else int(text)
+
+
 def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
-    """Ends this process soon after its parent is gone, however that ended.
+    """Ends this process when its parent is gone, however that ended: at once where the kernel sees
+    to it, else within ``interval_s`` or so.
 
     ``parent`` is its process number, since it may be gone already; by default that of this rank's
     launcher.
     """
     if parent is None:
-        parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
+        parent = launcher_process() or os.getppid()
+    end_with_parent(parent)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -128,6 +147,32 @@ def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None
         os._exit(1)  # there is no launcher left to report to
 
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()
+
+
+def end_with_launcher() -> threading.Event | None:
+    """Ends this rank of somebody's script with whatever has started it.
+
+    An elastic agent outlives its ranks in good runs, so the kernel may kill a rank with it. The
+    first rank of Lightning's launcher may end before others do that have more to do: they end with
+    it only until the returned event is set.
+    """
+    parent = os.getppid()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(parent)
+        return None
+    if launcher_process() != parent:
+        return None  # somebody has started the ranks one by one
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            if os.getppid() != parent:
+                if not over.wait(_REPORT_S):
+                    os._exit(1)
+                return
+
+    threading.Thread(target=watch, name="follow-launcher", daemon=True).start()
+    return over
 
 
 @contextmanager
@@ -147,10 +192,14 @@ def environment_variables(
                 os.environ[name] = value
 
 
-def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
-    """The elastic agent's settings: one host, loopback, a free port, no restarts."""
+def _agent_config(ranks: int, reports: Path, grace_s: float, address: str) -> Any:
+    """The elastic agent's settings: one host, a free port of ``address``, no restarts."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
+
+    from sparsepipe.runtime import rendezvous
+
+    rendezvous.register()
 
     # Signals that this process ignores, as under nohup, stay ignored.
     handled = [s for s in _SIGNALS if signal.getsignal(getattr(signal, s)) is not signal.SIG_IGN]
@@ -159,9 +208,8 @@ def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
         max_nodes=1,
         nproc_per_node=ranks,
         run_id=f"sparsepipe-{os.getpid()}-{time.monotonic_ns()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
+        rdzv_backend=rendezvous.BACKEND,
+        rdzv_endpoint=f"{address}:0",
         max_restarts=0,
         monitor_interval=0.1,
         signals_to_handle=",".join(handled),
@@ -182,18 +230,10 @@ def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager
     """Environment variables that ranks inherit, set for the time of the launch only."""
     values = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
         REPORT_VARIABLE: str(reports),
         _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
     }
-    known = {name: value for name, value in values.items() if value}
-    return environment_variables(known, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
-
-
-def _loopback() -> str:
-    """The loopback interface: gloo would resolve the host's name, which need not succeed."""
-    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    return names[0] if names else ""
+    return environment_variables(values, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -83,7 +82,7 @@ class DataParallelStrategy(RankedStrategy):
             slowdown=slowdown,
             cluster_environment=cluster_environment or RankEnvironment(),
             process_group_backend=process_group_backend,
-            timeout=timedelta(seconds=timeout_s),
+            timeout_s=timeout_s,
             gradient_as_bucket_view=gradient_as_bucket_view,
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused_parameters,
@@ -91,6 +90,12 @@ class DataParallelStrategy(RankedStrategy):
             **buffers,
         )
         self._buffers_differ = False
+
+    @override
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        self.join()  # Lightning leaves a group alone that is there
+        super().setup_distributed()
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:

@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -22,12 +24,18 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.meeting_point import INTERFACE_VARIABLES, LOOPBACK
 from sparsepipe.runtime.failures.missing_ranks import collective
-from sparsepipe.runtime.launch import environment_variables
+from sparsepipe.runtime.launch import (
+    announce_launcher,
+    end_with_launcher,
+    environment_variables,
+)
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.orphans import end_orphans, register_ranks
 from sparsepipe.utils.memory import keep_freed_memory
+from sparsepipe.utils.parent import end_workers_with_this
 
 
 class RankEnvironment(LightningEnvironment):
@@ -130,9 +138,11 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     After a Trainer with one device the process is as before: its next Trainer may have several.
     """
 
-    def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, timeout_s: float, slowdown: float = 1.0, **options: Any) -> None:
+        super().__init__(timeout=timedelta(seconds=timeout_s), **options)
+        self._timeout_s = timeout_s
         self._world_of_one = ExitStack()
+        self._orphaned: threading.Event | None = None  # set when the end of others is no matter
         self.slowdown = Slowdown(slowdown)
 
     @property
@@ -141,16 +151,24 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        if not self._is_single:  # it would set the variables of a world of one
-            super()._configure_launcher()
+        if self._is_single:  # it would set the variables of a world of one
+            return
+        assert self.cluster_environment is not None
+        if not self.cluster_environment.creates_processes_externally:
+            announce_launcher()
+        super()._configure_launcher()
 
     @override
     def setup_environment(self) -> None:
         register_ranks(self.launcher)
+        if not self._is_single:
+            self._orphaned = end_with_launcher()
+            end_workers_with_this()
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
         if self._is_single and not internals.process_group_exists():
-            self._world_of_one.enter_context(environment_variables({}, restored=_RANK_VARIABLES))
+            restored = (*_RANK_VARIABLES, *INTERFACE_VARIABLES)
+            self._world_of_one.enter_context(environment_variables({}, restored=restored))
             self._world_of_one.callback(process_group.leave)
         super().setup_environment()
         if not self._is_single and self.root_device.type == "cpu":
@@ -159,16 +177,36 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         atexit.unregister(process_group.leave)
         atexit.register(process_group.leave)
 
+    def join(self) -> None:
+        """Joins the group of all ranks, which listens nowhere but where its hosts need it."""
+        environment = self.cluster_environment
+        assert environment is not None
+        # A launcher that gives no address may name this host by one that others reach.
+        own = LOOPBACK if self.num_nodes == 1 else environment.main_address
+        os.environ.setdefault("MASTER_ADDR", own)
+        os.environ.setdefault("MASTER_PORT", str(environment.main_port))
+        os.environ.setdefault("RANK", str(self.global_rank))
+        os.environ.setdefault("WORLD_SIZE", str(self.world_size))
+        backend = internals.resolve_process_group_backend(self)
+        process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
+
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         atexit.unregister(process_group.leave)  # it could wait for ranks that are gone
+        self._stay()  # to report the error
         end_orphans()
 
     @override
     def teardown(self) -> None:
         super().teardown()
+        self._stay()
         self._world_of_one.close()
+
+    def _stay(self) -> None:
+        """From now on this rank may outlive what has started it."""
+        if self._orphaned is not None:
+            self._orphaned.set()
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
@@ -186,8 +224,10 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
     @override
     def broadcast(self, obj: _Value, src: int = 0) -> _Value:
-        with _naming_missing_ranks(f"the broadcast of rank {src}"):
-            return super().broadcast(obj, src)
+        # Lightning would send a plain pickle, which may run a stranger's code.
+        if not internals.process_group_exists():
+            return obj
+        return process_group.broadcast_object(obj, source=src, what=f"the broadcast of rank {src}")
 
 
 def _naming_missing_ranks(what: str) -> AbstractContextManager[None]:

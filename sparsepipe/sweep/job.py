@@ -6,16 +6,14 @@ sweep's, even where the sweep is killed.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 import os
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ from sparsepipe.sweep.slots import WAIT_LIMIT_S
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
 
 log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500
 """In thousandths of all memory: the OOM killer takes a job before the sweep, though a rank of the
 job may be smaller. A process that tries out a batch size is still ended before either."""
@@ -101,18 +98,11 @@ def _recorded_failures(leave: Callable[..., object]) -> Iterator[None]:
 def main() -> None:
     """Runs the job of the given file."""
     given = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    _end_with(given["parent"])
+    follow_parent(parent=given["parent"])
     prefer_as_victim(_OOM_SCORE)
     if given["cores"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, given["cores"])  # before torch counts them
     sys.exit(_run(given))
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process with its parent: by the kernel where it can, and by checking."""
-    with suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    follow_parent(parent=parent)
 
 
 def _run(given: dict[str, Any]) -> int:

@@ -242,7 +242,7 @@ def _fit(
         module,
         datamodule=data,
         ckpt_path=None if resume is None else resume.path,
-        weights_only=False,
+        weights_only=True,
     )
     done = {
         "steps": trainer.global_step,
@@ -321,7 +321,7 @@ def _test(
 ) -> dict[str, Any]:
     """Tests the weights of a checkpoint, or those that the module has."""
     path = None if weights is None else str(weights)
-    trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=False)
+    trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
     tested = {} if weights is None else {"tested_checkpoint": weights.name}
     return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values(), **tested}
 

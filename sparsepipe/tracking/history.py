@@ -8,9 +8,11 @@ rows. MLflow, TensorBoard and Weights & Biases with a network resume by themselv
 
 from __future__ import annotations
 
+import itertools
 import json
 import numbers
 import os
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,12 @@ class History:
             stream.flush()
             os.fsync(stream.fileno())
 
+    def keep_copy(self, directory: Path) -> None:
+        """Copies the file, if there is one, into a directory where no copy is ever replaced."""
+        if self.path.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self.path, free_name(directory / self.path.name))
+
     def clear(self) -> None:
         """Removes all rows."""
         self.path.unlink(missing_ok=True)
@@ -75,6 +83,12 @@ class History:
         kept += [_without(row, known) for row in finished if row["epoch"] not in ended]
         kept.sort(key=lambda row: int(row[STEP]))
         write_text_atomic(self.path, "".join(map(_line, kept)))
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the first of ``path.1``, ``path.2``, ... that nothing has."""
+    numbered = (path.with_name(f"{path.name}.{k}") for k in itertools.count(1))
+    return next(each for each in itertools.chain([path], numbered) if not os.path.lexists(each))
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ import configparser
 import importlib.util
 import netrc
 import os
-import shutil
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -21,10 +20,14 @@ from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.errors import ConfigError, OutputError
-from sparsepipe.tracking.history import STEP, History
+from sparsepipe.tracking.history import STEP, History, free_name
 
 _SET_VARIABLES: dict[str, str] = {}
 """Environment variables that a run of this process has set: settings that ``wandb.init`` lacks."""
+_BEGUN: set[str] = set()
+"""Ids of the open runs that loggers of this process have begun."""
+_SWEEP, _RUN_ID, _GROUP = "WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_RUN_GROUP"
+"""Environment variables by which a sweep agent chooses the run of its process."""
 _PUBLIC_SERVER = ("api.wandb.ai", "api.forge.coreweave.com")
 """Its old and new name: a login to one is a login to the other."""
 _KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
@@ -43,7 +46,9 @@ def wandb_logger(
 ) -> WandbRunLogger:
     """A Weights & Biases logger that writes into the run directory.
 
-    A resumed run goes on under the same id.
+    A resumed run goes on under the same id. Under a sweep agent (``wandb agent``)
+    id, project and entity are the agent's, and the group is the sweep's, or else that of
+    ``WANDB_RUN_GROUP``.
 
     Args:
         project: project on the server.
@@ -64,15 +69,16 @@ def wandb_logger(
             remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
             "`wandb sync` uploads the run later",
         )
+    sweep = os.environ.get(_SWEEP)
     return WandbRunLogger(
         run_dir,
         offline=offline,
         project=project,
         entity=entity,
-        id=run_id,
+        id=os.environ.get(_RUN_ID) if sweep else run_id,
         name=run_id,
         resume=None if offline else "allow",
-        group=group,
+        group=os.environ.get(_GROUP) or sweep or group,
         job_type=job_type,
         tags=list(tags),
     )
@@ -146,8 +152,9 @@ def _require(package: str) -> None:
 class WandbRunLogger(WandbLogger):
     """Logs to one Weights & Biases run, however often the processes that log were killed.
 
-    Offline there is always one directory below ``wandb/`` of the run's directory: a run that
-    resumes writes it again from its :class:`History`. Online the server has the history.
+    Offline there is always one directory of an id below ``wandb/`` of the run's directory: a run
+    that resumes writes it again from its :class:`History`, and the earlier one is moved to
+    ``wandb-earlier/``. Nothing is deleted. Online the server has the history.
 
     Args:
         run_dir: the run's directory.
@@ -159,6 +166,7 @@ class WandbRunLogger(WandbLogger):
         super().__init__(save_dir=str(run_dir), offline=offline, **init)
         self._wandb_init.pop("anonymous", None)  # Weights & Biases warns of it
         self._folder = run_dir / "wandb"
+        self._earlier = run_dir / "wandb-earlier"
         self._history = History(self._folder / "history.jsonl")
         self._resumes = False
         self._step = 0
@@ -171,6 +179,7 @@ class WandbRunLogger(WandbLogger):
             place: where the run resumes.
             epochs: the rows of the metrics file.
         """
+        self._history.keep_copy(self._earlier)  # with the rows that will be repeated
         self._history.resume(place, epochs)
         self._resumes = True
 
@@ -182,18 +191,32 @@ class WandbRunLogger(WandbLogger):
         import wandb
 
         if self._experiment is None:
-            begun = wandb.run is not None and wandb.run.id == self._id
-            self._experiment = wandb.run if begun else self._begin()
+            run: Any = wandb.run if self._is_open(wandb.run) else self._begin()
+            self._experiment, self._id = run, run.id
         return self._experiment
+
+    def _is_open(self, run: Any) -> bool:
+        """Whether the process's open run is this logger's: another one of the job has begun it."""
+        if run is None:
+            return False
+        if self._id is not None:
+            return bool(run.id == self._id)
+        return bool(run.sweep_id == os.environ.get(_SWEEP))  # whose agent has given no id
 
     def _begin(self) -> Any:
         import wandb
 
         end_tracking(failed=True)  # a run of an earlier job, which wandb.init would return
-        if not self._resumes:
-            self._history.clear()  # without a checkpoint everything is logged again
+        if wandb.run is not None:
+            raise ConfigError(
+                f"this process has a Weights & Biases run of its own open: {wandb.run.id}",
+                remedy="call wandb.finish() before, or leave out logger=wandb",
+            )
+        if not self._resumes:  # without a checkpoint everything is logged again
+            self._history.keep_copy(self._earlier)
+            self._history.clear()
         if self._offline:
-            self._remove_attempts()
+            self._set_attempts_aside()
         _set_unless_given(
             WANDB_SILENT="true",  # the run directory is the last line printed
             # Tables wait there until they are uploaded; by default in the user's home.
@@ -202,8 +225,12 @@ class WandbRunLogger(WandbLogger):
             WANDB__SERVICE_WAIT="120",  # by default 30
         )
         self._folder.mkdir(parents=True, exist_ok=True)
+        settings = dict(self._wandb_init)
+        if os.environ.get(_SWEEP):  # the agent has chosen them
+            for name in ("id", "project", "entity"):
+                settings.pop(name, None)
         try:
-            run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
+            run = wandb.init(mode="offline" if self._offline else None, **settings)
         except wandb.Error as error:
             wandb.teardown()  # else the next run would use the settings of this one
             _unset_variables()
@@ -212,6 +239,7 @@ class WandbRunLogger(WandbLogger):
                 remedy="give the command again, which goes on with what is there, or leave out "
                 "logger=wandb",
             ) from error
+        _BEGUN.add(run.id)
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
         if not run.starting_step:  # else a server has the rows
@@ -220,15 +248,12 @@ class WandbRunLogger(WandbLogger):
                 self._step = row[STEP]
         return run
 
-    def _remove_attempts(self) -> None:
-        """Removes everything from the directory but the history."""
-        for path in self._folder.glob("*"):
-            if path == self._history.path:
-                continue
+    def _set_attempts_aside(self) -> None:
+        """Moves earlier directories of this run's id to where ``wandb sync`` does not look."""
+        for path in self._folder.glob(f"*run-*-{self._id}"):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+                self._earlier.mkdir(parents=True, exist_ok=True)
+                path.rename(free_name(self._earlier / path.name))
 
     @override
     @rank_zero_only
@@ -259,8 +284,9 @@ def end_tracking(*, failed: bool) -> None:
         failed: whether the job has failed.
     """
     wandb = sys.modules.get("wandb")
-    if wandb is None or wandb.run is None:
-        return
+    if wandb is None or wandb.run is None or wandb.run.id not in _BEGUN:
+        return  # nothing is open but what somebody else has begun
+    _BEGUN.discard(wandb.run.id)
     wandb.run.finish(exit_code=int(failed))
     wandb.teardown()
     _unset_variables()

@@ -18,7 +18,7 @@ from sparsepipe.tracking.loggers import wandb_logger
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, fault, rows
 from tests.support.emulated_cases import hosts
-from tests.support.wandb_records import recorded
+from tests.support.wandb_records import recorded, wandb_file
 
 Job = Callable[..., Path]
 TRACKED = ("logger=wandb", "trainer.log_every_n_steps=1")
@@ -55,6 +55,64 @@ def test_what_a_training_shows(job: Job) -> None:
     assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
     assert sum(row[2] for row in table["data"]) == 9
     assert found.of("exit")[0].get("exit_code", 0) == 0
+
+
+def under_an_agent(monkeypatch: pytest.MonkeyPatch, *, run_id: str | None, **more: str) -> None:
+    """As ``wandb agent`` starts a trial."""
+    given = {"WANDB_SWEEP_ID": "sweep7", **({"WANDB_RUN_ID": run_id} if run_id else {}), **more}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_under_a_sweep_agent(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that the agent has chosen has the whole history, and the results of the end."""
+    under_an_agent(monkeypatch, run_id="trial3")
+    run = job(*TRACKED, "trainer.max_epochs=1")
+    found = recorded(run)
+    about = {name: found.run[name] for name in ("run_id", "run_group", "sweep_id")}
+    assert about == {"run_id": "trial3", "run_group": "sweep7", "sweep_id": "sweep7"}
+    assert [row[STEP] for row in found.metrics] == [*range(8), 7, 7, 7, 8]
+    assert found.summary["test/accuracy"] == read_json(run / "result.json")["test/accuracy"]
+    assert "figures/confusion" in found.media
+    assert found.of("exit")[0].get("exit_code", 0) == 0
+
+
+@pytest.mark.full
+def test_trials_that_share_a_configuration_keep_their_history(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two agents' trials, and of attempts at one, everything that was logged stays."""
+    short = (*TRACKED, "trainer.max_epochs=1", fault([(3, 0), (5, 0)]))
+    under_an_agent(monkeypatch, run_id="trial3", WANDB_RUN_GROUP="mine")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="somebody's own mistake"):
+            job(*short)
+    under_an_agent(monkeypatch, run_id="trial4")
+    run = job(*short)
+    (earlier,) = (run / "wandb-earlier").glob("offline-run-*-trial3")
+    kept = {path.name.rpartition("-")[2] for path in (run / "wandb").glob("offline-run-*")}
+    assert kept == {"trial3", "trial4"}
+    assert len(list((run / "wandb-earlier").glob("history.jsonl*"))) == 2
+    assert list(earlier.glob("*.wandb"))
+    (last,) = (run / "wandb").glob("offline-run-*-trial4/*.wandb")
+    assert wandb_file(last).run["run_group"] == "mine"
+
+
+def test_the_open_run_of_somebody_else_is_left_alone(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    theirs = wandb.init(mode="offline", dir=tmp_path, project="theirs")
+    try:
+        with pytest.raises(ConfigError, match=f"run of its own open: {theirs.id}"):
+            job(*TRACKED, "trainer.max_epochs=1")
+        assert wandb.run is theirs
+        theirs.log({"still": 1})
+    finally:
+        wandb.finish()
+        wandb.teardown()
 
 
 @pytest.mark.full

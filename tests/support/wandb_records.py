@@ -63,11 +63,16 @@ class Recorded:
 
 def recorded(run: Path) -> Recorded:
     """The one directory of a run, which is what ``wandb sync <run>/wandb`` would upload."""
-    import wandb.util  # takes seconds, which few tests need
-
     (file,) = {path.resolve() for path in (run / "wandb").glob("*/*.wandb")}
     directories = [p for p in (run / "wandb").glob("*run-*") if p.is_dir() and not p.is_symlink()]
     assert directories == [file.parent]
+    return wandb_file(file)
+
+
+def wandb_file(file: Path) -> Recorded:
+    """What one file holds."""
+    import wandb.util  # takes seconds, which few tests need
+
     read = subprocess.run(
         [wandb.util.get_core_path(), "leet", "inspect", "--no-observability", "--json",
          "--run-file", file, file.parent.parent],

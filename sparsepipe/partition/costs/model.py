@@ -119,9 +119,23 @@ def cost_model(name: str | CostModel) -> CostModel:
 
 
 def plan_times(
-    plan: Sequence[Choice], spans: Spans, pool: DevicePool, model: CostModel
+    plan: Sequence[Choice],
+    spans: Spans,
+    pool: DevicePool,
+    model: CostModel,
+    *,
+    by_hosts: bool = False,
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each stage, and of the transfer behind each stage but the last."""
+    """Seconds of each stage, and of the transfer behind each stage but the last.
+
+    Args:
+        plan: the stages.
+        spans: costs of layers.
+        pool: the devices.
+        model: how costs make times.
+        by_hosts: receivers on one host share its link, as for PipeDream's optimizer for levels; by
+            default each of them counts as a link.
+    """
     stages, cuts = [], []
     for number, stage in enumerate(plan):
         stages.append(
@@ -135,9 +149,12 @@ def plan_times(
             )
         )
         if number:
-            before = pool.host_of(plan[number - 1].counts)
-            speed = pool.cut_bytes_per_s(before, pool.host_of(stage.counts))
-            each = model.cut_s_per_byte(sum(stage.counts), bytes_per_s=speed)
+            before, receivers = plan[number - 1].counts, sum(stage.counts)
+            if by_hosts:
+                speed, receivers = pool.between_hosts(before, stage.counts)
+            else:
+                speed = pool.cut_bytes_per_s(pool.host_of(before), pool.host_of(stage.counts))
+            each = model.cut_s_per_byte(receivers, bytes_per_s=speed)
             cuts.append(each * float(spans.cut_bytes_I[stage.first]))
     return stages, cuts
 

@@ -62,9 +62,16 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
             not fit, whatever is recomputed.
     """
     pool, alike = problem.pool, as_uniform(problem, device)
-    stages, _ = two_levels(alike, pool)
+    stages, expected_s = two_levels(alike, pool)
     spans = check_memory(stages, problem)
-    return Solution(stages=tuple(stages), strategy="mp", assumed=alike, spans=spans)
+    return Solution(
+        stages=tuple(stages),
+        strategy="mp",
+        assumed=alike,
+        spans=spans,
+        by_hosts=True,
+        expected_s=expected_s,
+    )
 
 
 def two_levels(alike: Problem, pool: DevicePool) -> tuple[list[Choice], float]:

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import safe_pickle
+from sparsepipe.runtime.collectives.meeting_point import choose_interfaces, keep_store, on_one_host
 from sparsepipe.runtime.failures.missing_ranks import JoinRoll, call_within, collective, new_group
 from sparsepipe.runtime.failures.missing_ranks import store as store  # noqa: PLC0414
 
@@ -136,6 +137,7 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
 
     Raises:
         TransportError: not all ranks came within ``timeout_s``.
+        ConfigError: the address where they are to meet cannot be used.
     """
     if dist.is_initialized():
         return
@@ -162,10 +164,20 @@ def _attempt_store(timeout: timedelta) -> Any:
     """The store of the ranks of this attempt, which the launcher or rank 0 keeps."""
     place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if place not in _stores:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
+        choose_interfaces(place[0], one_host=on_one_host(os.environ))
+        store = _base_store(*place, timeout)
         restart_count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         _stores[place] = PrefixStore(f"attempt{restart_count}", store)
     return _stores[place]
+
+
+def _base_store(address: str, port: str, timeout: timedelta) -> TCPStore:
+    """As torch's own ``env://`` makes it, but for where it listens."""
+    count = int(os.environ["WORLD_SIZE"])
+    if store_rank() is None or os.environ["RANK"] != "0":
+        return TCPStore(address, int(port), count, False, timeout)
+    across = not on_one_host(os.environ)
+    return keep_store(address, int(port), timeout=timeout, clients=count, across_hosts=across)
 
 
 def store_rank() -> int | None:
@@ -220,44 +232,96 @@ def destroy_group(made: Any) -> None:
         dist.destroy_process_group(made)
 
 
-def broadcast_object(value: _Value) -> _Value:
-    """Rank 0's ``value``, on every rank."""
+def broadcast_object(
+    value: _Value, *, source: int = 0, what: str = "broadcasting a value of rank 0"
+) -> _Value:
+    """The ``value`` of rank ``source``, on every rank; what may be in it: see :mod:`.safe_pickle`.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
     if world_size() == 1:
         return value
-    box = [value]
-    with collective("broadcasting a value of rank 0", host_group()):
-        dist.broadcast_object_list(box, src=0, group=host_group())
-    return box[0]
+    group, is_source = host_group(), rank() == source
+    data = _packed(value, what) if is_source else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([data.numel()])
+    with collective(what, group):
+        dist.broadcast(size, src=source, group=group)
+        data = data if is_source else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, src=source, group=group)
+    return value if is_source else _unpacked(data)
 
 
 def gather_objects(value: _Value, *, what: str = "gathering a value of each rank") -> list[_Value]:
-    """All ranks' values, in rank order, on every rank; without those that are None."""
+    """All ranks' values, in rank order, on every rank; without those that are None.
+
+    Raises:
+        ConfigError: this rank's holds what is no value; see :mod:`.safe_pickle`.
+    """
     if world_size() == 1:
         return [] if value is None else [value]
-    box: list[_Value | None] = [None] * world_size()
+    data, sizes = _with_sizes(value, what)
+    found = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
     with collective(what, host_group()):
-        dist.all_gather_object(box, value, group=host_group())
-    return [item for item in box if item is not None]
+        dist.all_gather(found, data, group=host_group())
+    values = [_unpacked(each[:size]) for each, size in zip(found, sizes, strict=True)]
+    return [each for each in values if each is not None]
 
 
 def gather_to_rank_0(value: Any) -> list[Any]:
-    """Every rank's ``value`` in rank order, on rank 0; nothing on the others."""
+    """Every rank's ``value`` in rank order, on rank 0; nothing on the others.
+
+    Raises:
+        ConfigError: this rank's holds what is no value; see :mod:`.safe_pickle`.
+    """
     if world_size() == 1:
         return [value]
-    found: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    with collective("putting the stages' states together", host_group()):
-        dist.gather_object(value, found, dst=0, group=host_group())
-    return found or []
+    what = "putting the stages' states together"
+    data, sizes = _with_sizes(value, what)
+    found = [torch.empty_like(data) for _ in sizes] if rank() == 0 else None
+    with collective(what, host_group()):
+        dist.gather(data, found, dst=0, group=host_group())
+    return [_unpacked(each[:size]) for each, size in zip(found or (), sizes, strict=False)]
+
+
+def _with_sizes(value: Any, what: str) -> tuple[Tensor, list[int]]:
+    """A value as bytes, as many as the longest of all ranks has, and how many each has."""
+    data = _packed(value, what)
+    own = torch.tensor([data.numel()])
+    sizes = [torch.empty_like(own) for _ in range(world_size())]
+    with collective(what, host_group()):
+        dist.all_gather(sizes, own, group=host_group())
+    counts = [int(size) for size in sizes]
+    longest = torch.zeros(max(counts), dtype=torch.uint8)
+    longest[: data.numel()] = data
+    return longest, counts
+
+
+def _packed(value: Any, what: str) -> Tensor:
+    try:
+        data = safe_pickle.dumps(value)
+    except safe_pickle.Unsendable as error:
+        raise ConfigError(f"{what}: it holds {error.what}", remedy=error.remedy) from None
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor) -> Any:
+    return safe_pickle.loads(data.numpy().tobytes())
 
 
 def any_rank(flag: bool) -> bool:
     """Whether ``flag`` is set on any rank; a collective of one number among the hosts."""
+    return bool(highest(int(flag)))
+
+
+def highest(number: int) -> int:
+    """The highest of the ranks' numbers; a collective among the hosts."""
     if world_size() == 1 or not dist.is_initialized():
-        return flag
-    value = torch.tensor([int(flag)], dtype=torch.int32)
+        return number
+    value = torch.tensor([number], dtype=torch.int32)
     with collective("agreeing on whether to stop", host_group()):
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=host_group())
-    return bool(value.item())
+    return int(value.item())
 
 
 def add_(value: Tensor, *, what: str) -> None:

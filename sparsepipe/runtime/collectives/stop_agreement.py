@@ -96,30 +96,47 @@ class StopAgreement:
         number = "" if self._client is None else next(self._client.numbers)
         self._key = f"sparsepipe/stop/{number}"
         self._agreed: int | None = None
+        self._reason = 0
         self._proposals = 0
+
+    @property
+    def reason(self) -> int:
+        """What the rank that has proposed the stop gave as its reason; 0 before they agree."""
+        return self._reason
 
     @property
     def pending(self) -> bool:
         """Whether this rank knows of a step that has been agreed on."""
         return self._agreed is not None
 
-    def reached(self, step: int, *, requested: bool) -> bool:
-        """Whether to stop after ``step``; to be called by each rank after each of its steps."""
+    def reached(self, step: int, *, requested: bool, reason: int = 0) -> bool:
+        """Whether to stop after ``step``; to be called by each rank after each of its steps.
+
+        Args:
+            step: that this rank has done.
+            requested: this rank wants to stop.
+            reason: why, for the others: the number of a signal.
+        """
         client = self._client
         if client is None:
+            self._reason = reason
             return requested
         if self._agreed is None and requested:
-            proposal = str(step + 2 * self._spread + 2)  # twice: the others look after a step
-            agreed = client.request(lambda store: store.compare_set(self._key, "", proposal))
-            self._agreed = int(agreed)
+            last = step + 2 * self._spread + 2  # twice: the others look after a step
+            proposal = f"{last} {reason}"
+            self._agree(client.request(lambda store: store.compare_set(self._key, "", proposal)))
             client.request(lambda store: store.add(_PROPOSALS, 1))
         elif self._agreed is None and (proposals := client.proposals(step)) != self._proposals:
             self._proposals = proposals
-            self._agreed = client.request(self._read)
+            self._agree(client.request(self._read))
         return self._agreed is not None and step >= self._agreed
 
-    def _read(self, store: Any) -> int | None:
-        return int(store.get(self._key)) if store.check([self._key]) else None
+    def _read(self, store: Any) -> bytes | None:
+        return store.get(self._key) if store.check([self._key]) else None
+
+    def _agree(self, proposal: bytes | None) -> None:
+        if proposal is not None:
+            self._agreed, self._reason = map(int, proposal.split())
 
 
 def _group_client() -> StoreClient | None:

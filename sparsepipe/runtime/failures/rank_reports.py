@@ -152,8 +152,9 @@ def first_cause(
 ) -> BaseException:
     """The cause of a failed launch as an exception for the user.
 
-    In this order: the earliest error of a rank itself; a rank that died without a report; the
-    earliest report of a missing peer; a rank that did not respond; a stop.
+    In this order: the earliest error of a rank itself; a rank that died without a report; a stop
+    that came before every other report, to whichever rank; the earliest report of a missing peer;
+    a rank that did not respond.
     """
     reports = read_reports(directory)
     for own in (_is_known_error, _is_own_error):
@@ -172,6 +173,8 @@ def first_cause(
         deaths = [f"{name(rank)} {_death(dead[rank].exitcode)}" for rank in died]
         kind = TransportError if missed_a_peer else SparsePipeError
         return _of_silent(kind, [*deaths[:1], *_listed(reports.items(), name), *deaths[1:]])
+    if reports and (signum := next(iter(reports.values()))["stopped"]) is not None:
+        return Stopped(signum)  # that rank's end is what the others miss it by
     if missed_a_peer:
         first, *others = missed_a_peer.items()
         error = _rebuilt(first[1])
@@ -182,8 +185,6 @@ def first_cause(
         silent = [f"{name(unresponsive[0])} {how}", *_listed(reports.items(), name)]
         return _of_silent(SparsePipeError, silent)
     rank, report = next(iter(reports.items()))
-    if report["stopped"] is not None:
-        return Stopped(report["stopped"])
     return _with_traceback(rank, report, name)
 
 

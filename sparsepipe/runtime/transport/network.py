@@ -22,6 +22,7 @@ from sparsepipe.runtime.failures.missing_ranks import (
     new_group,
     rank_name,
 )
+from sparsepipe.runtime.safe_pickle import Unreadable
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffer_pool import BufferPool
 from sparsepipe.runtime.transport.channel import (
@@ -322,6 +323,12 @@ class Network:
                 f"the {what}{which} for {peer} was written to before it was sent; noticed by "
                 f"{me} while it {doing}",
                 remedy="do not change in place what was returned or passed on; clone it first",
+            )
+        if isinstance(fault.error, Unreadable):
+            return ConfigError(
+                f"{me} does not read the {what} of {peer}: {fault.error}; noticed while it {doing}",
+                remedy="import the class and name it by torch.serialization.add_safe_globals where "
+                "your script begins, so that every rank knows it",
             )
         if self._board.cut_off():
             text = f"{me} is cut off from all others; it {doing}"

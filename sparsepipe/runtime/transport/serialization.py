@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import safe_pickle
+from sparsepipe.runtime.safe_pickle import Unsendable
 from sparsepipe.runtime.transport.messages import Kind, Message
 
 BLOCK_BYTES = 4096
@@ -30,15 +32,6 @@ LENGTH_BYTES = 8
 _PREFIX_BYTES = LENGTH_BYTES + 1
 """The length, and how tensors come (:class:`.point_to_point.TransferMode`)."""
 Messages = Sequence[tuple[Kind, Message]]
-
-
-class Unsendable(Exception):
-    """A value that cannot be sent, and a remedy."""
-
-    def __init__(self, what: str, *, remedy: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.remedy = remedy
 
 
 class TensorSpec(NamedTuple):
@@ -244,7 +237,7 @@ def missing_bytes(block: Tensor) -> int | None:
 
 def parse(blocks: Sequence[Tensor]) -> Header:
     whole = b"".join(block.numpy().data for block in blocks)
-    specs, pickled = pickle.loads(memoryview(whole)[_PREFIX_BYTES:])
+    specs, pickled = safe_pickle.Unpickler(io.BytesIO(memoryview(whole)[_PREFIX_BYTES:])).load()
     return Header(specs=tuple(map(TensorSpec._make, specs)), pickled=pickled)
 
 
@@ -338,13 +331,13 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
 
 def _unpickled(data: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
     """The message that :func:`_pickled` was given, with the tensors of its packet."""
-    kind, minibatch, meta, tree, leaves = _Unpickler(io.BytesIO(data), tensors).load()
+    kind, minibatch, meta, tree, leaves = safe_pickle.OnTensors(io.BytesIO(data), tensors).load()
     if leaves is not None:
         tree = pytree.tree_map(leaves.__getitem__, tree)
     return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(safe_pickle.Pickler):
     """Puts numbers for tensors, wherever in an object they are."""
 
     def __init__(self, file: io.BytesIO, table: _TensorTable, *, differentiable: bool) -> None:
@@ -362,15 +355,6 @@ class _Pickler(pickle.Pickler):
                 "by torch.utils._pytree.register_pytree_node",
             )
         return self._table.index(value, requires_grad=False)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> Tensor:
-        return self._tensors[number]
 
 
 def _add_leaves_of_plain(tree: Any, leaves: list[Any]) -> bool:

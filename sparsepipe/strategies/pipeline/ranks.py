@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -66,10 +64,9 @@ class StagedRanks(RankedStrategy):
             slowdown=slowdown,
             cluster_environment=cluster_environment or RankEnvironment(),
             process_group_backend=process_group_backend or "gloo",
-            timeout=timedelta(seconds=timeout_s),
+            timeout_s=timeout_s,
         )
         self._config = config
-        self._timeout_s = timeout_s
         self._lengths: Lengths | None = None
         self._adapted: pl.Trainer | None = None
 
@@ -93,7 +90,7 @@ class StagedRanks(RankedStrategy):
         # one device.
         self.set_world_ranks()
         if self.world_size > 1:  # a single rank has no group to join
-            self._join()
+            self.join()
         if process_group.world_size() != self.world_size:
             raise ConfigError(
                 f"{self.world_size} devices are configured, {process_group.world_size()} ranks run",
@@ -101,16 +98,6 @@ class StagedRanks(RankedStrategy):
             )
         stages = [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
         set_rank_names(lambda rank: f"rank {rank} (stage {stages[rank]})")
-
-    def _join(self) -> None:
-        environment = self.cluster_environment
-        assert environment is not None
-        os.environ.setdefault("MASTER_ADDR", environment.main_address)
-        os.environ.setdefault("MASTER_PORT", str(environment.main_port))
-        os.environ.setdefault("RANK", str(self.global_rank))
-        os.environ.setdefault("WORLD_SIZE", str(self.world_size))
-        backend = internals.resolve_process_group_backend(self)
-        process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
 
     def begin_reading(self) -> None:
         self._lengths = Lengths(readers=self.replicas[0], reader=self.reader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor, nn
 
+from sparsepipe.runtime import safe_pickle
 from sparsepipe.strategies.metrics import Metrics
 from sparsepipe.strategies.pipeline.logging import Logged, Recorder
 from sparsepipe.strategies.pipeline.refusals import check_output
@@ -97,7 +97,7 @@ class ModuleSteps:
     def open(self, batch: Any) -> tuple[Any, Any]:
         with self._recorder.silence(), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
-        drawn = pickle.dumps(opened.randomness) if opened.randomness else None
+        drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
         rest = batch if self._send_input else without_input(batch, opened.value)
         return opened.value, {"batch": rest, "randomness": drawn}
 
@@ -134,7 +134,7 @@ class ModuleSteps:
                 lambda: self._step(batch),
                 run=run,
                 module=self._module,
-                randomness=None if drawn is None else pickle.loads(drawn),
+                randomness=None if drawn is None else safe_pickle.loads(drawn),
                 input_sent=self._send_input,
             )
         return result, tuple(notes)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,3 +159,38 @@ def test_a_training_says_what_it_took(job: Job, caplog: pytest.LogCaptureFixture
     assert "layers.3.bias,,missing" in table
     weight = checkpoint(first)["state_dict"]["layers.0.weight"]
     assert torch.equal(checkpoint(run)["state_dict"]["layers.0.weight"], weight)
+
+
+class Mark:
+    """A pickle of it calls a function."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path("mark").touch, ()
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {}, "extra": Mark()}, "a.ckpt")
+    with pytest.raises(CheckpointError, match="which is read from no checkpoint: it could run"):
+        read_checkpoint(tmp_path / "a.ckpt")
+    assert not (tmp_path / "mark").exists()
+
+
+class Settings:
+    """Somebody's own, which a callback keeps in a checkpoint."""
+
+
+def test_what_somebody_vouches_for_is_read(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "extra": Settings()}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=r"holds a \S+\.Settings") as error:
+        read_checkpoint(tmp_path / "a.ckpt")
+    assert "add_safe_globals" in error.value.remedy
+    with torch.serialization.safe_globals([Settings]):
+        assert type(read_checkpoint(tmp_path / "a.ckpt")["extra"]) is Settings
+
+
+def test_numbers_of_numpy_are_values(tmp_path: Path) -> None:
+    extra = {"best": np.float64(0.5), "epoch": np.int64(3), "sizes": np.arange(3, dtype=np.int32)}
+    torch.save({"state_dict": {}, **extra}, tmp_path / "a.ckpt")
+    found = read_checkpoint(tmp_path / "a.ckpt")
+    assert (found["best"], found["epoch"], found["sizes"].tolist()) == (0.5, 3, [0, 1, 2])

@@ -1,0 +1,193 @@
+"""Where ranks listen: on the loopback, or on the one interface between hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import rendezvous
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.meeting_point import (
+    choose_interfaces,
+    keep_store,
+    on_one_host,
+)
+from tests.support.listening import listening
+from tests.support.paths import environment
+from tests.support.processes import run
+from tests.support.waiting import LONG_S, held_port
+
+SOON = timedelta(seconds=10)
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def elsewhere() -> str:
+    """An address of this machine beside the loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of documentation, where nobody is
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
+
+
+def test_a_store_listens_on_its_address_alone() -> None:
+    store = keep_store("localhost", 0, timeout=SOON)
+    peer = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=SOON)
+    peer.set("word", "heard")
+    assert store.get("word") == b"heard"
+    with socket.socket() as stranger, pytest.raises(OSError, match="refused"):
+        stranger.connect((elsewhere(), store.port))
+
+
+@pytest.mark.parametrize(
+    ("address", "across", "message"),
+    [
+        ("192.0.2.1", False, "ranks cannot meet at 192.0.2.1, port 0"),
+        ("localhost", True, "localhost is 127.0.0.1 on this host, which other hosts do not reach"),
+        ("no-such-host.invalid", False, "is not known on this host"),
+    ],
+)
+def test_an_address_that_cannot_be_used(address: str, across: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        keep_store(address, 0, timeout=SOON, across_hosts=across)
+    assert error.value.remedy
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}: Address already in use"):
+            keep_store("127.0.0.1", port, timeout=SOON)
+
+
+def test_the_interface_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(master: str, *, one_host: bool, **given: str) -> list[str]:
+        for name in INTERFACES:
+            monkeypatch.setenv(name, given.get(name, ""))
+        choose_interfaces(master, one_host=one_host)
+        return [os.environ[name] for name in INTERFACES]
+
+    outer = elsewhere()
+    assert chosen(outer, one_host=True) == ["lo", "=lo"]
+    gloo, nccl = chosen(outer, one_host=False)
+    assert nccl == f"={gloo}"
+    assert gloo in dict(map(reversed, socket.if_nameindex()))  # type: ignore[arg-type]
+    assert gloo != "lo"
+    assert chosen("127.0.0.1", one_host=False) == ["lo", "=lo"]
+    assert chosen(outer, one_host=True, GLOO_SOCKET_IFNAME="ib0") == ["ib0", "=lo"]
+    both = dict.fromkeys(INTERFACES, "ib0")
+    assert chosen("nowhere.invalid", one_host=False, **both) == ["ib0", "ib0"]
+
+
+def test_a_name_that_leads_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's /etc/hosts has it: gloo would listen where no other host comes."""
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with pytest.raises(ConfigError, match=r"server1.* is 127\.0\.1\.1 on this host"):
+        choose_interfaces("server1", one_host=False)
+
+
+def test_whether_all_ranks_are_on_one_host() -> None:
+    world = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+    assert on_one_host(world)  # as Lightning's launcher has it
+    assert on_one_host({**world, "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "192.0.2.1"})
+    assert not on_one_host({**world, "LOCAL_WORLD_SIZE": "2"})
+    assert not on_one_host({**world, "MASTER_ADDR": "192.0.2.1"})
+
+
+def parameters(endpoint: str, *, nodes: int = 2, least: int | None = None, **more: object):
+    return RendezvousParameters("sparsepipe", endpoint, "a", least or nodes, nodes, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (parameters("192.0.2.1:5"), "needs a number for each and the address of the first"),
+        (parameters("", rank=0), "needs a number for each and the address of the first"),
+        (parameters("192.0.2.1:5", rank=2), "needs a number for each"),
+        (parameters("192.0.2.1:5", rank=0, least=1), "--nnodes=1:2 varies"),
+        (parameters("server1:x", rank=0), "has no port"),
+    ],
+)
+def test_a_rendezvous_that_lacks_something(given: RendezvousParameters, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rendezvous.create(given)
+
+
+def test_agents_meet_again_after_a_restart() -> None:
+    with held_port() as port:
+        place = f"{elsewhere()}:{port}"
+    first, second = (rendezvous.create(parameters(place, rank=rank)) for rank in range(2))
+    for _ in range(2):
+        mine, theirs = first.next_rendezvous(), second.next_rendezvous()
+        assert (mine.rank, theirs.rank, mine.world_size, theirs.world_size) == (0, 1, 2, 2)
+        assert not theirs.store.check(["word"]), "of the attempt before"
+        mine.store.set("word", "heard")
+        assert theirs.store.get("word") == b"heard"
+        info = theirs.bootstrap_store_info
+        assert info is not None
+        assert f"{info.master_addr}:{info.master_port}" == place
+
+
+def listens(rank: int, port: int | None) -> set[str]:
+    """What this rank listens on in a group; with a port, rank 0 keeps the store."""
+    del rank
+    for name in INTERFACES:
+        os.environ.pop(name, None)
+    if port is not None:
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        os.environ["MASTER_PORT"] = str(port)
+    process_group.join("gloo", timeout_s=LONG_S)
+    found = listening([os.getpid()])
+    process_group.gather_objects(0)
+    process_group.leave()
+    process_group.leave()
+    return found
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_ranks_of_one_host_listen_on_the_loopback(keeps: bool) -> None:
+    with held_port() as port:
+        found = run(listens, 2, port if keeps else None, join_group=False)
+    assert found == [{"127.0.0.1"}] * 2
+
+
+LAUNCH = """
+import os, sys, torch.distributed as dist
+from pathlib import Path
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.launch import launch
+from tests.support.listening import listening
+
+if "RANK" in os.environ:
+    process_group.join("gloo", timeout_s=60)
+    Path("rank" + os.environ["RANK"]).write_text(" ".join(listening([os.getpid(), os.getppid()])))
+    process_group.gather_objects(0)
+    process_group.leave()
+else:
+    launch([sys.executable, __file__], ranks=2, threads_per_rank=1, reports=Path("reports"))
+"""
+
+
+def test_a_launcher_and_its_ranks_listen_on_the_loopback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LAUNCH)
+    inherited = dict.fromkeys(INTERFACES, "")
+    subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment(**inherited),
+        check=True,
+        timeout=100,
+    )
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == ["127.0.0.1"] * 2

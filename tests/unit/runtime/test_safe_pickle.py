@@ -1,0 +1,180 @@
+"""What ranks read of each other: values, and nothing that runs a stranger's code."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.runtime import safe_pickle
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.transport.serialization import parse
+from sparsepipe.sparse import SparseTensor
+from tests.support.processes import run_shared
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    name: str
+    sizes: list[int] = field(default_factory=list)
+
+
+class Plain:
+    """Of which nobody knows what it does when it is made."""
+
+
+@dataclass
+class Acts:
+    command: str
+
+    def __post_init__(self) -> None:
+        os.system(self.command)
+
+
+class Runs:
+    """As an attacker writes it: reading its pickle calls a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+VALUES = [
+    None,
+    {"loss": 0.5, 3: [True, (1, "b"), {4, 5}, b"\0", 1 + 2j]},
+    [Colour.RED, Pair(1, 2), Fields("a", [1])],
+    [OrderedDict(a=1), defaultdict(list, a=[1]), deque([1], maxlen=2), Counter("aab")],
+    [Path("a/b"), Fraction(1, 3), range(3), slice(1, 2), 2**70],
+    [np.float32(1.5), np.int64(3), np.arange(6).reshape(2, 3), np.arange(6).reshape(2, 3).T],
+    [torch.max, torch.mean, sum, max],
+    [torch.float16, torch.device("cpu"), torch.Size([1, 2]), torch.channels_last],
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_come_back(value: Any) -> None:
+    found = safe_pickle.loads(safe_pickle.dumps(value))
+    assert repr(found) == repr(value)
+    assert type(found) is type(value)
+
+
+def test_tensors_come_back_once_each() -> None:
+    shared = torch.randn(3, requires_grad=True)
+    sites = torch.zeros(2, 4, dtype=torch.int32)
+    value = {"a": [shared, shared], "b": SparseTensor(torch.ones(2, 1), sites, batch_size=1)}
+    found = safe_pickle.loads(safe_pickle.dumps(value))
+    assert found["a"][0] is found["a"][1]
+    assert torch.equal(found["a"][0], shared)
+    assert torch.equal(found["b"].coords, sites)
+
+
+def test_a_part_of_a_tensor_is_sent_without_the_rest() -> None:
+    """Also of a received one, whose storage may end within a number."""
+    storage = torch.arange(33, dtype=torch.uint8)
+    received = torch.empty(0, dtype=torch.float64)
+    received.set_(storage.untyped_storage(), 0, (4,), (1,))
+    large = torch.arange(1e6)
+    data = safe_pickle.dumps([received, large[5]])
+    assert len(data) < 10_000
+    first, second = safe_pickle.loads(data)
+    assert torch.equal(first, received)
+    assert second == 5
+
+
+def test_errors_come_back_with_their_remedy() -> None:
+    found = safe_pickle.loads(safe_pickle.dumps(DataError("a is missing", remedy="add a")))
+    assert (type(found), found.message, found.remedy) == (DataError, "a is missing", "add a")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Plain(), Acts("true"), os.system, len, lambda: 0, Runs(os.system, "true"), torch.load, Plain],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__) + type(value).__name__,
+)
+def test_what_could_act_is_not_sent(value: Any) -> None:
+    with pytest.raises(safe_pickle.Unsendable) as error:
+        safe_pickle.dumps([value])
+    assert "what cannot be pickled safely: " in error.value.what
+    assert "add_safe_globals" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (os.system, ("touch {mark}",)),
+        (eval, ("open('{mark}', 'w')",)),
+        (Acts, ("touch {mark}",)),
+        (torch.storage._load_from_bytes, (pickle.dumps(Runs(os.system, "touch {mark}")),)),
+        (Runs, (os.system,)),
+    ],
+)  # fmt: skip
+def test_what_a_stranger_sends_runs_nothing(
+    tmp_path: Path, function: Any, arguments: tuple[Any, ...]
+) -> None:
+    mark = tmp_path / "mark"
+    filled = [a.format(mark=mark) if isinstance(a, str) else a for a in arguments]
+    attack = pickle.dumps(Runs(function, *filled))
+    with pytest.raises((safe_pickle.Unreadable, pickle.UnpicklingError)):
+        safe_pickle.loads((0).to_bytes(8, "little") + attack)
+    header = len(attack).to_bytes(8, "little") + b"\0" + attack
+    with pytest.raises((safe_pickle.Unreadable, pickle.UnpicklingError)):
+        parse([torch.frombuffer(bytearray(header), dtype=torch.uint8)])
+    with pytest.raises(pickle.UnpicklingError):  # in place of the tensors
+        safe_pickle.loads(len(attack).to_bytes(8, "little") + attack)
+    assert not mark.exists()
+
+
+def test_no_module_is_imported_for_a_stranger() -> None:
+    attack = b"cantigravity\nfly\n."
+    with pytest.raises(safe_pickle.Unreadable, match="antigravity is not imported on this rank"):
+        safe_pickle.loads((0).to_bytes(8, "little") + attack)
+
+
+def test_a_class_that_somebody_vouches_for_is_sent() -> None:
+    with torch.serialization.safe_globals([Plain]):
+        found = safe_pickle.loads(safe_pickle.dumps(Plain()))
+    assert type(found) is Plain
+    safe_pickle._known.clear()
+
+
+def exchanged(rank: int) -> tuple[Any, ...]:
+    own = None if rank == 1 else {"rank": rank, "state": torch.full((rank + 1,), float(rank))}
+    everyone = process_group.gather_objects(own)
+    first = process_group.gather_to_rank_0((rank, "x" * rank))
+    said = process_group.broadcast_object(f"of {rank}", source=1)
+    try:
+        process_group.gather_objects(Plain())
+    except ConfigError as error:
+        refused = error.message
+    return [(each["rank"], each["state"].tolist()) for each in everyone], first, said, refused
+
+
+def test_collectives_exchange_values_of_unlike_length() -> None:
+    found = run_shared(exchanged, 3)
+    name = f"{Plain.__module__}.Plain"
+    refused = f"gathering a value of each rank: it holds what cannot be pickled safely: {name}"
+    for rank, (everyone, first, said, message) in enumerate(found):
+        assert everyone == [(0, [0.0]), (2, [2.0, 2.0, 2.0])]
+        assert first == ([(0, ""), (1, "x"), (2, "xx")] if rank == 0 else [])
+        assert (said, message) == ("of 1", refused)
