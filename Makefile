@@ -60,10 +60,10 @@ coverage: $(READY)
 	$(BIN)/coverage report --sort=cover
 
 notebooks: $(READY)
-	$(BIN)/python -m pytest tests/integration/test_notebooks.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/integration/test_notebooks.py -n 2 --dist worksteal $(PYTEST_ARGS)
 
 smoke: $(READY)
-	$(BIN)/python -m pytest -m smoke tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m smoke tests/integration -n 2 --dist worksteal $(PYTEST_ARGS)
 
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu/run.py --out outputs/gpu $(GPU_ARGS)
