@@ -237,7 +237,7 @@ def missing_bytes(block: Tensor) -> int | None:
 
 def parse(blocks: Sequence[Tensor]) -> Header:
     whole = b"".join(block.numpy().data for block in blocks)
-    specs, pickled = safe_pickle.Unpickler(io.BytesIO(memoryview(whole)[_PREFIX_BYTES:])).load()
+    specs, pickled = safe_pickle.read(memoryview(whole)[_PREFIX_BYTES:])
     return Header(specs=tuple(map(TensorSpec._make, specs)), pickled=pickled)
 
 
@@ -331,7 +331,7 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
 
 def _unpickled(data: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
     """The message that :func:`_pickled` was given, with the tensors of its packet."""
-    kind, minibatch, meta, tree, leaves = safe_pickle.OnTensors(io.BytesIO(data), tensors).load()
+    kind, minibatch, meta, tree, leaves = safe_pickle.read(data, tensors)
     if leaves is not None:
         tree = pytree.tree_map(leaves.__getitem__, tree)
     return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)

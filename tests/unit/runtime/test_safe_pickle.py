@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import os
 import pickle
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -60,6 +62,30 @@ class Runs:
         return self.call
 
 
+class Fills(Runs):
+    """Reading its pickle fills what the call has made, or what it names."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], state: Any) -> None:
+        self.call = (function, arguments, state)
+
+
+def framed(attack: bytes) -> bytes:
+    """A pickle as :func:`safe_pickle.loads` gets it, without tensors."""
+    return (0).to_bytes(8, "little") + attack
+
+
+ADDRESS = {"data": (0, False), "shape": (2,), "typestr": "|O", "version": 3}
+"""What numpy would read objects from."""
+
+
+@dataclass
+class Calls:
+    command: str
+
+    def __call__(self, _: Any) -> None:
+        os.system(self.command)
+
+
 VALUES = [
     None,
     {"loss": 0.5, 3: [True, (1, "b"), {4, 5}, b"\0", 1 + 2j]},
@@ -67,6 +93,12 @@ VALUES = [
     [OrderedDict(a=1), defaultdict(list, a=[1]), deque([1], maxlen=2), Counter("aab")],
     [Path("a/b"), Fraction(1, 3), range(3), slice(1, 2), 2**70],
     [np.float32(1.5), np.int64(3), np.arange(6).reshape(2, 3), np.arange(6).reshape(2, 3).T],
+    [
+        np.array(["a", "bc"]),
+        np.zeros((0, 3), ">f2"),
+        np.array(2j),
+        np.datetime64("2026-01-02", "h"),
+    ],
     [torch.max, torch.mean, sum, max],
     [torch.float16, torch.device("cpu"), torch.Size([1, 2]), torch.channels_last],
 ]
@@ -145,10 +177,67 @@ def test_what_a_stranger_sends_runs_nothing(
     assert not mark.exists()
 
 
-def test_no_module_is_imported_for_a_stranger() -> None:
-    attack = b"cantigravity\nfly\n."
-    with pytest.raises(safe_pickle.Unreadable, match="antigravity is not imported on this rank"):
-        safe_pickle.loads((0).to_bytes(8, "little") + attack)
+def field_beyond_its_array() -> Any:
+    made = np.dtype([("a", "u1")])
+    version, order, sub, names, _, *rest = made.__reduce__()[2]
+    return np.dtype, ("V1", False, True), (version, order, sub, names, {"a": (made, 10**6)}, *rest)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Runs(np.ndarray, (1,), np.dtype("O"), bytes(8)),
+        Runs(np.void, bytes(8), [("a", "O")]),
+        Fills(*field_beyond_its_array()),
+        Runs(np.float64, 1),
+        Runs(sum, []),
+        Fills(types.SimpleNamespace, (), {"__array_interface__": ADDRESS}),
+        Runs(types.SimpleNamespace, {"__array_interface__": ADDRESS}),
+        Fills(OrderedDict, (), {"__array_interface__": ADDRESS}),
+        Fills(Fields, ("a",), (None, {"__class__": Pair})),
+        Runs(Calls("exit 1"), 0),
+        Runs(enum.Enum, "Name", "a b"),
+    ],
+)  # fmt: skip
+def test_what_a_stranger_sends_reaches_no_other_memory(value: Runs) -> None:
+    with pytest.raises(safe_pickle.Unreadable):
+        safe_pickle.loads(framed(pickle.dumps(value)))
+
+
+def test_no_class_is_changed_for_a_stranger() -> None:
+    attack = b"cfractions\nFraction\nN}X\x05\x00\x00\x00limitNs\x86b."
+    with pytest.raises(safe_pickle.Unreadable, match="filled"):
+        safe_pickle.loads(framed(attack))
+    assert not hasattr(Fraction, "limit")
+
+
+def test_a_strangers_array_is_of_numbers() -> None:
+    for kind in ("|O", "<i4,<i4", "|V8", "<f8\n"):
+        attack = pickle.dumps(Runs(safe_pickle._ARRAY, bytes(8), kind, (1,), "C"))
+        with pytest.raises(safe_pickle.Unreadable, match="is no value that ranks send"):
+            safe_pickle.loads(framed(attack))
+    attack = pickle.dumps(Runs(safe_pickle._ARRAY, bytes(8), "<f8", (2,), "C"))
+    with pytest.raises(TypeError, match="too small"):
+        safe_pickle.loads(framed(attack))
+
+
+@pytest.mark.parametrize("name", ["unused", "lazy.unused"])
+def test_no_module_is_imported_for_a_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither a module of an imported package, nor one that its own function would import."""
+    package = tmp_path / "package_in_use"
+    package.mkdir()
+    lazily = "def __getattr__(name): raise SystemExit('imported')"
+    for file, text in (("__init__", ""), ("unused", "raise SystemExit"), ("lazy", lazily)):
+        (package / f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("package_in_use.lazy")
+    module, _, member = f"package_in_use.{name}".rpartition(".")
+    attacks = (f"c{module}.{member}\nfly\n.", f"c{module}\n{member}\n.", "cantigravity\nfly\n.")
+    for attack in attacks:
+        with pytest.raises(safe_pickle.Unreadable, match=r"is not (imported|known) on this rank"):
+            safe_pickle.loads(framed(attack.encode()))
 
 
 def test_a_class_that_somebody_vouches_for_is_sent() -> None:
