@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import CheckpointError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils.files import expanded
+from sparsepipe.utils.values_only import load_values, numpy_allowed, without_stand_ins
 
 _SHOWN = 3
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
@@ -66,8 +66,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: it is broken, holds more than values, or is no checkpoint of a module.
     """
     try:
-        with torch.serialization.safe_globals(_numpy()):
-            value = torch.load(path, map_location="cpu", weights_only=True)
+        value = load_values(path)
     except Exception as error:
         if named := _NOT_ALLOWED.search(str(error)):
             raise CheckpointError(
@@ -90,17 +89,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
         "path) did",
     )
-
-
-def _numpy() -> list[Any]:
-    """What makes numpy's numbers and arrays, under the names that its versions have for it."""
-    makers = {
-        "scalar": np.float64(0.0).__reduce__()[0],
-        "_reconstruct": np.array(0).__reduce__()[0],
-    }
-    packages = ("numpy._core", "numpy.core")
-    named = [(f, f"{p}.multiarray.{name}") for p in packages for name, f in makers.items()]
-    return [np.ndarray, np.dtype, *named, *{type(np.dtype(code)) for code in "?bhilqBHILQefdFD"}]
 
 
 _WEIGHTS = ("state_dict", "model_state_dict", "model")
@@ -285,8 +273,9 @@ class DirectCheckpointIO(TorchCheckpointIO):
     @override
     def load_checkpoint(self, *args: Any, **options: Any) -> dict[str, Any]:
         """Reads a checkpoint, numpy's numbers and arrays included where only values are read."""
-        with torch.serialization.safe_globals(_numpy()):
-            return super().load_checkpoint(*args, **options)
+        with numpy_allowed():
+            read: dict[str, Any] = without_stand_ins(super().load_checkpoint(*args, **options))
+        return read
 
     @override
     def save_checkpoint(

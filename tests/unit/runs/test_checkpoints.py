@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparsepipe import sparse
 from sparsepipe.errors import CheckpointError, SparsePipeError
-from sparsepipe.runs.checkpoints import load_weights, read_checkpoint
+from sparsepipe.runs.checkpoints import DirectCheckpointIO, load_weights, read_checkpoint
 from tests.support.command_line import checkpoint, files_limited_to
 
 Job = Callable[..., Path]
@@ -190,7 +190,51 @@ def test_what_somebody_vouches_for_is_read(tmp_path: Path) -> None:
 
 
 def test_numbers_of_numpy_are_values(tmp_path: Path) -> None:
-    extra = {"best": np.float64(0.5), "epoch": np.int64(3), "sizes": np.arange(3, dtype=np.int32)}
+    array = np.arange(6, dtype=">i2").reshape(2, 3).T
+    extra = {
+        "best": np.float64(0.5),
+        "epoch": np.int64(3),
+        "sizes": [(array,)],
+        "type": array.dtype,
+    }
     torch.save({"state_dict": {}, **extra}, tmp_path / "a.ckpt")
-    found = read_checkpoint(tmp_path / "a.ckpt")
-    assert (found["best"], found["epoch"], found["sizes"].tolist()) == (0.5, 3, [0, 1, 2])
+    resumed = DirectCheckpointIO().load_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    for found in (read_checkpoint(tmp_path / "a.ckpt"), resumed):
+        assert (found["best"], found["epoch"], found["type"]) == (0.5, 3, array.dtype)
+        assert type(found["best"]) is np.float64
+        read = found["sizes"][0][0]
+        assert (type(read), read.dtype.kind, read.tolist()) == (np.ndarray, "i", array.tolist())
+
+
+class Makes:
+    """Its pickle calls a function and fills what that has made."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+_OBJECTS = np.dtype("O")
+_FIELDS = np.dtype([("a", "u1")])
+_BEYOND = (3, "|", None, ("a",), {"a": (_FIELDS, 10**6)}, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        Makes(np.ndarray, ((1,), _OBJECTS, bytes(8))),
+        Makes(np.ndarray, ((2**40,), np.dtype("f8"))),
+        Makes(np.dtype, ("V1", False, True), _BEYOND),
+        Makes(np.dtype, ("u1", False, True), _BEYOND),
+        np.array([None]),
+        np.zeros(2, _FIELDS),
+        Makes(np.float64(0).__reduce__()[0], (np.dtype("f8"), b"")),
+        Makes(*np.array([]).__reduce__()[:2], (1, (2**40,), np.dtype("f8"), False, b"")),
+    ],
+)  # fmt: skip
+def test_no_checkpoint_reaches_other_memory(tmp_path: Path, attack: Any) -> None:
+    torch.save({"state_dict": {}, "extra": attack}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=r"cannot be read|holds a"):
+        read_checkpoint(tmp_path / "a.ckpt")
