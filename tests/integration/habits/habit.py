@@ -115,7 +115,7 @@ class Habit:
         differs: of a row that is different, whether it is as the note has it: of what a plain
             Trainer and the two ranks have seen.
         warns: what is warned of on rank 0, once.
-        synchronous: whether a synchronous pipeline makes the same of it.
+        synchronous: whether a synchronous pipeline does as one device, or refuses it, too.
         slow: its test takes seconds.
     """
 

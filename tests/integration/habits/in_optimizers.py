@@ -82,8 +82,9 @@ def _own_clipping(
     self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value")
 
 
-def _own_rate(self: Any) -> None:
+def _own_rates(self: Any) -> None:
     self.log("rate", self.optimizers().param_groups[0]["lr"])
+    self.log("last_rate", self.lr_schedulers().get_last_lr()[0])
 
 
 OPTIMIZERS = [
@@ -173,7 +174,7 @@ OPTIMIZERS = [
     Habit(
         written="`optimizer_step` that skips updates (`else: optimizer_closure()`)",
         verdict="refused",
-        note="a larger batch, or `optimizer.step` with each",
+        note="at the first batch so skipped: a larger batch, or `optimizer.step` with each",
         module=hook("optimizer_step", _skip),
         message="optimizer_step calls optimizer_closure by itself",
         early=False,
@@ -210,6 +211,10 @@ OPTIMIZERS = [
     Habit(
         written="`self.optimizers()`, `self.lr_schedulers()` to read rates",
         verdict="same",
-        module=hook("on_train_epoch_end", _own_rate),
+        module=hook(
+            "on_train_epoch_end",
+            _own_rates,
+            _scheduled(lambda self, optimizer: schedulers.StepLR(optimizer, 1, gamma=0.5)),
+        ),
     ),
 ]

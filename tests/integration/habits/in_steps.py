@@ -206,10 +206,6 @@ def _detected(self: Base, x: Tensor, y: Tensor) -> Any:
     return None if self.trainer.global_step == 1 else loss
 
 
-def _one(values: list[Any]) -> bool:
-    return all(value == values[0] for value in values)
-
-
 STEPS = [
     Habit(written="`return loss`", verdict="same"),
     Habit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.integration.habits.habit import Base, Habit, calling, loader, samples
+from tests.integration.habits.habit import Base, Habit, calling, loader, samples, trained
 
 
 class Built(Base):
@@ -46,9 +47,19 @@ class Hyper(Base):
         checkpoint["something"] = 1.5
 
 
+def _early_stopping() -> pl.Callback:
+    return lightning.EarlyStopping("val_loss", patience=2, min_delta=0.05)
+
+
+def _stopped_in(trainer: pl.Trainer, module: Any) -> int:
+    """The epoch in which a training ended before its last one."""
+    assert trainer.current_epoch < 9
+    return trainer.current_epoch
+
+
 class Stopping(Base):
     def configure_callbacks(self) -> Any:
-        return [lightning.EarlyStopping("val_loss", patience=2, min_delta=0.05)]
+        return [_early_stopping()]
 
 
 class Loading(Base):
@@ -70,6 +81,17 @@ class Combined(Base):
 class Several(Base):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("val_loss", F.cross_entropy(self.layers(batch[0]), batch[1]))
+
+
+class Validated(Base):
+    """Keeps the steps before which it was validated, each of them once a rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at: list[int] = []
+
+    def on_validation_epoch_end(self) -> None:
+        self.at.append(self.global_step)
 
 
 class Transferred(Base):
@@ -161,8 +183,10 @@ def _evaluated(trainer: pl.Trainer, module: Any) -> None:
     module.tested = trainer.test(module, loader(seed=5), verbose=False)
     predictions = trainer.predict(module, loader(seed=5))
     # A rank that does not read has no answers.
-    answered = [p for p in predictions or [] if p is not None]
-    module.predicted = torch.cat(answered) if trainer.global_rank == 0 else None
+    answered = [torch.cat(predictions) if trainer.global_rank == 0 else None]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(answered)
+    [module.predicted] = answered
 
 
 def _fits(**loaders: Any) -> Any:
@@ -171,6 +195,21 @@ def _fits(**loaders: Any) -> Any:
 
 def _callback(make: Any) -> Any:
     return lambda: {"callbacks": [make()]}
+
+
+class ClippedByStage(Base):
+    """In one process what two stages do."""
+
+    def configure_gradient_clipping(self, *_: Any, **options: Any) -> None:
+        for stage in (self.layers[:2], self.layers[2:]):
+            nn.utils.clip_grad_norm_(stage.parameters(), 0.05)
+
+
+def _clipped_by_stage() -> Tensor:
+    weights: dict[str, Tensor] = trained(
+        Habit(written="", verdict="same", module=ClippedByStage), "plain"
+    )["weights"]
+    return weights["layers.0.weight"]
 
 
 def _quiet_compile() -> Any:
@@ -191,7 +230,9 @@ TRAINERS = [
         note="by the norm of each stage; synchronous pipelines by that of all, as one device",
         trainer=lambda: {"gradient_clip_val": 0.05},
         seen=lambda trainer, module: module.layers[0].weight.detach().clone(),
-        differs=lambda plain, ranks: not torch.equal(plain, ranks[0]),
+        differs=lambda plain, ranks: (
+            not torch.equal(plain, ranks[0]) and torch.equal(_clipped_by_stage(), ranks[0])
+        ),
     ),
     Habit(
         written="`accumulate_grad_batches=2`",
@@ -209,17 +250,37 @@ TRAINERS = [
         synchronous=False,  # but for more rounding
     ),
     Habit(
-        written="`max_steps`, `limit_train_batches`, `overfit_batches`",
+        written="`max_steps`, `limit_train_batches`",
         verdict="same",
         trainer=lambda: {"max_steps": 5, "limit_train_batches": 0.7, "max_epochs": -1},
     ),
+    Habit(
+        written="`overfit_batches`, with a loader that shuffles",
+        verdict="same",
+        trainer=lambda: {"overfit_batches": 2},
+        fit=_fits(
+            train_dataloaders=lambda: DataLoader(samples(), batch_size=4, shuffle=True),
+            val_dataloaders=loader,
+        ),
+    ),
     Habit(written="`fast_dev_run`", verdict="same", trainer=lambda: {"fast_dev_run": 1}),
     Habit(
-        written="`val_check_interval=0.5`, `check_val_every_n_epoch`",
+        written="`val_check_interval=0.5`",
         verdict="same",
-        trainer=lambda: {"val_check_interval": 1.0, "check_val_every_n_epoch": 2},
-        drained=False,
+        module=Validated,
+        trainer=lambda: {"val_check_interval": 0.5},
+        drained=False,  # after each step even so: epochs are of two
+        fit=_fits(train_dataloaders=lambda: loader(size=8), val_dataloaders=loader),
+        seen=lambda trainer, module: module.at,
+    ),
+    Habit(
+        written="`check_val_every_n_epoch=2`",
+        verdict="same",
+        module=Validated,
+        trainer=lambda: {"check_val_every_n_epoch": 2, "max_epochs": 4},
+        drained=False,  # epochs are of one step
         fit=_fits(train_dataloaders=lambda: loader(size=4), val_dataloaders=loader),
+        seen=lambda trainer, module: module.at,
     ),
     Habit(
         written='`val_check_interval="00:00:10:00"`',
@@ -322,7 +383,7 @@ TRAINERS = [
         note="predictions are known where the batch was read",
         module=Predicting,
         fit=_evaluated,
-        seen=lambda trainer, module: module.tested,
+        seen=lambda trainer, module: (module.tested, module.predicted),
     ),
 ]
 
@@ -358,17 +419,31 @@ CALLBACKS = [
         seen=lambda trainer, module: module.lr,
     ),
     Habit(
-        written="`BatchSizeFinder`, `Tuner.scale_batch_size`",
+        written="`BatchSizeFinder`",
         verdict="refused",
         note="`task=fit_batch`",
         trainer=_callback(lightning.BatchSizeFinder),
         message="Batch size finder is not supported with distributed",
     ),
     Habit(
-        written="`EarlyStopping` on `val_loss` (also by `configure_callbacks`)",
+        written="`Tuner(trainer).scale_batch_size`",
+        verdict="refused",
+        note="the same",
+        fit=lambda trainer, module: Tuner(trainer).scale_batch_size(module, loader()),
+        message="Tuning the batch size is currently not supported with distributed",
+    ),
+    Habit(
+        written="`EarlyStopping` on `val_loss`",
+        verdict="same",
+        trainer=lambda: {"max_epochs": 9, "callbacks": [_early_stopping()]},
+        seen=_stopped_in,
+    ),
+    Habit(
+        written="the same by `configure_callbacks`",
         verdict="same",
         module=Stopping,
         trainer=lambda: {"max_epochs": 9},
+        seen=_stopped_in,
     ),
     Habit(
         written="`LearningRateMonitor`",
@@ -392,12 +467,15 @@ CALLBACKS = [
         trainer=_callback(lambda: lightning.StochasticWeightAveraging(0.1)),
         message="StochasticWeightAveraging averages the whole network",
     ),
-    Habit(
-        written="`WeightAveraging`, `EMAWeightAveraging`",
-        verdict="refused",
-        note="the same",
-        trainer=_callback(lightning.EMAWeightAveraging),
-        message="EMAWeightAveraging averages the whole network",
+    *(
+        Habit(
+            written=f"`{kind.__name__}`",
+            verdict="refused",
+            note="the same",
+            trainer=_callback(kind),
+            message=f"{kind.__name__} averages the whole network",
+        )
+        for kind in (lightning.WeightAveraging, lightning.EMAWeightAveraging)
     ),
     Habit(
         written="`GradientAccumulationScheduler`",
@@ -420,15 +498,28 @@ CALLBACKS = [
         trainer=_callback(lambda: lightning.ModelPruning("l1_unstructured")),
         message="changes parameters that are on other ranks",
     ),
-    Habit(
-        written="`ModelCheckpoint(save_on_exception=True)`, `OnExceptionCheckpoint`",
-        verdict="refused",
-        note="`every_n_train_steps`",
-        trainer=lambda: {
-            "callbacks": [lightning.ModelCheckpoint(save_on_exception=True)],
-            "enable_checkpointing": True,
-        },
-        message="save_on_exception=True",
+    *(
+        Habit(
+            written=f"`{written}`",
+            verdict="refused",
+            note="`every_n_train_steps`",
+            trainer=partial(
+                lambda make: {"callbacks": [make()], "enable_checkpointing": True}, make
+            ),
+            message=message,
+        )
+        for written, make, message in (
+            (
+                "ModelCheckpoint(save_on_exception=True)",
+                lambda: lightning.ModelCheckpoint(save_on_exception=True),
+                "save_on_exception=True",
+            ),
+            (
+                "OnExceptionCheckpoint",
+                lambda: lightning.OnExceptionCheckpoint("."),
+                "OnExceptionCheckpoint saves when a rank fails",
+            ),
+        )
     ),
     Habit(
         written="a copy of the module made in `on_fit_start` (`copy.deepcopy(pl_module)`)",

@@ -10,24 +10,30 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsepipe.errors import ConfigError
-from tests.integration.habits.habit import equal, strategy_of, trained
+from tests.integration.habits.habit import equal, trained
 from tests.integration.habits.table import HABITS, table
 from tests.support.processes import outcomes, run_shared
 
+OF_LIGHTNING = (MisconfigurationException, ValueError)
 PAGE = Path(__file__).parents[3] / "docs/pipeline.md"
 
 
 def on_a_rank(rank: int, name: str, kind: str) -> Any:
-    """A training's outcome, the refusal of one, and what was warned of."""
+    """A training's outcome, what was warned of, and the steps that optimizers made."""
+    steps: list[Any] = []
+    counting = register_optimizer_step_pre_hook(lambda optimizer, *_: steps.append(optimizer))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             outcome: Any = trained(HABITS[name], kind)
-        except (ConfigError, MisconfigurationException) as error:
+        except (ConfigError, *OF_LIGHTNING) as error:
             outcome = error
-    return outcome, [str(warning.message) for warning in caught]
+        finally:
+            counting.remove()
+    return outcome, [str(warning.message) for warning in caught], len(steps)
 
 
 @functools.cache
@@ -54,13 +60,14 @@ def named(*verdicts: str, early: bool | None = None, synchronous: bool = False) 
 
 @pytest.mark.parametrize("name", named("same"))
 def test_same(name: str) -> None:
-    for outcome, _ in run_shared(on_a_rank, 2, name, "asynchronous"):
+    for outcome, _, steps in run_shared(on_a_rank, 2, name, "asynchronous"):
+        assert steps
         assert equal(outcome, plainly(name), exactly=True)
 
 
-@pytest.mark.parametrize("name", named("same", synchronous=True))
+@pytest.mark.parametrize("name", named("same", "different", synchronous=True))
 def test_same_in_a_synchronous_pipeline(name: str) -> None:
-    for outcome, _ in run_shared(on_a_rank, 2, name, "synchronous"):
+    for outcome, _, _ in run_shared(on_a_rank, 2, name, "synchronous"):
         assert equal(outcome, plainly(name), exactly=False)
 
 
@@ -69,23 +76,18 @@ def test_different(name: str) -> None:
     habit = HABITS[name]
     assert habit.differs is not None
     ranks = run_shared(on_a_rank, 2, name, "asynchronous")
-    assert habit.differs(plainly(name)["seen"], [outcome["seen"] for outcome, _ in ranks])
+    assert habit.differs(plainly(name)["seen"], [outcome["seen"] for outcome, _, _ in ranks])
     if habit.warns:
-        told = [[text for text in texts if habit.warns in text] for _, texts in ranks]
+        told = [[text for text in texts if habit.warns in text] for _, texts, _ in ranks]
         assert [len(texts) for texts in told] == [1, 0]
-
-
-def test_a_norm_over_all_stages_is_that_of_one_device_in_a_synchronous_pipeline() -> None:
-    name = "`gradient_clip_val` (by norm)"
-    for outcome, _ in run_shared(on_a_rank, 2, name, "synchronous"):
-        assert equal(outcome, plainly(name), exactly=False)
 
 
 @pytest.mark.parametrize("name", named("refused", early=True))
 def test_refused_before_the_first_step(name: str) -> None:
-    for error, _ in run_shared(on_a_rank, 2, name, "asynchronous"):
+    for error, _, steps in run_shared(on_a_rank, 2, name, "asynchronous"):
+        assert not steps
         assert HABITS[name].message in str(error)
-        assert isinstance(error, MisconfigurationException) or error.remedy
+        assert isinstance(error, OF_LIGHTNING) or error.remedy
 
 
 def refused_in_a_run(rank: int, name: str, kind: str) -> None:
@@ -122,9 +124,3 @@ def test_the_page_has_the_table() -> None:
     """Print it anew by: python -m tests.integration.habits."""
     assert len(HABITS) >= 60
     assert table().strip() in PAGE.read_text(encoding="utf-8")
-
-
-def test_strategies_are_of_two_stages() -> None:
-    habit = next(iter(HABITS.values()))
-    for kind in ("asynchronous", "synchronous"):
-        assert strategy_of(habit, kind)["devices"] == 2
