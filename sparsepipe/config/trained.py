@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from sparsepipe.config.run_spec import NOT_IDENTITY, flatten
 from sparsepipe.config.target import Target, present_name
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import is_trusted
 from sparsepipe.utils.files import expanded
+
+log = logging.getLogger(__name__)
 
 RECORD = "sparsepipe"
 """The key of a checkpoint below which it says what it was trained with."""
@@ -81,15 +85,12 @@ def training_of(source: str) -> Training | None:
         ConfigError: the file names code to call that is neither SparsePipe's nor PyTorch's.
     """
     path = expanded(source).absolute()
-    directories = (path, path.parent.parent) if path.parent.name == "checkpoints" else (path,)
-    for directory in directories:
-        if (config := directory / "config.yaml").is_file():
-            try:
-                values: Any = OmegaConf.to_container(OmegaConf.load(config))
-            except (OSError, OmegaConfBaseException):
-                return None
-            known = {str(key): value for key, value in dict(values).items()}
+    run = path.parent.parent if path.parent.name == "checkpoints" else path
+    for config in dict.fromkeys((path / "config.yaml", run / "config.yaml")):
+        if (known := _configured(config)) is not None:
             return Training(config, known)
+    files = (path, *(run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")))
+    path = next((file for file in files if file.is_file()), path)
     recorded = _recorded(path) if path.is_file() else None
     if recorded is None:
         return None
@@ -99,17 +100,32 @@ def training_of(source: str) -> Training | None:
                 f"{path} names {target} to build the model or the data with, which is not called "
                 "for a file that says so",
                 remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
-                "says so as well",
+                "may name such code",
             )
     return Training(path, recorded)
 
 
+def _configured(path: Path) -> dict[str, Any] | None:
+    """The settings of a run's ``config.yaml``; None where there is none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).partition("\n")[0]
+        log.warning("%s cannot be read (%s): what the checkpoint says itself counts", path, reason)
+        return None
+    if not isinstance(values, dict) or not values:  # cut off
+        return None
+    return {str(key): value for key, value in values.items()}
+
+
 def _recorded(path: Path) -> dict[str, Any] | None:
-    import torch  # which composing need not wait for
+    # Torch is imported here, since composing need not wait for it.
+    from sparsepipe.utils.values_only import load_values
 
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        found = content[RECORD]["config"]
+        found = load_values(path, mmap=True)[RECORD]["config"]
     except Exception:  # no checkpoint, or one of an earlier version: the task reports what is wrong
         return None
     return found if isinstance(found, dict) else None

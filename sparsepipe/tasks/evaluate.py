@@ -111,12 +111,12 @@ class Evaluate(Task):
         """
         path = self.checkpoint(run.spec)
         content = read_checkpoint(path)
+        different = self._different(run.spec, content)
         data = build_data(run.spec)
         data.setup("test")
         self._check_classes(path, content, data)
         module = build_module(run.spec, data, plan=run.directory.plan)
         load_weights(module, content["state_dict"], path)
-        different = [str(each) for each in self._differences(run.spec) or ()]
         if process_group.rank() == 0:
             log.info("evaluating %s%s", path, _epoch_of(content))
             _log_differences(run.spec, different)
@@ -175,13 +175,30 @@ class Evaluate(Task):
             raise ConfigError(
                 f"what is to be evaluated contradicts the training of {spec.checkpoint}: "
                 + "; ".join(map(str, refused)),
-                remedy="leave these out, since model and data are those of the training unless "
-                f"they are given; or, where you mean them, set task.allow=[{keys}]",
+                remedy="leave these settings out of the command, which then takes those of the "
+                f"training; or, where you mean them, set task.allow=[{keys}]",
             )
         return spec
 
     def _allows(self, key: str) -> bool:
         return any(key == each or key.startswith(f"{each}.") for each in self.allow)
+
+    def _different(self, spec: RunSpec, content: Mapping[str, Any]) -> list[str]:
+        """The differences from the training, as texts.
+
+        Raises:
+            ConfigError: the checkpoint says what it was trained with, but could not be read when
+                the command was composed.
+        """
+        found = self._differences(spec)
+        if found is None and (content.get(RECORD) or {}).get("config"):
+            raise ConfigError(
+                f"{spec.checkpoint} says what it was trained with, but holds values that cannot be "
+                "read before modules of yours are imported: model and data would be those of the "
+                "command line",
+                remedy="evaluate it in the directory of its run, whose config.yaml says the same",
+            )
+        return [str(each) for each in found or ()]
 
     def _differences(self, spec: RunSpec) -> list[Difference] | None:
         """From the training; None where nothing is known of that."""

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.trained import training_of
 from sparsepipe.data.points import PointSet, Split
 from sparsepipe.data.sources import GeneratedShapes
 from sparsepipe.data.sources.base import CacheSettings
@@ -20,6 +22,8 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.models import Classifier
+from sparsepipe.runs.checkpoints import read_checkpoint
+from sparsepipe.tasks.evaluate import Evaluate
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, rows
 
@@ -172,6 +176,38 @@ def test_a_file_that_left_its_run_says_itself_what_it_is_of(run: Path, place: Pa
     torch.save(content, file)
     with pytest.raises(ConfigError, match=r"os\.system"):
         composed("task=evaluate", f"checkpoint={file}")
+
+
+class Vouched:
+    """Somebody's own, which a callback keeps in a checkpoint."""
+
+
+def test_what_a_file_says_counts_whatever_else_it_holds(run: Path, place: Path) -> None:
+    content = checkpoint(run, "best")
+    torch.save({**content, "best_score": np.float64(0.5)}, place / "numbers.ckpt")
+    found = evaluated(place / "numbers.ckpt")
+    assert found["test/loss"] == read_json(run / "result.json")["test/loss"]
+    torch.save({**content, "kept": Vouched()}, place / "vouched.ckpt")
+    spec = composed(*EVALUATED, f"checkpoint={place / 'vouched.ckpt'}")
+    with torch.serialization.safe_globals([Vouched]):
+        content = read_checkpoint(place / "vouched.ckpt")
+    with pytest.raises(ConfigError, match="says what it was trained with, but holds values"):
+        Evaluate()._different(spec, content)  # as where the model's module vouches for the class
+
+
+@pytest.mark.parametrize("text", ["a: [1\nb: }", "", None])
+def test_a_run_without_a_readable_configuration(run: Path, text: str | None) -> None:
+    damaged = run.parent / "damaged"
+    shutil.copytree(run, damaged)
+    if text is None:
+        (damaged / "config.yaml").unlink()
+    else:
+        (damaged / "config.yaml").write_text(text)
+    for source in (damaged, damaged / "checkpoints" / "last.ckpt"):
+        training = training_of(str(source))
+        assert training is not None
+        assert training.values["data"]["resolution"] == 12
+    shutil.rmtree(damaged)
 
 
 def test_what_nobody_knows_is_said(
