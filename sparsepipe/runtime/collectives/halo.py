@@ -1,0 +1,109 @@
+"""Messages between the shards of a sample: pieces go to the ranks that need them.
+
+Every rank calls the same exchanges in the same order; who sends what is decided elsewhere
+(:mod:`sparsepipe.spatial.intervals`), so that both sides know which messages there are and none is
+announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsepipe.runtime.failures.missing_ranks import collective
+
+
+@dataclass(slots=True)
+class Pending:
+    """Messages under way; what they bring is there after :meth:`wait`.
+
+    Args:
+        group: of the ranks.
+        what: purpose, in errors.
+        sent: tensors that must stay as they are until they have left.
+        received: of the messages to this rank, in their order.
+        works: of the backend.
+    """
+
+    group: dist.ProcessGroup | None
+    what: str
+    sent: list[Tensor]
+    received: list[Tensor]
+    works: list[dist.Work]
+
+    def wait(self) -> list[Tensor]:
+        """What the others sent, in the order in which it was expected.
+
+        Raises:
+            TransportError: a rank is gone or sends nothing within the group's limit.
+        """
+        if self.works:
+            with collective(self.what, self.group):
+                for work in self.works:
+                    work.wait()
+            self.works.clear()
+            self.sent.clear()
+        return self.received
+
+
+def start_messages(
+    sends: Sequence[tuple[int, Tensor]],
+    receives: Sequence[tuple[int, tuple[int, ...]]],
+    *,
+    like: Tensor,
+    group: dist.ProcessGroup | None,
+    what: str,
+) -> Pending:
+    """Begins to send tensors to ranks of ``group`` and to receive some from them.
+
+    Messages between two ranks arrive in the order in which they are given here.
+
+    Args:
+        sends: ranks in the group, with what they are sent.
+        receives: ranks in the group, with the shape of what comes from them.
+        like: has the dtype and the device of all messages.
+        group: None for all ranks.
+        what: purpose, in errors.
+    """
+    sent = [tensor.contiguous() for _, tensor in sends]
+    received = [like.new_empty(shape) for _, shape in receives]
+    operations = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=peer)
+        for (peer, _), tensor in zip(sends, sent, strict=True)
+    ] + [
+        dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer)
+        for (peer, _), tensor in zip(receives, received, strict=True)
+    ]
+    with collective(what, group):
+        works = dist.batch_isend_irecv(operations) if operations else []
+    return Pending(group, what, sent, received, works)
+
+
+def add_up(value: Tensor, group: dist.ProcessGroup | None, *, what: str) -> Tensor:
+    """The sum of ``value`` over the ranks of a group, in a new tensor."""
+    return reduce(value, dist.ReduceOp.SUM, group, what=what)
+
+
+def reduce(
+    value: Tensor, how: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None, *, what: str
+) -> Tensor:
+    """``value`` of all ranks of a group reduced to one, in a new tensor on each of them."""
+    result = value.detach().clone(memory_format=torch.contiguous_format)
+    with collective(what, group):
+        dist.all_reduce(result, how, group=group)
+    return result
+
+
+def gather_numbers(
+    numbers: Sequence[int], group: dist.ProcessGroup | None, *, device: torch.device, what: str
+) -> list[tuple[int, ...]]:
+    """The integers of each rank of a group; all ranks give as many."""
+    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    with collective(what, group):
+        dist.all_gather(theirs, own, group=group)
+    return [tuple(each.tolist()) for each in theirs]

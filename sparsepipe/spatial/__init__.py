@@ -1,0 +1,7 @@
+"""One sample over many devices: each holds a shard of it, halos are exchanged, results are exact."""
+
+from sparsepipe.spatial.grid import Grid
+from sparsepipe.spatial.shard import Shard
+from sparsepipe.spatial.spatialize import rule, spatialize
+
+__all__ = ["Grid", "Shard", "rule", "spatialize"]

@@ -1,0 +1,331 @@
+"""The grid of ranks that share one sample, how a sample is cut over it, and moves between shards.
+
+A move along one axis brings each rank the positions that it needs; its adjoint sends gradients of
+these back to the ranks that hold them and adds them up there. Several axes are moved one after the
+other: the second one's messages carry what the first brought, so that corners need no messages of
+their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.collectives.halo import Pending, gather_numbers, start_messages
+from sparsepipe.spatial.intervals import Exchange, Interval, Piece, exchanges, shares
+
+_MOST_DIMENSIONS = 8
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Grid:
+    """Ranks in as many dimensions as a sample has spatial ones.
+
+    Rank r of the group stands where ``numpy.unravel_index(r, shape)`` says: the last axis varies
+    fastest. Spatial dimensions are the last ones of a tensor, ``len(shape)`` of them.
+
+    Args:
+        shape: number of shards along each spatial dimension.
+        group: the ranks; None for all of the default process group.
+
+    Raises:
+        ConfigError: there is no process group, or its size is not that of the grid.
+    """
+
+    shape: tuple[int, ...]
+    group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(parts) for parts in self.shape))
+        if not self.shape or min(self.shape) < 1:
+            raise ConfigError(
+                f"a grid of {self.shape} is none",
+                remedy="give a number of shards of at least 1 for each spatial dimension",
+            )
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigError(
+                "a grid needs a process group",
+                remedy="call torch.distributed.init_process_group first",
+            )
+        if dist.get_world_size(self.group) != self.size:
+            raise ConfigError(
+                f"a grid of {' x '.join(map(str, self.shape))} has {self.size} ranks, the process "
+                f"group {dist.get_world_size(self.group)}",
+                remedy="make the product of the grid's shape the number of ranks, or give a group",
+            )
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def dimensions(self) -> int:
+        return len(self.shape)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return dist.get_rank(self.group)
+
+    def coordinate(self, axis: int) -> int:
+        """This rank's place along an axis."""
+        return self.rank // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
+
+    def peer(self, axis: int, coordinate: int) -> int:
+        """The rank in the group that stands at ``coordinate`` of ``axis``, else where this does."""
+        return self.rank + (coordinate - self.coordinate(axis)) * math.prod(self.shape[axis + 1 :])
+
+    def held(self, axis: int, size: int) -> Interval:
+        """The positions of ``size`` along ``axis`` that this rank has."""
+        return shares(size, self.shape[axis])[self.coordinate(axis)]
+
+    def shard(self, full: Tensor) -> Tensor:
+        """This rank's view of a whole tensor, whose last dimensions are the spatial ones.
+
+        Raises:
+            ConfigError: the tensor has fewer dimensions than the grid, or fewer positions along
+                one than there are shards.
+        """
+        self._check_dimensions(full)
+        view = full
+        for axis, parts in enumerate(self.shape):
+            dim = full.dim() - self.dimensions + axis
+            size = full.shape[dim]
+            if size < parts:
+                raise ConfigError(
+                    f"{size} positions in dimension {dim} cannot be cut into {parts} shards",
+                    remedy="use a grid with fewer shards there, or larger samples",
+                )
+            held = self.held(axis, size)
+            view = view.narrow(dim, held.start, held.size)
+        return view
+
+    def gather(self, local: Tensor) -> Tensor:
+        """The whole on every rank, of which each has a shard as :meth:`shard` cuts it.
+
+        In the backward pass each rank keeps its part of the gradient: all ranks are expected to
+        compute the same loss of the whole.
+        """
+        self._check_dimensions(local)
+        moves = whole_on_all(self, range(-self.dimensions, 0), self.whole_sizes(local))
+        return _Gather.apply(local, self, tuple(moves))
+
+    def whole_sizes(self, local: Tensor) -> tuple[int, ...]:
+        """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
+
+        Raises:
+            ConfigError: ranks disagree on dtype or dimensions, or their shards are not balanced.
+        """
+        entry = [local.dim(), _dtype_number(local.dtype), *local.shape]
+        entry += [0] * (2 + _MOST_DIMENSIONS - len(entry))
+        entries = gather_numbers(entry, self.group, device=local.device, what="comparing shards")
+        lead = local.dim() - self.dimensions
+        shapes = [each[2 : 2 + each[0]] for each in entries]
+        if len({(*each[:2], *shape[:lead]) for each, shape in zip(entries, shapes, strict=True)}) > 1:
+            raise _disagreement(shapes)
+        whole = []
+        for axis, parts in enumerate(self.shape):
+            step = math.prod(self.shape[axis + 1 :])
+            size = sum(shapes[place * step][lead + axis] for place in range(parts))
+            expected = shares(size, parts)
+            for rank, shape in enumerate(shapes):
+                if shape[lead + axis] != expected[rank // step % parts].size:
+                    raise _disagreement(shapes)
+            whole.append(size)
+        return tuple(whole)
+
+    def _check_dimensions(self, tensor: Tensor) -> None:
+        if tensor.dim() < self.dimensions:
+            raise ConfigError(
+                f"a tensor of {tensor.dim()} dimensions has none for each of the grid's "
+                f"{self.dimensions}",
+                remedy="give the grid one entry for each spatial dimension of the samples",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An exchange along one axis of a grid.
+
+    Args:
+        dim: of the tensors, counted from their end.
+        axis: of the grid.
+        exchange: this rank's.
+    """
+
+    dim: int
+    axis: int
+    exchange: Exchange
+
+
+def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[Move]:
+    """The moves after which every rank has the whole of ``full`` sizes, in dimensions ``dims``."""
+    found = []
+    for axis, (dim, size) in enumerate(zip(dims, full, strict=True)):
+        parts = grid.shape[axis]
+        plans = exchanges(size, [(Interval(0, size),)] * parts)
+        found.append(Move(dim, axis, plans[grid.coordinate(axis)]))
+    return found
+
+
+@dataclass(slots=True)
+class Fetch:
+    """A move that has begun: messages are under way."""
+
+    local: Tensor
+    move: Move
+    grid: Grid
+    pending: Pending
+
+    @classmethod
+    def start(cls, local: Tensor, move: Move, grid: Grid) -> Fetch:
+        held, peer = move.exchange.held.start, partial(grid.peer, move.axis)
+        sends = [
+            (peer(piece.rank), local.narrow(move.dim, piece.interval.start - held, size))
+            for piece in move.exchange.sends
+            if (size := piece.interval.size)
+        ]
+        shape, own = list(local.shape), grid.coordinate(move.axis)
+        receives = []
+        for piece in move.exchange.pieces:
+            if piece.rank != own:
+                shape[move.dim] = piece.interval.size
+                receives.append((peer(piece.rank), tuple(shape)))
+        pending = start_messages(
+            sends, receives, like=local, group=grid.group, what="moving halos between shards"
+        )
+        return cls(local, move, grid, pending)
+
+    def wait(self) -> Tensor:
+        """What this rank needs, in order."""
+        received = iter(self.pending.wait())
+        held, own = self.move.exchange.held.start, self.grid.coordinate(self.move.axis)
+        dim = self.move.dim
+        parts = [
+            self.local.narrow(dim, piece.interval.start - held, piece.interval.size)
+            if piece.rank == own
+            else next(received)
+            for piece in self.move.exchange.pieces
+        ]
+        if not parts:
+            return self.local.narrow(dim, 0, 0)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+@dataclass(slots=True)
+class GiveBack:
+    """The adjoint of a move that has begun: gradients go to the ranks that hold the positions."""
+
+    gradient: Tensor
+    move: Move
+    grid: Grid
+    pending: Pending
+
+    @classmethod
+    def start(cls, gradient: Tensor, move: Move, grid: Grid) -> GiveBack:
+        peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
+        sends = [
+            (peer(piece.rank), part)
+            for piece, part in _parts(gradient, move)
+            if piece.rank != own
+        ]
+        shape, receives = list(gradient.shape), []
+        for piece in move.exchange.sends:
+            shape[move.dim] = piece.interval.size
+            receives.append((peer(piece.rank), tuple(shape)))
+        pending = start_messages(
+            sends,
+            receives,
+            like=gradient,
+            group=grid.group,
+            what="moving gradients of halos between shards",
+        )
+        return cls(gradient, move, grid, pending)
+
+    def wait(self) -> Tensor:
+        """The gradient of this rank's shard."""
+        move, own = self.move, self.grid.coordinate(self.move.axis)
+        held, shape = move.exchange.held, list(self.gradient.shape)
+        shape[move.dim] = held.size
+        total = self.gradient.new_zeros(shape)
+        kept = [(piece, part) for piece, part in _parts(self.gradient, move) if piece.rank == own]
+        for piece, part in [*kept, *zip(move.exchange.sends, self.pending.wait(), strict=True)]:
+            start, size = piece.interval.start - held.start, piece.interval.size
+            total.narrow(move.dim, start, size).add_(part)
+        return total
+
+
+def _parts(gradient: Tensor, move: Move) -> Iterator[tuple[Piece, Tensor]]:
+    start = 0
+    for piece in move.exchange.pieces:
+        yield piece, gradient.narrow(move.dim, start, piece.interval.size)
+        start += piece.interval.size
+
+
+def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
+    """What this rank needs after all moves; not recorded by autograd."""
+    for move in moves:
+        local = Fetch.start(local, move, grid).wait()
+    return local
+
+
+def give_back(gradient: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
+    """The adjoint of :func:`fetch`."""
+    for move in reversed(moves):
+        gradient = GiveBack.start(gradient, move, grid).wait()
+    return gradient
+
+
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, grid: Grid, moves: tuple[Move, ...]) -> Tensor:
+        ctx.grid, ctx.moves = grid, moves
+        return fetch(local, moves, grid).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return give_back(gradient, ctx.moves, ctx.grid), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, grid: Grid, moves: tuple[Move, ...]) -> Tensor:
+        ctx.moves = moves
+        return fetch(local, moves, grid).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        for move in ctx.moves:
+            held = move.exchange.held
+            gradient = gradient.narrow(move.dim, held.start, held.size)
+        return gradient, None, None
+
+
+def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
+    """What this rank needs after all moves; gradients go back to the ranks that hold them."""
+    result: Tensor = _Moved.apply(local, grid, tuple(moves))
+    return result
+
+
+def _dtype_number(dtype: torch.dtype) -> int:
+    """The same for the same dtype on every rank."""
+    return sum(ord(letter) * 131**place for place, letter in enumerate(str(dtype)[-6:]))
+
+
+def _disagreement(shapes: Sequence[Sequence[int]]) -> ConfigError:
+    listed = "; ".join(f"rank {rank} {list(shape)}" for rank, shape in enumerate(shapes))
+    return ConfigError(
+        f"ranks do not hold balanced shards of one batch: {listed}",
+        remedy="let every rank read the same batch, and cut it with Grid.shard",
+    )

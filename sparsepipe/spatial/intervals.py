@@ -1,0 +1,193 @@
+"""Which inputs a shard's outputs need, and who holds them: pure arithmetic on intervals.
+
+Along one axis an array of n positions is cut into P shards as equal as can be: rank r holds
+``r * n // P`` up to ``(r + 1) * n // P``. Layers keep to that: a layer whose output has m positions
+leaves ``r * m // P`` up to ``(r + 1) * m // P`` on rank r, whatever its windows are. So shards that
+were made by different layers are aligned and can be added. Shards may differ in size by one, be
+smaller than the halo that a window reaches beyond them, or be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Positions ``start`` up to but without ``stop``."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return max(self.stop - self.start, 0)
+
+    def __and__(self, other: Interval) -> Interval:
+        start = max(self.start, other.start)
+        return Interval(start, max(start, min(self.stop, other.stop)))
+
+    def shifted(self, offset: int) -> Interval:
+        return Interval(self.start + offset, self.stop + offset)
+
+
+EMPTY = Interval(0, 0)
+
+
+@lru_cache(maxsize=4096)
+def shares(size: int, parts: int) -> tuple[Interval, ...]:
+    """The balanced shards of ``size`` positions."""
+    return tuple(Interval(r * size // parts, (r + 1) * size // parts) for r in range(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a layer's outputs depend on its inputs along one axis.
+
+    Output o of a window that is not transposed sees inputs ``o * stride - before + t * dilation``
+    for t in 0 .. kernel - 1; input i of a transposed one contributes to outputs
+    ``i * stride - before + t * dilation``.
+
+    Args:
+        kernel: number of taps.
+        stride: of the window.
+        before: positions of padding before the first input.
+        after: and behind the last; negative ones crop.
+        dilation: distance of the taps.
+        transposed: whether it is that of a transposed convolution.
+        output_padding: positions that a transposed convolution adds at its end.
+        ceil_mode: whether a pool keeps a last window that is not full.
+    """
+
+    kernel: int = 1
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+    dilation: int = 1
+    transposed: bool = False
+    output_padding: int = 0
+    ceil_mode: bool = False
+
+    @property
+    def reach(self) -> int:
+        """Positions from the first tap to the last, both counted."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    def output_size(self, size: int) -> int:
+        """Number of outputs for ``size`` inputs, as PyTorch counts them."""
+        if self.transposed:
+            return (
+                (size - 1) * self.stride
+                - self.before
+                - self.after
+                + self.reach
+                + self.output_padding
+            )
+        room = size + self.before + self.after - self.reach
+        if not self.ceil_mode:
+            return room // self.stride + 1
+        count = -(-room // self.stride) + 1
+        # A last window must begin inside of the input or its padding at the front.
+        return count - 1 if (count - 1) * self.stride >= size + self.before else count
+
+    def needs(self, outputs: Interval, size: int) -> Interval:
+        """The inputs that ``outputs`` depend on, of those that there are."""
+        if not outputs.size:
+            return EMPTY
+        first, last = outputs.start, outputs.stop - 1
+        if self.transposed:
+            start = -(-(first + self.before - self.reach + 1) // self.stride)
+            stop = (last + self.before) // self.stride + 1
+        else:
+            start = first * self.stride - self.before
+            stop = last * self.stride - self.before + self.reach
+        return Interval(start, max(start, stop)) & Interval(0, size)
+
+    def padding(self, outputs: Interval, size: int) -> tuple[int, int]:
+        """Positions outside of the inputs that ``outputs`` see before and behind what they need.
+
+        Not for transposed windows, which see none.
+        """
+        if not outputs.size:
+            return 0, 0
+        start = outputs.start * self.stride - self.before
+        stop = (outputs.stop - 1) * self.stride - self.before + self.reach
+        needed = self.needs(outputs, size)
+        if not needed.size:
+            return stop - start, 0
+        return needed.start - start, stop - needed.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Positions of the whole that go from one rank of an axis to another.
+
+    Args:
+        rank: the other one, as a coordinate of the grid's axis.
+        interval: positions of the whole.
+    """
+
+    rank: int
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one rank of an axis sends and gets, so that it has what it needs.
+
+    Args:
+        held: its shard.
+        pieces: what it needs, in order, each from the rank that holds it, itself included.
+        sends: of its shard to others, in the order in which each of these needs it.
+    """
+
+    held: Interval
+    pieces: tuple[Piece, ...]
+    sends: tuple[Piece, ...]
+
+    @property
+    def needed(self) -> int:
+        """Number of positions that it has after the exchange."""
+        return sum(piece.interval.size for piece in self.pieces)
+
+
+def exchanges(size: int, needs: Sequence[Sequence[Interval]]) -> tuple[Exchange, ...]:
+    """Who sends what to whom along an axis of balanced shards.
+
+    Args:
+        size: positions of the whole.
+        needs: for each rank of the axis the intervals that it needs, in the order in which it
+            wants them joined. They may overlap (a circular padding needs some positions twice).
+    """
+    held = shares(size, len(needs))
+    pieces = [tuple(_sources(intervals, held)) for intervals in needs]
+    return tuple(
+        Exchange(
+            own,
+            pieces[rank],
+            tuple(
+                Piece(other, piece.interval)
+                for other, theirs in enumerate(pieces)
+                if other != rank
+                for piece in theirs
+                if piece.rank == rank
+            ),
+        )
+        for rank, own in enumerate(held)
+    )
+
+
+def _sources(intervals: Sequence[Interval], held: Sequence[Interval]) -> Iterable[Piece]:
+    for interval in intervals:
+        for rank, theirs in enumerate(held):
+            if (common := interval & theirs).size:
+                yield Piece(rank, common)
+
+
+@lru_cache(maxsize=4096)
+def window_exchanges(window: Window, size: int, parts: int) -> tuple[Exchange, ...]:
+    """The exchange before a layer with ``window`` on ``size`` positions in ``parts`` shards."""
+    outputs = shares(window.output_size(size), parts)
+    return exchanges(size, [(window.needs(each, size),) for each in outputs])

@@ -1,0 +1,171 @@
+"""Normalisation by statistics of the whole sample.
+
+One function normalises what belongs together: a batch norm's channel over the minibatch, a group's
+or an instance's of one sample. It saves its input, means and inverse deviations only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sparsepipe.runtime.collectives.halo import add_up
+from sparsepipe.spatial.grid import Grid
+from sparsepipe.spatial.shard import Shard, alike, function_rule, local_of, whole_shape, without_rule
+
+
+def recomputing() -> bool:
+    """Whether autograd is in a backward pass: what runs forward then has run before."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class _Normalised(torch.autograd.Function):
+    """weight * (x - mean) / sqrt(variance + eps) + bias, of which each rank has a part of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, weight: Tensor | None, bias: Tensor | None, over: _Over
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        group, what = over.grid.group, "adding up the statistics of a norm"
+        wide = value if value.dtype == torch.float64 else value.float()
+        mean = add_up(wide.sum(over.dims, keepdim=True), group, what=what) / over.count
+        result = wide - mean
+        squares = result.square().sum(over.dims, keepdim=True)
+        variance = add_up(squares, group, what=what) / over.count
+        inverse = (variance + over.eps).rsqrt()
+        ctx.over = over
+        ctx.save_for_backward(value, weight, bias, mean, inverse)
+        ctx.mark_non_differentiable(mean, variance)
+        result *= inverse if weight is None else inverse * weight
+        if bias is not None:
+            result += bias
+        return result.to(value.dtype), mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        value, weight, bias, mean, inverse = ctx.saved_tensors
+        over: _Over = ctx.over
+        normal = (value - mean) * inverse
+        wide = gradient.to(normal.dtype)
+        of_weight = None if weight is None else (wide * normal).sum_to_size(weight.shape)
+        of_bias = None if bias is None else wide.sum_to_size(bias.shape)
+        if weight is not None:
+            wide = wide * weight
+        sums = [part.sum(over.dims, keepdim=True) for part in (wide, wide * normal)]
+        what = "adding up the gradients of a norm"
+        first, second = add_up(torch.stack(sums), over.grid.group, what=what) / over.count
+        result = (wide - first - normal * second) * inverse
+        return result.to(value.dtype), of_weight, of_bias, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """What is normalised together: ``count`` values of the whole, over dimensions ``dims``."""
+
+    dims: tuple[int, ...]
+    count: int
+    eps: float
+    grid: Grid
+
+
+def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard) -> Tensor:
+    """A batch norm whose statistics are those of the whole; running ones count once each step.
+
+    As PyTorch's does, it keeps the variance of a sample (divided by n - 1). A forward pass that
+    activation checkpointing repeats changes no running statistics.
+    """
+    local = local_of(input)
+    tracked = module.running_mean is not None
+    if not module.training and tracked:
+        mean, var = module.running_mean, module.running_var
+        result = F.batch_norm(local, mean, var, module.weight, module.bias, False, 0.0, module.eps)
+        return alike(result, input)
+    shape = whole_shape(input)
+    count = shape.numel() // shape[1]
+    if count <= 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}")
+    over = _Over((0, *range(2, len(shape))), count, module.eps, grid)
+    weight, bias = (_viewed(each, len(shape)) for each in (module.weight, module.bias))
+    result, mean, variance = _Normalised.apply(local, weight, bias, over)
+    if module.training and tracked and not recomputing():
+        _track(module, mean.flatten(), variance.flatten() * (count / (count - 1)))
+    return alike(result, input)
+
+
+def _viewed(value: Tensor | None, ndim: int) -> Tensor | None:
+    """A value for each channel, for a tensor whose channels are in dimension 1."""
+    return None if value is None else value.view(1, -1, *[1] * (ndim - 2))
+
+
+def _track(module: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    assert module.num_batches_tracked is not None
+    assert module.running_mean is not None and module.running_var is not None
+    with torch.no_grad():
+        module.num_batches_tracked.add_(1)
+        momentum = module.momentum
+        share = 1 / float(module.num_batches_tracked) if momentum is None else momentum
+        for kept, new in ((module.running_mean, mean), (module.running_var, variance)):
+            kept.mul_(1 - share).add_(new.to(kept.dtype), alpha=share)
+
+
+@function_rule(F.group_norm)
+def _group_norm(
+    _: Any,
+    input: Shard,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    local, shape = local_of(input), whole_shape(input)
+    grouped = local.unflatten(1, (num_groups, shape[1] // num_groups))
+    count = shape[1:].numel() // num_groups
+    over = _Over(tuple(range(2, grouped.dim())), count, eps, input.grid)
+    weights = [
+        None if each is None else each.view(1, num_groups, -1, *[1] * (len(shape) - 2))
+        for each in (weight, bias)
+    ]
+    result, _mean, _variance = _Normalised.apply(grouped, *weights, over)
+    return alike(result.flatten(1, 2), input)
+
+
+@function_rule(F.instance_norm)
+def _instance_norm(
+    _: Any,
+    input: Shard,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if running_mean is not None:
+        if not use_input_stats:
+            local = local_of(input)
+            return alike(
+                F.batch_norm(local, running_mean, running_var, weight, bias, False, 0.0, eps), input
+            )
+        raise without_rule("an instance norm that tracks running statistics")
+    return _group_norm(_, input, input.shape[1], weight, bias, eps)  # type: ignore[no-any-return]
+
+
+@function_rule(F.layer_norm)
+def _layer_norm(
+    _: Any,
+    input: Shard,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    if any(-dim <= len(normalized_shape) for dim in input.dims):
+        raise without_rule("a layer norm over a dimension that is cut")
+    return alike(F.layer_norm(local_of(input), normalized_shape, weight, bias, eps), input)

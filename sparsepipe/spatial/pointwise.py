@@ -1,0 +1,336 @@
+"""Functions that act on each position alone, and those that change a tensor's form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from sparsepipe.spatial.shard import (
+    Shard,
+    alike,
+    function_rule,
+    local_of,
+    own_part,
+    shard_of,
+    whole,
+    whole_shape,
+    without_rule,
+)
+
+_ONE = """
+relu relu_ leaky_relu leaky_relu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish hardsigmoid
+hardtanh hardtanh_ relu6 softplus softsign tanhshrink hardshrink softshrink logsigmoid threshold
+sigmoid tanh exp expm1 log log1p log2 log10 sqrt rsqrt abs neg square reciprocal sin cos erf sign
+floor ceil round trunc frac clamp clamp_min clamp_max clip nan_to_num isnan isinf isfinite
+clone detach contiguous to type type_as float double half bfloat16 int long bool cpu cuda
+zeros_like ones_like full_like requires_grad_ positive logical_not bitwise_not lgamma
+add sub subtract mul multiply div divide true_divide floor_divide pow remainder fmod maximum minimum
+eq ne lt le gt ge where lerp addcmul addcdiv atan2 logical_and logical_or logical_xor masked_fill
+rsub float_power hypot prelu threshold_ xlogy
+add_ sub_ mul_ div_ clamp_ sigmoid_ tanh_ exp_ zero_ fill_ masked_fill_ addcmul_ neg_ copy_ pow_
+__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
+__rtruediv__ __itruediv__ __floordiv__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __eq__
+__ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __rand__ __ror__ __mod__
+""".split()
+"""Each position's result depends on that position of the arguments alone."""
+
+_ASKED = """
+dim is_floating_point is_complex element_size __hash__ is_contiguous get_device register_hook
+retain_grad
+""".split()
+"""Questions whose answer is the same for a shard and the whole."""
+
+_PROPERTIES = """
+dtype device requires_grad grad_fn is_leaf layout is_cuda is_cpu is_sparse ndim names is_quantized
+is_meta is_mkldnn is_mps is_xpu retains_grad
+""".split()
+
+
+def _named(names: Sequence[str]) -> list[Any]:
+    found = []
+    for name in names:
+        for where in (torch, Tensor, F, torch._C._nn, torch.special):
+            function = getattr(where, name, None)
+            if function is not None and function not in found:
+                found.append(function)
+    return found
+
+
+def _plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return func(*tree_map(_held, args), **tree_map(_held, kwargs))
+
+
+def _held(value: Any) -> Any:
+    return local_of(value) if isinstance(value, Shard) else value
+
+
+@function_rule(*_named(_ONE))
+def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    flat = [each for each in [*args, *kwargs.values()] if isinstance(each, Tensor)]
+    shards = [each for each in flat if isinstance(each, Shard)]
+    first = max(shards, key=lambda shard: local_of(shard).dim())
+    for other in shards:
+        if (other.dims, other.full) != (first.dims, first.full) or other.grid is not first.grid:
+            raise without_rule(
+                f"{getattr(func, '__name__', func)} of shards of {list(whole_shape(first))} and "
+                f"{list(whole_shape(other))}"
+            )
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Shard):
+            return local_of(value)
+        is_wide = isinstance(value, Tensor) and value.dim() > 0 and func is not F.prelu
+        return own_part(value, first) if is_wide and func is not torch.prelu else value
+
+    result = func(*map(part, args), **{name: part(value) for name, value in kwargs.items()})
+    if result is None or not isinstance(result, Tensor):
+        return result
+    return alike(result, first)
+
+
+function_rule(*(getattr(Tensor, name) for name in _ASKED))(_plainly)
+function_rule(*(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)))(
+    _plainly
+)
+function_rule(Tensor.requires_grad.__set__)(_plainly)  # type: ignore[attr-defined]
+
+
+@function_rule(Tensor.shape.__get__)  # type: ignore[attr-defined]
+def _shape(_: Any, shard: Shard) -> torch.Size:
+    return whole_shape(shard)
+
+
+@function_rule(Tensor.size)
+def _size(_: Any, shard: Shard, dim: int | None = None) -> Any:
+    return whole_shape(shard) if dim is None else whole_shape(shard)[dim]
+
+
+@function_rule(Tensor.numel, torch.numel, Tensor.nelement)
+def _numel(_: Any, shard: Shard) -> int:
+    return math.prod(whole_shape(shard))
+
+
+@function_rule(Tensor.__len__)
+def _length(_: Any, shard: Shard) -> int:
+    return whole_shape(shard)[0]
+
+
+@function_rule(Tensor.__repr__, Tensor.__str__)
+def _text(_: Any, shard: Shard, **kwargs: Any) -> str:
+    return f"Shard({list(local_of(shard).shape)} of {list(whole_shape(shard))})"
+
+
+@function_rule(Tensor.grad.__get__)  # type: ignore[attr-defined]
+def _grad(_: Any, shard: Shard) -> Tensor | None:
+    grad = local_of(shard).grad
+    return grad if grad is None or isinstance(grad, Shard) else alike(grad, shard)
+
+
+@function_rule(torch.softmax, Tensor.softmax, F.softmax, F.log_softmax, torch.log_softmax,
+               Tensor.log_softmax, F.glu, F.normalize, torch.cumsum, Tensor.cumsum, F.softmin)  # fmt: skip
+def _along_one(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
+    dim = kwargs.get("dim")
+    if dim is None:
+        place = 1 if func is F.normalize else 0
+        dim = args[place] if len(args) > place else 1 if func is F.normalize else -1
+    dim = dim if dim < 0 else dim - local_of(input).dim()
+    if dim in input.dims:
+        raise without_rule(f"{func.__name__} over a dimension that is cut")
+    return alike(func(local_of(input), *args, **kwargs), input)
+
+
+@function_rule(torch.cat, torch.concat, torch.concatenate)
+def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
+    first = next(each for each in tensors if isinstance(each, Shard))
+    dim = more.get("axis", dim)
+    place = dim if dim < 0 else dim - local_of(first).dim()
+    if place in first.dims:
+        raise without_rule("cat along a dimension that is cut")
+    for each in tensors:
+        if isinstance(each, Shard) and (each.dims, each.full) != (first.dims, first.full):
+            raise RuntimeError(
+                f"Sizes of tensors must match except in dimension {dim}: "
+                f"{list(whole_shape(first))} and {list(whole_shape(each))}"
+            )
+    parts = [local_of(e) if isinstance(e, Shard) else own_part(e, first) for e in tensors]
+    return alike(torch.cat(parts, place), first)
+
+
+@function_rule(torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.tensor_split)
+def _divided(
+    func: Callable[..., Any], input: Shard, parts: Any, dim: int = 0
+) -> tuple[Shard, ...]:
+    if (dim if dim < 0 else dim - local_of(input).dim()) in input.dims:
+        raise without_rule("splitting a dimension that is cut")
+    return tuple(alike(each, input) for each in func(local_of(input), parts, dim))
+
+
+@function_rule(torch.narrow, Tensor.narrow)
+def _narrow(_: Any, input: Shard, dim: int, start: int, length: int) -> Shard:
+    if (dim if dim < 0 else dim - local_of(input).dim()) in input.dims:
+        raise without_rule("narrow along a dimension that is cut")
+    return alike(local_of(input).narrow(dim, start, length), input)
+
+
+@function_rule(torch.unsqueeze, Tensor.unsqueeze)
+def _unsqueeze(_: Any, input: Shard, dim: int) -> Shard:
+    ndim = local_of(input).dim()
+    place = dim if dim < 0 else dim - ndim - 1
+    dims = [each if each > place else each - 1 for each in input.dims]
+    return shard_of(local_of(input).unsqueeze(place), input.grid, dims, input.full)
+
+
+@function_rule(torch.squeeze, Tensor.squeeze)
+def _squeeze(_: Any, input: Shard, dim: int) -> Shard:
+    place = dim if dim < 0 else dim - local_of(input).dim()
+    if place in input.dims:
+        raise without_rule("squeeze of a dimension that is cut")
+    if local_of(input).shape[place] != 1:
+        return input
+    dims = [each if each > place else each + 1 for each in input.dims]
+    return shard_of(local_of(input).squeeze(place), input.grid, dims, input.full)
+
+
+@function_rule(torch.permute, Tensor.permute)
+def _permute(_: Any, input: Shard, *dims: Any) -> Shard:
+    order = list(dims[0]) if len(dims) == 1 and not isinstance(dims[0], int) else list(dims)
+    ndim = len(order)
+    order = [each % ndim for each in order]
+    new = [order.index(each + ndim) - ndim for each in input.dims]
+    return shard_of(local_of(input).permute(order), input.grid, new, input.full)
+
+
+@function_rule(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes)
+def _transpose(_: Any, input: Shard, dim0: int, dim1: int) -> Shard:
+    order = list(range(local_of(input).dim()))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return _permute(_, input, order)  # type: ignore[no-any-return]
+
+
+@function_rule(torch.movedim, Tensor.movedim)
+def _movedim(_: Any, input: Shard, source: Any, destination: Any) -> Shard:
+    ndim = local_of(input).dim()
+    order = torch.empty([0] * 0).new_empty(tuple(range(1, ndim + 1)), device="meta")
+    order = order.movedim(source, destination)
+    return _permute(_, input, [size - 1 for size in order.shape])  # type: ignore[no-any-return]
+
+
+@function_rule(Tensor.view, Tensor.reshape, torch.reshape)
+def _view(_: Any, input: Shard, *shape: Any) -> Any:
+    wanted = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
+    size = math.prod(whole_shape(input))
+    if -1 in wanted:
+        known = math.prod(each for each in wanted if each != -1)
+        wanted[wanted.index(-1)] = size // known
+    return _formed(input, wanted)
+
+
+@function_rule(torch.flatten, Tensor.flatten)
+def _flatten(_: Any, input: Shard, start_dim: int = 0, end_dim: int = -1) -> Any:
+    shape = list(whole_shape(input))
+    start, end = start_dim % len(shape), end_dim % len(shape)
+    return _formed(input, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
+
+
+@function_rule(torch.unflatten, Tensor.unflatten)
+def _unflatten(_: Any, input: Shard, dim: int, sizes: Sequence[int]) -> Any:
+    shape = list(whole_shape(input))
+    place = dim % len(shape)
+    sizes = [s if s != -1 else -shape[place] // math.prod(sizes) for s in sizes]
+    return _formed(input, [*shape[:place], *sizes, *shape[place + 1 :]])
+
+
+def _formed(shard: Shard, shape: list[int]) -> Any:
+    """In another form: as a shard where the cut dimensions are the last ones and stay, else whole."""
+    local, old = local_of(shard), list(whole_shape(shard))
+    count = -min(shard.dims)
+    if len(shape) >= count and shape[-count:] == old[-count:]:
+        sizes = [*shape[:-count], *local.shape[-count:]]
+        return shard_of(local.reshape(sizes), shard.grid, shard.dims, shard.full)
+    return whole(shard).reshape(shape)
+
+
+@function_rule(Tensor.__getitem__)
+def _getitem(_: Any, input: Shard, index: Any) -> Any:
+    """Slices, numbers and new dimensions, but for those that are cut."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    ndim = local_of(input).dim()
+    if any(not (each is None or each is Ellipsis or isinstance(each, int | slice)) for each in given):
+        raise without_rule("indexing with tensors or lists")
+    named = sum(each is not None and each is not Ellipsis for each in given)
+    rest = [slice(None)] * (ndim - named)
+    if Ellipsis in given:
+        place = given.index(Ellipsis)
+        given[place : place + 1] = rest
+    else:
+        given += rest
+    old, new, kept = 0, 0, {}
+    for each in given:
+        if each is not None:
+            if old - ndim in input.dims and each != slice(None):
+                raise without_rule("indexing a dimension that is cut")
+            if not isinstance(each, int):
+                kept[old - ndim] = new
+            old += 1
+        new += not isinstance(each, int)
+    dims = [kept[dim] - new for dim in input.dims]
+    return shard_of(local_of(input)[tuple(given)], input.grid, dims, input.full)
+
+
+@function_rule(F.linear, torch._C._nn.linear)
+def _linear(_: Any, input: Shard, weight: Tensor, bias: Tensor | None = None) -> Shard:
+    if -1 in input.dims:
+        raise without_rule("a linear layer over a dimension that is cut")
+    return alike(F.linear(local_of(input), weight, bias), input)
+
+
+def _own_draw(shard: Shard, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+    """This rank's part of a draw for the whole, which every rank makes with the same generator."""
+    return own_part(draw(tuple(whole_shape(shard))), shard)
+
+
+@function_rule(F.dropout, torch.dropout)
+def _dropout(
+    _: Any, input: Shard, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Shard:
+    if not training or p == 0:
+        return input
+    local = local_of(input)
+    kept = _own_draw(
+        input, lambda shape: torch.empty(shape, dtype=local.dtype, device=local.device).bernoulli_(1 - p)
+    )
+    return alike(local * (kept / (1 - p) if p < 1 else kept), input)
+
+
+@function_rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
+def _dropout_of_channels(
+    func: Callable[..., Any], input: Shard, p: float = 0.5, training: bool = True,
+    inplace: bool = False,
+) -> Shard:  # fmt: skip
+    """Whole channels are dropped: every rank draws the same ones."""
+    if not training or p == 0:
+        return input
+    local = local_of(input)
+    shape = [*local.shape[:2], *[1] * (local.dim() - 2)]
+    kept = local.new_empty(shape).bernoulli_(1 - p)
+    return alike(local * (kept / (1 - p) if p < 1 else kept), input)
+
+
+@function_rule(torch.rand_like, torch.randn_like)
+def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
+    local = local_of(input)
+    draw = torch.rand if func is torch.rand_like else torch.randn
+    more = {"dtype": local.dtype, "device": local.device, **kwargs}
+    return alike(_own_draw(input, lambda shape: draw(shape, **more)).clone(), input)
+
+
+@function_rule(Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_tensor, Tensor.new_full)
+def _new(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
+    """Of sizes that are given: a plain tensor, the same on every rank."""
+    return func(local_of(input), *args, **kwargs)

@@ -1,0 +1,437 @@
+"""Pools, padding, interpolation and pixel shuffles of shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsepipe.spatial.convolution import halo_of, of_each
+from sparsepipe.spatial.grid import Move, moved
+from sparsepipe.spatial.intervals import Interval, Window, exchanges, shares
+from sparsepipe.spatial.reductions import total
+from sparsepipe.spatial.shard import Shard, alike, function_rule, local_of, without_rule
+
+_MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def _pool_windows(
+    count: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None,
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+) -> list[Window]:
+    kernels = of_each(kernel_size, count)
+    strides = kernels if stride is None or stride == [] else of_each(stride, count)
+    return [
+        Window(kernel=k, stride=s, before=p, after=p, dilation=d, ceil_mode=ceil_mode)
+        for k, s, p, d in zip(
+            kernels, strides, of_each(padding, count), of_each(dilation, count), strict=True
+        )
+    ]
+
+
+def _covered(shard: Shard, windows: Sequence[Window]) -> tuple[Tensor, list[Interval], list[int]]:
+    """A shard with its halo, the outputs to compute, and the whole's size, for each dimension.
+
+    Dimensions that are not cut are as if they were cut in one.
+    """
+    halo = halo_of(shard, windows)
+    ready = moved(local_of(shard), halo.moves, shard.grid)
+    sizes = list(local_of(shard).shape[-len(windows) :])
+    outputs = [
+        Interval(0, window.output_size(size)) for window, size in zip(windows, sizes, strict=True)
+    ]
+    for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
+        outputs[dim] = shard.grid.held(axis, windows[dim].output_size(full))
+        sizes[dim] = full
+    return ready, outputs, sizes
+
+
+def _padded(
+    ready: Tensor, windows: Sequence[Window], outputs: Sequence[Interval], sizes: Sequence[int],
+    value: float,
+) -> Tensor:  # fmt: skip
+    pads: list[int] = []
+    for window, mine, size in reversed(list(zip(windows, outputs, sizes, strict=True))):
+        pads += window.padding(mine, size)
+    return F.pad(ready, pads, value=value) if any(pads) else ready
+
+
+def _emptied(ready: Tensor, outputs: Sequence[Interval]) -> Tensor:
+    """No output, of a shape that has none; it stays connected, as on the other ranks."""
+    shape = [*ready.shape[: -len(outputs)], *(each.size for each in outputs)]
+    return ready.flatten()[:0].reshape(shape) if math.prod(shape) == 0 else ready
+
+
+def _full(shard: Shard, windows: Sequence[Window]) -> tuple[int, ...]:
+    return tuple(
+        windows[dim].output_size(size) for dim, size in zip(shard.dims, shard.full, strict=True)
+    )
+
+
+def _max_pool(
+    func: Callable[..., Any],
+    input: Shard,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Shard:
+    if return_indices:
+        raise without_rule("max_pool with return_indices")
+    count = next(n for n, names in _MAX_NAMES.items() if func in names)
+    windows = _pool_windows(count, kernel_size, stride, padding, dilation, ceil_mode)
+    ready, outputs, sizes = _covered(input, windows)
+    if all(each.size for each in outputs):
+        ready = _padded(ready, windows, outputs, sizes, -math.inf)
+        result = _MAX[count](
+            ready,
+            [window.kernel for window in windows],
+            [window.stride for window in windows],
+            dilation=[window.dilation for window in windows],
+        )
+    else:
+        result = _emptied(ready, outputs)
+    return alike(result, input, full=_full(input, windows))
+
+
+_MAX_NAMES = {
+    1: (F.max_pool1d, torch.max_pool1d),
+    2: (F.max_pool2d, torch.max_pool2d),
+    3: (F.max_pool3d, torch.max_pool3d),
+}
+function_rule(*(name for names in _MAX_NAMES.values() for name in names))(_max_pool)
+
+
+@function_rule(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+def _avg_pool(
+    func: Callable[..., Any],
+    input: Shard,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Shard:
+    count = next(n for n, function in _AVG.items() if func is function)
+    windows = _pool_windows(count, kernel_size, stride, padding, 1, ceil_mode)
+    ready, outputs, sizes = _covered(input, windows)
+    if all(each.size for each in outputs):
+        ready = _padded(ready, windows, outputs, sizes, 0.0)
+        kernel = [window.kernel for window in windows]
+        mean = _AVG[count](ready, kernel, [window.stride for window in windows])
+        for place, (window, mine, size) in enumerate(zip(windows, outputs, sizes, strict=True)):
+            seen = _taps(window, mine, size, count_include_pad)
+            if divisor_override is not None:
+                seen = [divisor_override if place == 0 else 1] * mine.size
+            factor = mean.new_tensor([window.kernel / each for each in seen])
+            mean = mean * factor.view(-1, *[1] * (count - 1 - place))
+    else:
+        mean = _emptied(ready, outputs)
+    return alike(mean, input, full=_full(input, windows))
+
+
+def _taps(window: Window, outputs: Interval, size: int, include_pad: bool) -> list[int]:
+    """By how many positions an average pool divides, for each output."""
+    low, high = (-window.before, size + window.after) if include_pad else (0, size)
+    starts = (o * window.stride - window.before for o in range(outputs.start, outputs.stop))
+    return [min(s + window.kernel, high) - max(s, low) for s in starts]
+
+
+def _along(
+    shard: Shard, dim: int, size: int, needs: Callable[[int], Interval]
+) -> tuple[Shard, list[int], int]:
+    """A shard with what its outputs need along one of the last dimensions.
+
+    Args:
+        shard: to move.
+        dim: counted from the end.
+        size: of the whole output.
+        needs: the inputs of one output.
+
+    Returns:
+        The moved tensor as a shard of the new size, the outputs of this rank, and the first
+        position that is there.
+    """
+
+    def hull(outputs: Interval) -> Interval:
+        if not outputs.size:
+            return Interval(0, 0)
+        first, last = needs(outputs.start), needs(outputs.stop - 1)
+        return Interval(min(first.start, last.start), max(first.stop, last.stop))
+
+    if dim not in shard.dims:
+        return shard, list(range(size)), 0
+    grid, axis = shard.grid, shard.dims.index(dim)
+    outputs = shares(size, grid.shape[axis])
+    plans = exchanges(shard.full[axis], [(hull(each),) for each in outputs])
+    place = grid.coordinate(axis)
+    ready = moved(local_of(shard), (Move(dim, axis, plans[place]),), grid)
+    full = (*shard.full[:axis], size, *shard.full[axis + 1 :])
+    mine = outputs[place]
+    return alike(ready, shard, full=full), list(range(mine.start, mine.stop)), hull(mine).start
+
+
+def _picked(local: Tensor, dim: int, rows: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
+    """Weighted sums of positions of one dimension: for each output its positions and weights."""
+    taps = max((len(row) for row in rows), default=1)
+    result = local.narrow(dim, 0, 0)
+    for tap in range(taps if rows else 0):
+        index = torch.tensor([row[tap][0] for row in rows], device=local.device)
+        part = local.index_select(local.dim() + dim, index)
+        if any(row[tap][1] != 1 for row in rows):
+            weight = local.new_tensor([row[tap][1] for row in rows])
+            part = part * weight.view(-1, *[1] * (-dim - 1))
+        result = part if tap == 0 else result + part
+    return result
+
+
+@function_rule(F.interpolate, F.upsample)
+def _interpolate(
+    _: Any,
+    input: Shard,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Shard:
+    linear = mode in ("linear", "bilinear", "trilinear")
+    if antialias or not (linear or mode in ("nearest", "nearest-exact")):
+        raise without_rule(f"interpolate with mode={mode!r}" + " and antialias" * antialias)
+    count = input.dim() - 2
+    whole = input.shape[2:]
+    scales: list[float | None] = [None] * count
+    if size is not None:
+        sizes = of_each(size, count)
+    else:
+        assert scale_factor is not None
+        given = (scale_factor,) if isinstance(scale_factor, int | float) else tuple(scale_factor)
+        given = given * count if len(given) == 1 else given
+        sizes = tuple(math.floor(n * float(f)) for n, f in zip(whole, given, strict=True))
+        scales = [None if recompute_scale_factor else float(f) for f in given]
+    result = input
+    for place in range(count):
+        n, m = whole[place], sizes[place]
+        if n == m and scales[place] in (None, 1.0):
+            continue
+        taps = _linear_taps(n, m, scales[place], bool(align_corners))
+        if not linear:
+            taps = _nearest_taps(n, m, scales[place], exact=mode == "nearest-exact")
+        result, outputs, first = _along(
+            result, place - count, m, lambda o, taps=taps: _span(taps(o))  # type: ignore[misc]
+        )
+        rows = [[(i - first, w) for i, w in taps(o)] for o in outputs]
+        full = result.full
+        result = alike(_picked(local_of(result), place - count, rows), input, full=full)
+    return result
+
+
+_Taps = Callable[[int], list[tuple[int, float]]]
+
+
+def _span(taps: list[tuple[int, float]]) -> Interval:
+    return Interval(taps[0][0], taps[-1][0] + 1)
+
+
+def _nearest_taps(n: int, m: int, scale: float | None, *, exact: bool) -> _Taps:
+    ratio = n / m if scale is None else 1 / scale
+    return lambda o: [(min(math.floor((o + 0.5 if exact else o) * ratio), n - 1), 1.0)]
+
+
+def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _Taps:
+    if align_corners:
+        ratio = (n - 1) / (m - 1) if m > 1 else 0.0
+    else:
+        ratio = n / m if scale is None else 1 / scale
+
+    def taps(o: int) -> list[tuple[int, float]]:
+        at = o * ratio if align_corners else max((o + 0.5) * ratio - 0.5, 0.0)
+        low = min(math.floor(at), n - 1)
+        high = min(low + 1, n - 1)
+        share = min(max(at - low, 0.0), 1.0)
+        return [(low, 1 - share), (high, share)]
+
+    return taps
+
+
+@function_rule(F.pad, torch._C._nn.pad)
+def _pad(
+    _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Shard:
+    if len(pad) // 2 > input.dim() - 0 or len(pad) % 2:
+        raise without_rule(f"pad by {list(pad)}")
+    result = input
+    for place in range(len(pad) // 2):
+        before, after = pad[2 * place], pad[2 * place + 1]
+        if before or after:
+            result = _pad_one(result, -1 - place, before, after, mode, value)
+    return result
+
+
+def _pad_one(
+    shard: Shard, dim: int, before: int, after: int, mode: str, value: float | None
+) -> Shard:
+    if dim not in shard.dims:
+        local = local_of(shard)
+        pads = [0, 0] * (-dim - 1) + [before, after]
+        if mode == "constant":
+            return alike(F.pad(local, pads, value=value), shard)
+        index = [_source(o - before, local.shape[dim], mode) for o in range(local.shape[dim] + before + after)]
+        return alike(_picked(local, dim, [[(i, 1.0)] for i in index]), shard)
+    grid, axis = shard.grid, shard.dims.index(dim)
+    n = shard.full[axis]
+    m = n + before + after
+    full = (*shard.full[:axis], m, *shard.full[axis + 1 :])
+    outputs = shares(m, grid.shape[axis])
+    place = grid.coordinate(axis)
+    if mode == "constant":
+        inner = Interval(0, n)
+        needs = [each.shifted(-before) & inner for each in outputs]
+        plan = exchanges(n, [(each,) for each in needs])[place]
+        ready = moved(local_of(shard), (Move(dim, axis, plan),), grid)
+        missing = outputs[place].size - ready.shape[dim]
+        front = min(max(before - outputs[place].start, 0), missing)
+        pads = [0, 0] * (-dim - 1) + [front, missing - front]
+        return alike(F.pad(ready, pads, value=value), shard, full=full)
+    # Runs of neighbouring sources: of a circular padding there are several.
+    runs = [
+        _runs([_source(o - before, n, mode) for o in range(each.start, each.stop)])
+        for each in outputs
+    ]
+    plan = exchanges(n, [[run[0] for run in each] for each in runs])[place]
+    ready = moved(local_of(shard), (Move(dim, axis, plan),), grid)
+    rows, start = [], 0
+    for interval, positions in runs[place]:
+        rows += [[(start + each - interval.start, 1.0)] for each in positions]
+        start += interval.size
+    return alike(_picked(ready, dim, rows), shard, full=full)
+
+
+def _source(position: int, n: int, mode: str) -> int:
+    """The input that is seen at a position outside of the inputs, or inside."""
+    if mode == "circular":
+        return position % n
+    if mode == "replicate":
+        return min(max(position, 0), n - 1)
+    if mode == "reflect":
+        return (n - 1) - abs((n - 1) - abs(position))
+    raise without_rule(f"pad with mode={mode!r}")
+
+
+def _runs(positions: Sequence[int]) -> list[tuple[Interval, list[int]]]:
+    """Positions in their order, cut where a next one is none of the neighbours of the last."""
+    runs: list[list[int]] = []
+    for position in positions:
+        if runs and abs(position - runs[-1][-1]) <= 1:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    return [(Interval(min(run), max(run) + 1), run) for run in runs]
+
+
+def _shuffle_windows(count: int, factor: int, *, up: bool) -> list[Window]:
+    return [Window(kernel=factor, stride=factor, transposed=up)] * count
+
+
+@function_rule(F.pixel_shuffle, torch.pixel_shuffle)
+def _pixel_shuffle(_: Any, input: Shard, upscale_factor: int) -> Shard:
+    windows = _shuffle_windows(2, upscale_factor, up=True)
+    ready, outputs, sizes = _covered(input, windows)
+    result = F.pixel_shuffle(ready, upscale_factor)
+    for dim, axis in zip(input.dims, range(input.grid.dimensions), strict=True):
+        mine, window = outputs[dim], windows[dim]
+        first = window.needs(mine, sizes[dim]).start * upscale_factor
+        result = result.narrow(dim, mine.start - first if mine.size else 0, mine.size)
+        del axis
+    return alike(result, input, full=_full(input, windows))
+
+
+@function_rule(F.pixel_unshuffle, torch.pixel_unshuffle)
+def _pixel_unshuffle(_: Any, input: Shard, downscale_factor: int) -> Shard:
+    windows = _shuffle_windows(2, downscale_factor, up=False)
+    ready, _outputs, _sizes = _covered(input, windows)
+    return alike(F.pixel_unshuffle(ready, downscale_factor), input, full=_full(input, windows))
+
+
+@function_rule(
+    F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d,
+    torch.adaptive_avg_pool1d,
+    torch._C._nn.adaptive_avg_pool2d,
+    torch._C._nn.adaptive_avg_pool3d,
+)
+def _adaptive_avg_pool(_: Any, input: Shard, output_size: int | Sequence[int | None]) -> Any:
+    return _adaptive(input, output_size, torch.mean)
+
+
+@function_rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+def _adaptive_max_pool(
+    _: Any,
+    input: Shard,
+    output_size: int | Sequence[int | None],
+    return_indices: bool = False,
+) -> Any:
+    if return_indices:
+        raise without_rule("adaptive_max_pool with return_indices")
+    return _adaptive(input, output_size, torch.amax)
+
+
+def _adaptive(
+    input: Shard, output_size: int | Sequence[int | None], reduce: Callable[..., Tensor]
+) -> Any:
+    count = input.dim() - 2
+    given = (output_size,) * count if isinstance(output_size, int) else tuple(output_size)
+    sizes = [n if m is None else m for n, m in zip(input.shape[2:], given, strict=True)]
+    if all(sizes[count + dim] == 1 for dim in input.dims):
+        dims = list(input.dims)
+        pooled: Any = total(input, dims, reduce)
+        rest = [place - count for place in range(count) if place - count not in dims]
+        assert not any(sizes[count + dim] != input.shape[dim] for dim in rest) or True
+        for dim in rest:
+            pooled = _adaptive_one(pooled, dim, sizes[count + dim], reduce)
+        return pooled
+    result = input
+    for place in range(count):
+        n, m = input.shape[2 + place], sizes[place]
+        if n == m:
+            continue
+        bins = _bins(n, m)
+        dim = place - count
+        result, outputs, first = _along(result, dim, m, bins)
+        local, full = local_of(result), result.full
+        parts = [
+            reduce(local.narrow(dim, bins(o).start - first, bins(o).size), dim=dim, keepdim=True)
+            for o in outputs
+        ]
+        joined = torch.cat(parts, dim) if parts else local.narrow(dim, 0, 0)
+        result = alike(joined, input, full=full)
+    return result
+
+
+def _adaptive_one(
+    value: Tensor, dim: int, size: int, reduce: Callable[..., Tensor]
+) -> Tensor:
+    bins = _bins(value.shape[dim], size)
+    parts = [
+        reduce(value.narrow(dim, bins(o).start, bins(o).size), dim=dim, keepdim=True)
+        for o in range(size)
+    ]
+    return torch.cat(parts, dim)
+
+
+def _bins(n: int, m: int) -> Callable[[int], Interval]:
+    return lambda o: Interval(o * n // m, -(-(o + 1) * n // m))
