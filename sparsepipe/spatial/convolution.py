@@ -6,6 +6,7 @@ save more than one process has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.spatial.grid import Grid, Move, fetch, give_back
-from sparsepipe.spatial.intervals import Window, shares, window_exchanges
+from sparsepipe.spatial.grid import Fetch, GiveBack, Grid, Move, fetch, give_back
+from sparsepipe.spatial.intervals import Interval, Window, shares, window_exchanges
 from sparsepipe.spatial.shard import Shard, alike, function_rule, local_of, without_rule
 
 
@@ -94,16 +95,25 @@ class _Settings:
         ready = fetch(local, self.halo.moves, self.grid)
         return F.pad(ready, self.halo.padding) if any(self.halo.padding) else ready
 
-    def computed_shape(self, ready: Tensor, weight: Tensor) -> tuple[int, ...]:
-        """The shape of all outputs of ``ready``, before any are cropped."""
+    def ready_shape(self, local: Tensor) -> tuple[int, ...]:
+        """The shape of what :meth:`prepared` makes."""
+        shape = list(local.shape)
+        for move in self.halo.moves:
+            shape[move.dim] = move.exchange.needed
+        for dim, pads in enumerate(zip(*[iter(self.halo.padding)] * 2, strict=True), 1):
+            shape[-dim] += sum(pads)
+        return tuple(shape)
+
+    def computed_shape(self, ready: Sequence[int], weight: Tensor) -> tuple[int, ...]:
+        """The shape of all outputs of inputs of shape ``ready``, before any are cropped."""
         sizes = (
             _window(kernel, stride, dilation, self.transposed).output_size(size) if size else 0
             for size, kernel, stride, dilation in zip(
-                ready.shape[2:], weight.shape[2:], self.stride, self.dilation, strict=True
+                ready[2:], weight.shape[2:], self.stride, self.dilation, strict=True
             )
         )
         channels = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
-        return (ready.shape[0], channels, *(max(size, 0) for size in sizes))
+        return (ready[0], channels, *(max(size, 0) for size in sizes))
 
     def arguments(self) -> tuple[Any, ...]:
         """Of PyTorch's convolution, behind its tensors."""
@@ -111,21 +121,116 @@ class _Settings:
         return self.stride, none, self.dilation, self.transposed, none, self.groups
 
 
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """In which order a convolution's outputs can be computed while halos are under way.
+
+    First those that need no halo, then, as soon as the halo of an axis is there, the two slabs that
+    need it. Lists have an entry for each of the last dimensions.
+
+    Args:
+        windows: of the convolution.
+        sizes: of the whole input.
+        held: inputs that this rank has.
+        outputs: that it computes.
+        interior: those of them that need no halo.
+    """
+
+    windows: tuple[Window, ...]
+    sizes: tuple[int, ...]
+    held: tuple[Interval, ...]
+    outputs: tuple[Interval, ...]
+    interior: tuple[Interval, ...]
+
+    @classmethod
+    def of(cls, shard: Shard, windows: Sequence[Window]) -> _Boxes:
+        sizes = list(local_of(shard).shape[2:])
+        held = [Interval(0, size) for size in sizes]
+        outputs = [
+            Interval(0, window.output_size(size))
+            for window, size in zip(windows, sizes, strict=True)
+        ]
+        for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
+            sizes[dim], held[dim] = full, shard.grid.held(axis, full)
+            outputs[dim] = shard.grid.held(axis, windows[dim].output_size(full))
+        interior = [
+            window.interior(mine, own, size)
+            for window, mine, own, size in zip(windows, outputs, held, sizes, strict=True)
+        ]
+        return cls(*map(tuple, (windows, sizes, held, outputs, interior)))
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether most outputs need no halo, and some do."""
+        inside = math.prod(each.size for each in self.interior)
+        return math.prod(each.size for each in self.outputs) < 2 * inside and (
+            self.interior != self.outputs
+        )
+
+
+def _overlapped(
+    local: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, boxes: _Boxes
+) -> Tensor:
+    """The outputs of a convolution, of which those inside are computed while halos travel."""
+    result = local.new_empty(
+        (local.shape[0], weight.shape[0], *(each.size for each in boxes.outputs))
+    )
+    starts = [each.start for each in boxes.held]
+
+    def compute(ready: Tensor, box: Sequence[Interval]) -> None:
+        place, pads = result, []
+        for dim, (window, size, mine) in enumerate(
+            zip(boxes.windows, boxes.sizes, box, strict=True)
+        ):
+            needed = window.needs(mine, size)
+            ready = ready.narrow(2 + dim, needed.start - starts[dim], needed.size)
+            pads[:0] = window.padding(mine, size)
+            place = place.narrow(2 + dim, mine.start - boxes.outputs[dim].start, mine.size)
+        ready = F.pad(ready, pads) if any(pads) else ready
+        place.copy_(torch.ops.aten.convolution.default(ready, weight, bias, *settings.arguments()))
+
+    ready, box = local, list(boxes.interior)
+    moves = settings.halo.moves
+    fetching = Fetch.start(ready, moves[0], settings.grid)
+    compute(ready, box)
+    for axis, move in enumerate(moves):
+        ready = fetching.wait()
+        dim = len(box) + move.dim
+        starts[dim] = boxes.windows[dim].needs(boxes.outputs[dim], boxes.sizes[dim]).start
+        if axis + 1 < len(moves):
+            fetching = Fetch.start(ready, moves[axis + 1], settings.grid)
+        outputs, interior = boxes.outputs[dim], boxes.interior[dim]
+        for slab in (
+            Interval(outputs.start, interior.start),
+            Interval(interior.stop, outputs.stop),
+        ):
+            if slab.size:
+                compute(ready, [*box[:dim], slab, *box[dim + 1 :]])
+        box[dim] = outputs
+    return result
+
+
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings
+        ctx: Any,
+        local: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: _Settings,
+        boxes: _Boxes | None,
     ) -> Tensor:
         ctx.settings, ctx.has_bias = settings, bias is not None
         ctx.save_for_backward(local, weight)
+        if boxes is not None:
+            return _overlapped(local, weight, bias, settings, boxes)
         ready = settings.prepared(local)
-        shape = settings.computed_shape(ready, weight)
+        shape = settings.computed_shape(ready.shape, weight)
         if 0 in shape or 0 in ready.shape:
             outputs = ready.new_zeros(shape)
         else:
-            stride, padding, dilation, *rest = settings.arguments()
             outputs = torch.ops.aten.convolution.default(
-                ready, weight, None if settings.crops else bias, stride, padding, dilation, *rest
+                ready, weight, None if settings.crops else bias, *settings.arguments()
             )
         for place, (start, size) in enumerate(settings.crops):
             outputs = _stretch(outputs, 2 + place, start, size)
@@ -136,26 +241,52 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Inputs' gradients are computed while their halos are fetched again, weights' while
+        gradients of halos travel back.
+        """
         local, weight = ctx.saved_tensors
         settings: _Settings = ctx.settings
-        of_bias = None
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = gradient.sum([dim for dim in range(gradient.dim()) if dim != 1])
-        ready = settings.prepared(local)
-        shape = settings.computed_shape(ready, weight)
+        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
+        moves, pads = settings.halo.moves, settings.halo.padding
+        fetching = Fetch.start(local, moves[0], settings.grid) if of_weight else None
+        bias = gradient.sum([0, *range(2, gradient.dim())]) if of_bias else None
+        shape = settings.ready_shape(local)
+        computed = settings.computed_shape(shape, weight)
         for place, (start, _) in enumerate(settings.crops):
-            gradient = _stretch(gradient, 2 + place, -start, shape[2 + place])
-        of_ready, of_weight = torch.zeros_like(ready), torch.zeros_like(weight)
-        if gradient.numel() and ready.numel():
-            of_ready, of_weight, _ = torch.ops.aten.convolution_backward.default(
-                gradient, ready, weight, None, *settings.arguments(),
-                [*ctx.needs_input_grad[:2], False],
-            )  # fmt: skip
-        if not ctx.needs_input_grad[0]:
-            return None, of_weight, of_bias, None
-        if any(settings.halo.padding):
-            of_ready = F.pad(of_ready, [-value for value in settings.halo.padding])
-        return give_back(of_ready, settings.halo.moves, settings.grid), of_weight, of_bias, None
+            gradient = _stretch(gradient, 2 + place, -start, computed[2 + place])
+        nothing = 0 in computed or 0 in shape
+        giving = None
+        if of_input:
+            into = gradient.new_zeros(shape)
+            if not nothing:
+                unseen = gradient.new_empty(1).expand(shape)
+                into = _backward(gradient, unseen, weight, settings, [True, False, False])[0]
+            into = F.pad(into, [-value for value in pads]) if any(pads) else into
+        if fetching is not None:
+            ready = fetching.wait()
+            for move in moves[1:]:
+                ready = Fetch.start(ready, move, settings.grid).wait()
+        if of_input:
+            giving = GiveBack.start(into, moves[-1], settings.grid)
+        taps = None
+        if of_weight:
+            taps = torch.zeros_like(weight)
+            if not nothing:
+                ready = F.pad(ready, pads) if any(pads) else ready
+                taps = _backward(gradient, ready, weight, settings, [False, True, False])[1]
+        result = None
+        if giving is not None:
+            result = give_back(giving.wait(), moves[:-1], settings.grid)
+        return result, taps, bias, None, None
+
+
+def _backward(
+    gradient: Tensor, ready: Tensor, weight: Tensor, settings: _Settings, mask: list[bool]
+) -> tuple[Tensor, ...]:
+    result: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
+        gradient, ready, weight, None, *settings.arguments(), mask
+    )
+    return result
 
 
 def _stretch(value: Tensor, dim: int, start: int, size: int) -> Tensor:
@@ -205,9 +336,12 @@ def _run(
         transposed=transposed,
         crops=_crops(shard, windows, batched.shape[2:]) if transposed else (),
     )
+    boxes = None if transposed or not grid.overlap else _Boxes.of(shard, windows)
+    boxes = boxes if boxes is not None and boxes.worth_it else None
     local, weight, bias = _cast(batched, weight, bias)  # type: ignore[assignment]
     with torch.autocast(batched.device.type, enabled=False):
-        return alike(_Convolution.apply(local, weight, bias, settings), shard, full=halo.full)
+        result = _Convolution.apply(local, weight, bias, settings, boxes)
+    return alike(result, shard, full=halo.full)
 
 
 def _crops(
@@ -273,9 +407,7 @@ def _transposed_convolution(
 ) -> Shard:
     count = weight.dim() - 2
     windows = [
-        Window(
-            kernel=k, stride=s, before=p, after=p, dilation=d, transposed=True, output_padding=o
-        )
+        Window(kernel=k, stride=s, before=p, after=p, dilation=d, transposed=True, output_padding=o)
         for k, s, p, d, o in zip(
             weight.shape[2:],
             of_each(stride, count),

@@ -36,6 +36,7 @@ class Grid:
     Args:
         shape: number of shards along each spatial dimension.
         group: the ranks; None for all of the default process group.
+        overlap: whether convolutions compute what needs no halo while halos are under way.
 
     Raises:
         ConfigError: there is no process group, or its size is not that of the grid.
@@ -43,6 +44,7 @@ class Grid:
 
     shape: tuple[int, ...]
     group: dist.ProcessGroup | None = None
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(parts) for parts in self.shape))
@@ -130,7 +132,10 @@ class Grid:
         entries = gather_numbers(entry, self.group, device=local.device, what="comparing shards")
         lead = local.dim() - self.dimensions
         shapes = [each[2 : 2 + each[0]] for each in entries]
-        if len({(*each[:2], *shape[:lead]) for each, shape in zip(entries, shapes, strict=True)}) > 1:
+        if (
+            len({(*each[:2], *shape[:lead]) for each, shape in zip(entries, shapes, strict=True)})
+            > 1
+        ):
             raise _disagreement(shapes)
         whole = []
         for axis, parts in enumerate(self.shape):
@@ -234,9 +239,7 @@ class GiveBack:
     def start(cls, gradient: Tensor, move: Move, grid: Grid) -> GiveBack:
         peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
         sends = [
-            (peer(piece.rank), part)
-            for piece, part in _parts(gradient, move)
-            if piece.rank != own
+            (peer(piece.rank), part) for piece, part in _parts(gradient, move) if piece.rank != own
         ]
         shape, receives = list(gradient.shape), []
         for piece in move.exchange.sends:

@@ -119,6 +119,23 @@ class Window:
             return stop - start, 0
         return needed.start - start, stop - needed.stop
 
+    def interior(self, outputs: Interval, held: Interval, size: int) -> Interval:
+        """Those of ``outputs`` that need no inputs but ``held`` ones; empty ones begin at the start.
+
+        Not for transposed windows.
+        """
+        start, stop = outputs.start, outputs.stop
+
+        def inside(output: int) -> bool:
+            needed = self.needs(Interval(output, output + 1), size)
+            return not needed.size or (held.start <= needed.start and needed.stop <= held.stop)
+
+        while start < stop and not inside(start):
+            start += 1
+        while stop > start and not inside(stop - 1):
+            stop -= 1
+        return Interval(start, stop) if start < stop else Interval(outputs.start, outputs.start)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

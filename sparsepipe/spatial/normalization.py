@@ -16,7 +16,14 @@ from torch.autograd.function import once_differentiable
 
 from sparsepipe.runtime.collectives.halo import add_up
 from sparsepipe.spatial.grid import Grid
-from sparsepipe.spatial.shard import Shard, alike, function_rule, local_of, whole_shape, without_rule
+from sparsepipe.spatial.shard import (
+    Shard,
+    alike,
+    function_rule,
+    local_of,
+    whole_shape,
+    without_rule,
+)
 
 
 def recomputing() -> bool:
@@ -89,7 +96,9 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard
     shape = whole_shape(input)
     count = shape.numel() // shape[1]
     if count <= 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}")
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {shape}"
+        )
     over = _Over((0, *range(2, len(shape))), count, module.eps, grid)
     weight, bias = (_viewed(each, len(shape)) for each in (module.weight, module.bias))
     result, mean, variance = _Normalised.apply(local, weight, bias, over)

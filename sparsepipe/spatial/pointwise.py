@@ -23,33 +23,202 @@ from sparsepipe.spatial.shard import (
     without_rule,
 )
 
-_ONE = """
-relu relu_ leaky_relu leaky_relu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish hardsigmoid
-hardtanh hardtanh_ relu6 softplus softsign tanhshrink hardshrink softshrink logsigmoid threshold
-sigmoid tanh exp expm1 log log1p log2 log10 sqrt rsqrt abs neg square reciprocal sin cos erf sign
-floor ceil round trunc frac clamp clamp_min clamp_max clip nan_to_num isnan isinf isfinite
-clone detach contiguous to type type_as float double half bfloat16 int long bool cpu cuda
-zeros_like ones_like full_like requires_grad_ positive logical_not bitwise_not lgamma
-add sub subtract mul multiply div divide true_divide floor_divide pow remainder fmod maximum minimum
-eq ne lt le gt ge where lerp addcmul addcdiv atan2 logical_and logical_or logical_xor masked_fill
-rsub float_power hypot prelu threshold_ xlogy
-add_ sub_ mul_ div_ clamp_ sigmoid_ tanh_ exp_ zero_ fill_ masked_fill_ addcmul_ neg_ copy_ pow_
-__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
-__rtruediv__ __itruediv__ __floordiv__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __eq__
-__ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __rand__ __ror__ __mod__
-""".split()
+_ONE = [
+    "relu",
+    "relu_",
+    "leaky_relu",
+    "leaky_relu_",
+    "elu",
+    "elu_",
+    "selu",
+    "selu_",
+    "celu",
+    "celu_",
+    "gelu",
+    "silu",
+    "mish",
+    "hardswish",
+    "hardsigmoid",
+    "hardtanh",
+    "hardtanh_",
+    "relu6",
+    "softplus",
+    "softsign",
+    "tanhshrink",
+    "hardshrink",
+    "softshrink",
+    "logsigmoid",
+    "threshold",
+    "sigmoid",
+    "tanh",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sqrt",
+    "rsqrt",
+    "abs",
+    "neg",
+    "square",
+    "reciprocal",
+    "sin",
+    "cos",
+    "erf",
+    "sign",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "frac",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "clip",
+    "nan_to_num",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "clone",
+    "detach",
+    "contiguous",
+    "to",
+    "type",
+    "type_as",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "int",
+    "long",
+    "bool",
+    "cpu",
+    "cuda",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "requires_grad_",
+    "positive",
+    "logical_not",
+    "bitwise_not",
+    "lgamma",
+    "add",
+    "sub",
+    "subtract",
+    "mul",
+    "multiply",
+    "div",
+    "divide",
+    "true_divide",
+    "floor_divide",
+    "pow",
+    "remainder",
+    "fmod",
+    "maximum",
+    "minimum",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "where",
+    "lerp",
+    "addcmul",
+    "addcdiv",
+    "atan2",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "masked_fill",
+    "rsub",
+    "float_power",
+    "hypot",
+    "prelu",
+    "threshold_",
+    "xlogy",
+    "add_",
+    "sub_",
+    "mul_",
+    "div_",
+    "clamp_",
+    "sigmoid_",
+    "tanh_",
+    "exp_",
+    "zero_",
+    "fill_",
+    "masked_fill_",
+    "addcmul_",
+    "neg_",
+    "copy_",
+    "pow_",
+    "__add__",
+    "__radd__",
+    "__iadd__",
+    "__sub__",
+    "__rsub__",
+    "__isub__",
+    "__mul__",
+    "__rmul__",
+    "__imul__",
+    "__truediv__",
+    "__rtruediv__",
+    "__itruediv__",
+    "__floordiv__",
+    "__pow__",
+    "__rpow__",
+    "__neg__",
+    "__pos__",
+    "__abs__",
+    "__invert__",
+    "__eq__",
+    "__ne__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__rand__",
+    "__ror__",
+    "__mod__",
+]
 """Each position's result depends on that position of the arguments alone."""
 
-_ASKED = """
-dim is_floating_point is_complex element_size __hash__ is_contiguous get_device register_hook
-retain_grad
-""".split()
+_ASKED = [
+    "dim",
+    "is_floating_point",
+    "is_complex",
+    "element_size",
+    "__hash__",
+    "is_contiguous",
+    "get_device",
+    "register_hook",
+    "retain_grad",
+]
 """Questions whose answer is the same for a shard and the whole."""
 
-_PROPERTIES = """
-dtype device requires_grad grad_fn is_leaf layout is_cuda is_cpu is_sparse ndim names is_quantized
-is_meta is_mkldnn is_mps is_xpu retains_grad
-""".split()
+_PROPERTIES = [
+    "dtype",
+    "device",
+    "requires_grad",
+    "grad_fn",
+    "is_leaf",
+    "layout",
+    "is_cuda",
+    "is_cpu",
+    "is_sparse",
+    "ndim",
+    "names",
+    "is_quantized",
+    "is_meta",
+    "is_mkldnn",
+    "is_mps",
+    "is_xpu",
+    "retains_grad",
+]
 
 
 def _named(names: Sequence[str]) -> list[Any]:
@@ -95,6 +264,7 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 function_rule(*(getattr(Tensor, name) for name in _ASKED))(_plainly)
+function_rule(torch.autograd.backward, torch.autograd.grad, Tensor.backward)(_plainly)
 function_rule(*(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)))(
     _plainly
 )
@@ -163,9 +333,7 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
 
 
 @function_rule(torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.tensor_split)
-def _divided(
-    func: Callable[..., Any], input: Shard, parts: Any, dim: int = 0
-) -> tuple[Shard, ...]:
+def _divided(func: Callable[..., Any], input: Shard, parts: Any, dim: int = 0) -> tuple[Shard, ...]:
     if (dim if dim < 0 else dim - local_of(input).dim()) in input.dims:
         raise without_rule("splitting a dimension that is cut")
     return tuple(alike(each, input) for each in func(local_of(input), parts, dim))
@@ -261,7 +429,9 @@ def _getitem(_: Any, input: Shard, index: Any) -> Any:
     """Slices, numbers and new dimensions, but for those that are cut."""
     given = list(index) if isinstance(index, tuple) else [index]
     ndim = local_of(input).dim()
-    if any(not (each is None or each is Ellipsis or isinstance(each, int | slice)) for each in given):
+    if any(
+        not (each is None or each is Ellipsis or isinstance(each, int | slice)) for each in given
+    ):
         raise without_rule("indexing with tensors or lists")
     named = sum(each is not None and each is not Ellipsis for each in given)
     rest = [slice(None)] * (ndim - named)
@@ -303,7 +473,8 @@ def _dropout(
         return input
     local = local_of(input)
     kept = _own_draw(
-        input, lambda shape: torch.empty(shape, dtype=local.dtype, device=local.device).bernoulli_(1 - p)
+        input,
+        lambda shape: torch.empty(shape, dtype=local.dtype, device=local.device).bernoulli_(1 - p),
     )
     return alike(local * (kept / (1 - p) if p < 1 else kept), input)
 
@@ -330,7 +501,9 @@ def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
     return alike(_own_draw(input, lambda shape: draw(shape, **more)).clone(), input)
 
 
-@function_rule(Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_tensor, Tensor.new_full)
+@function_rule(
+    Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_tensor, Tensor.new_full
+)
 def _new(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
     """Of sizes that are given: a plain tensor, the same on every rank."""
     return func(local_of(input), *args, **kwargs)

@@ -116,7 +116,9 @@ def _dims_of(shard: Shard, dim: int | Sequence[int] | None) -> list[int]:
     count = local_of(shard).dim()
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(-count, 0))
-    return [each - count if each >= 0 else each for each in ([dim] if isinstance(dim, int) else dim)]
+    return [
+        each - count if each >= 0 else each for each in ([dim] if isinstance(dim, int) else dim)
+    ]
 
 
 def _reduced(
@@ -174,9 +176,7 @@ def _mean(
 
 
 @function_rule(torch.amax, Tensor.amax)
-def _amax(
-    _: Any, input: Shard, dim: int | Sequence[int] = (), keepdim: bool = False
-) -> Tensor:
+def _amax(_: Any, input: Shard, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
     return _reduced(torch.amax, input, dim, keepdim)
 
 
@@ -188,7 +188,9 @@ def _max(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False) ->
         raise without_rule("max with indices over a dimension that is cut")
     found = torch.max(local_of(input), dim, keepdim=True)
     parts = [alike(each, input) for each in found]
-    return tuple(parts) if keepdim else tuple(_squeezed(each, _dims_of(input, dim)) for each in parts)
+    return (
+        tuple(parts) if keepdim else tuple(_squeezed(each, _dims_of(input, dim)) for each in parts)
+    )
 
 
 @function_rule(torch.argmax, Tensor.argmax)

@@ -231,7 +231,10 @@ def _interpolate(
         if not linear:
             taps = _nearest_taps(n, m, scales[place], exact=mode == "nearest-exact")
         result, outputs, first = _along(
-            result, place - count, m, lambda o, taps=taps: _span(taps(o))  # type: ignore[misc]
+            result,
+            place - count,
+            m,
+            lambda o, taps=taps: _span(taps(o)),  # type: ignore[misc]
         )
         rows = [[(i - first, w) for i, w in taps(o)] for o in outputs]
         full = result.full
@@ -289,7 +292,10 @@ def _pad_one(
         pads = [0, 0] * (-dim - 1) + [before, after]
         if mode == "constant":
             return alike(F.pad(local, pads, value=value), shard)
-        index = [_source(o - before, local.shape[dim], mode) for o in range(local.shape[dim] + before + after)]
+        index = [
+            _source(o - before, local.shape[dim], mode)
+            for o in range(local.shape[dim] + before + after)
+        ]
         return alike(_picked(local, dim, [[(i, 1.0)] for i in index]), shard)
     grid, axis = shard.grid, shard.dims.index(dim)
     n = shard.full[axis]
@@ -422,9 +428,7 @@ def _adaptive(
     return result
 
 
-def _adaptive_one(
-    value: Tensor, dim: int, size: int, reduce: Callable[..., Tensor]
-) -> Tensor:
+def _adaptive_one(value: Tensor, dim: int, size: int, reduce: Callable[..., Tensor]) -> Tensor:
     bins = _bins(value.shape[dim], size)
     parts = [
         reduce(value.narrow(dim, bins(o).start, bins(o).size), dim=dim, keepdim=True)
