@@ -98,7 +98,7 @@ _ONE = [
     "zeros_like",
     "ones_like",
     "full_like",
-    "requires_grad_",
+    
     "positive",
     "logical_not",
     "bitwise_not",
@@ -197,6 +197,7 @@ _ASKED = [
     "get_device",
     "register_hook",
     "retain_grad",
+    "requires_grad_",
 ]
 """Questions whose answer is the same for a shard and the whole."""
 
@@ -263,12 +264,18 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return alike(result, first)
 
 
-function_rule(*(getattr(Tensor, name) for name in _ASKED))(_plainly)
-function_rule(torch.autograd.backward, torch.autograd.grad, Tensor.backward)(_plainly)
-function_rule(*(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)))(
-    _plainly
+@function_rule(
+    *(getattr(Tensor, name) for name in _ASKED),
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    torch.autograd.backward,
+    torch.autograd.grad,
+    Tensor.backward,
 )
-function_rule(Tensor.requires_grad.__set__)(_plainly)  # type: ignore[attr-defined]
+def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of the shard as an object of autograd's: not of another tensor with its values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(shard, *args, **kwargs)
 
 
 @function_rule(Tensor.shape.__get__)  # type: ignore[attr-defined]
@@ -298,7 +305,7 @@ def _text(_: Any, shard: Shard, **kwargs: Any) -> str:
 
 @function_rule(Tensor.grad.__get__)  # type: ignore[attr-defined]
 def _grad(_: Any, shard: Shard) -> Tensor | None:
-    grad = local_of(shard).grad
+    grad = _itself(_, shard)
     return grad if grad is None or isinstance(grad, Shard) else alike(grad, shard)
 
 
