@@ -157,7 +157,7 @@ class _Boxes:
             window.interior(mine, own, size)
             for window, mine, own, size in zip(windows, outputs, held, sizes, strict=True)
         ]
-        return cls(*map(tuple, (windows, sizes, held, outputs, interior)))
+        return cls(tuple(windows), tuple(sizes), tuple(held), tuple(outputs), tuple(interior))
 
     @property
     def worth_it(self) -> bool:
@@ -178,7 +178,8 @@ def _overlapped(
     starts = [each.start for each in boxes.held]
 
     def compute(ready: Tensor, box: Sequence[Interval]) -> None:
-        place, pads = result, []
+        place = result
+        pads: list[int] = []
         for dim, (window, size, mine) in enumerate(
             zip(boxes.windows, boxes.sizes, box, strict=True)
         ):
@@ -340,7 +341,7 @@ def _run(
     boxes = boxes if boxes is not None and boxes.worth_it else None
     local, weight, bias = _cast(batched, weight, bias)  # type: ignore[assignment]
     with torch.autocast(batched.device.type, enabled=False):
-        result = _Convolution.apply(local, weight, bias, settings, boxes)
+        result = _Convolution.apply(local, weight, bias, settings, boxes)  # type: ignore[no-untyped-call]
     return alike(result, shard, full=halo.full)
 
 

@@ -119,7 +119,8 @@ class Grid:
         """
         self._check_dimensions(local)
         moves = whole_on_all(self, range(-self.dimensions, 0), self.whole_sizes(local))
-        return _Gather.apply(local, self, tuple(moves))
+        whole: Tensor = _Gather.apply(local, self, tuple(moves))  # type: ignore[no-untyped-call]
+        return whole
 
     def whole_sizes(self, local: Tensor) -> tuple[int, ...]:
         """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
@@ -132,10 +133,8 @@ class Grid:
         entries = gather_numbers(entry, self.group, device=local.device, what="comparing shards")
         lead = local.dim() - self.dimensions
         shapes = [each[2 : 2 + each[0]] for each in entries]
-        if (
-            len({(*each[:2], *shape[:lead]) for each, shape in zip(entries, shapes, strict=True)})
-            > 1
-        ):
+        leads = {(*each[:2], *each[2 : 2 + lead]) for each in entries}
+        if len(leads) > 1:
             raise _disagreement(shapes)
         whole = []
         for axis, parts in enumerate(self.shape):
@@ -317,7 +316,7 @@ class _Gather(torch.autograd.Function):
 
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
     """What this rank needs after all moves; gradients go back to the ranks that hold them."""
-    result: Tensor = _Moved.apply(local, grid, tuple(moves))
+    result: Tensor = _Moved.apply(local, grid, tuple(moves))  # type: ignore[no-untyped-call]
     return result
 
 

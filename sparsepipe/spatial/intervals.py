@@ -120,7 +120,7 @@ class Window:
         return needed.start - start, stop - needed.stop
 
     def interior(self, outputs: Interval, held: Interval, size: int) -> Interval:
-        """Those of ``outputs`` that need no inputs but ``held`` ones; empty ones begin at the start.
+        """Those of ``outputs`` that need ``held`` inputs only; if none do, an empty interval.
 
         Not for transposed windows.
         """

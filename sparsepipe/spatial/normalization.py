@@ -101,7 +101,7 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard
         )
     over = _Over((0, *range(2, len(shape))), count, module.eps, grid)
     weight, bias = (_viewed(each, len(shape)) for each in (module.weight, module.bias))
-    result, mean, variance = _Normalised.apply(local, weight, bias, over)
+    result, mean, variance = _Normalised.apply(local, weight, bias, over)  # type: ignore[no-untyped-call]
     if module.training and tracked and not recomputing():
         _track(module, mean.flatten(), variance.flatten() * (count / (count - 1)))
     return alike(result, input)
@@ -114,7 +114,8 @@ def _viewed(value: Tensor | None, ndim: int) -> Tensor | None:
 
 def _track(module: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
     assert module.num_batches_tracked is not None
-    assert module.running_mean is not None and module.running_var is not None
+    assert module.running_mean is not None
+    assert module.running_var is not None
     with torch.no_grad():
         module.num_batches_tracked.add_(1)
         momentum = module.momentum
@@ -133,14 +134,14 @@ def _group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     local, shape = local_of(input), whole_shape(input)
-    grouped = local.unflatten(1, (num_groups, shape[1] // num_groups))
+    grouped = local.reshape(shape[0], num_groups, shape[1] // num_groups, *local.shape[2:])
     count = shape[1:].numel() // num_groups
     over = _Over(tuple(range(2, grouped.dim())), count, eps, input.grid)
     weights = [
         None if each is None else each.view(1, num_groups, -1, *[1] * (len(shape) - 2))
         for each in (weight, bias)
     ]
-    result, _mean, _variance = _Normalised.apply(grouped, *weights, over)
+    result, _mean, _variance = _Normalised.apply(grouped, *weights, over)  # type: ignore[no-untyped-call]
     return alike(result.flatten(1, 2), input)
 
 

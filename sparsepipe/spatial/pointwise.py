@@ -23,203 +23,37 @@ from sparsepipe.spatial.shard import (
     without_rule,
 )
 
-_ONE = [
-    "relu",
-    "relu_",
-    "leaky_relu",
-    "leaky_relu_",
-    "elu",
-    "elu_",
-    "selu",
-    "selu_",
-    "celu",
-    "celu_",
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-    "hardsigmoid",
-    "hardtanh",
-    "hardtanh_",
-    "relu6",
-    "softplus",
-    "softsign",
-    "tanhshrink",
-    "hardshrink",
-    "softshrink",
-    "logsigmoid",
-    "threshold",
-    "sigmoid",
-    "tanh",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "sqrt",
-    "rsqrt",
-    "abs",
-    "neg",
-    "square",
-    "reciprocal",
-    "sin",
-    "cos",
-    "erf",
-    "sign",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-    "frac",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "clip",
-    "nan_to_num",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "clone",
-    "detach",
-    "contiguous",
-    "to",
-    "type",
-    "type_as",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "int",
-    "long",
-    "bool",
-    "cpu",
-    "cuda",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    
-    "positive",
-    "logical_not",
-    "bitwise_not",
-    "lgamma",
-    "add",
-    "sub",
-    "subtract",
-    "mul",
-    "multiply",
-    "div",
-    "divide",
-    "true_divide",
-    "floor_divide",
-    "pow",
-    "remainder",
-    "fmod",
-    "maximum",
-    "minimum",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "where",
-    "lerp",
-    "addcmul",
-    "addcdiv",
-    "atan2",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "masked_fill",
-    "rsub",
-    "float_power",
-    "hypot",
-    "prelu",
-    "threshold_",
-    "xlogy",
-    "add_",
-    "sub_",
-    "mul_",
-    "div_",
-    "clamp_",
-    "sigmoid_",
-    "tanh_",
-    "exp_",
-    "zero_",
-    "fill_",
-    "masked_fill_",
-    "addcmul_",
-    "neg_",
-    "copy_",
-    "pow_",
-    "__add__",
-    "__radd__",
-    "__iadd__",
-    "__sub__",
-    "__rsub__",
-    "__isub__",
-    "__mul__",
-    "__rmul__",
-    "__imul__",
-    "__truediv__",
-    "__rtruediv__",
-    "__itruediv__",
-    "__floordiv__",
-    "__pow__",
-    "__rpow__",
-    "__neg__",
-    "__pos__",
-    "__abs__",
-    "__invert__",
-    "__eq__",
-    "__ne__",
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__rand__",
-    "__ror__",
-    "__mod__",
-]
+_ONE = """
+relu relu_ leaky_relu leaky_relu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish
+hardsigmoid hardtanh hardtanh_ relu6 softplus softsign tanhshrink hardshrink softshrink logsigmoid
+threshold sigmoid tanh exp expm1 log log1p log2 log10 sqrt rsqrt abs neg square reciprocal sin cos
+erf sign floor ceil round trunc frac clamp clamp_min clamp_max clip nan_to_num isnan isinf
+isfinite clone detach contiguous to type type_as float double half bfloat16 int long bool cpu cuda
+zeros_like ones_like full_like positive logical_not bitwise_not lgamma add sub subtract mul
+multiply div divide true_divide floor_divide pow remainder fmod maximum minimum eq ne lt le gt ge
+where lerp addcmul addcdiv atan2 logical_and logical_or logical_xor masked_fill rsub float_power
+hypot prelu threshold_ xlogy add_ sub_ mul_ div_ clamp_ sigmoid_ tanh_ exp_ zero_ fill_
+masked_fill_ addcmul_ neg_ copy_ pow_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__
+__rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __floordiv__ __pow__ __rpow__ __neg__
+__pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__
+__rand__ __ror__ __mod__
+""".split()  # noqa: SIM905
 """Each position's result depends on that position of the arguments alone."""
 
-_ASKED = [
-    "dim",
-    "is_floating_point",
-    "is_complex",
-    "element_size",
-    "__hash__",
-    "is_contiguous",
-    "get_device",
-    "register_hook",
-    "retain_grad",
-    "requires_grad_",
-]
+_ASKED = """
+dim is_floating_point is_complex element_size __hash__ is_contiguous get_device register_hook
+retain_grad requires_grad_
+""".split()  # noqa: SIM905
 """Questions whose answer is the same for a shard and the whole."""
 
-_PROPERTIES = [
-    "dtype",
-    "device",
-    "requires_grad",
-    "grad_fn",
-    "is_leaf",
-    "layout",
-    "is_cuda",
-    "is_cpu",
-    "is_sparse",
-    "ndim",
-    "names",
-    "is_quantized",
-    "is_meta",
-    "is_mkldnn",
-    "is_mps",
-    "is_xpu",
-    "retains_grad",
-]
+_PROPERTIES = """
+dtype device requires_grad grad_fn is_leaf layout is_cuda is_cpu is_sparse ndim names is_quantized
+is_meta is_mkldnn is_mps is_xpu retains_grad
+""".split()  # noqa: SIM905
+
+
+_ALONG = "softmax log_softmax softmin glu cumsum cumprod".split()  # noqa: SIM905
+"""Each position's result depends on those along one dimension."""
 
 
 def _named(names: Sequence[str]) -> list[Any]:
@@ -303,14 +137,13 @@ def _text(_: Any, shard: Shard, **kwargs: Any) -> str:
     return f"Shard({list(local_of(shard).shape)} of {list(whole_shape(shard))})"
 
 
-@function_rule(Tensor.grad.__get__)  # type: ignore[attr-defined]
+@function_rule(Tensor.grad.__get__)  # type: ignore[union-attr]
 def _grad(_: Any, shard: Shard) -> Tensor | None:
     grad = _itself(_, shard)
     return grad if grad is None or isinstance(grad, Shard) else alike(grad, shard)
 
 
-@function_rule(torch.softmax, Tensor.softmax, F.softmax, F.log_softmax, torch.log_softmax,
-               Tensor.log_softmax, F.glu, F.normalize, torch.cumsum, Tensor.cumsum, F.softmin)  # fmt: skip
+@function_rule(*_named(_ALONG), F.normalize)
 def _along_one(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
     dim = kwargs.get("dim")
     if dim is None:
@@ -422,7 +255,7 @@ def _unflatten(_: Any, input: Shard, dim: int, sizes: Sequence[int]) -> Any:
 
 
 def _formed(shard: Shard, shape: list[int]) -> Any:
-    """In another form: as a shard where the cut dimensions are the last ones and stay, else whole."""
+    """In another form: a shard where the cut dimensions are the last and stay, else the whole."""
     local, old = local_of(shard), list(whole_shape(shard))
     count = -min(shard.dims)
     if len(shape) >= count and shape[-count:] == old[-count:]:
@@ -508,9 +341,7 @@ def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
     return alike(_own_draw(input, lambda shape: draw(shape, **more)).clone(), input)
 
 
-@function_rule(
-    Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_tensor, Tensor.new_full
-)
+@function_rule(*_named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]))
 def _new(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
     """Of sizes that are given: a plain tensor, the same on every rank."""
     return func(local_of(input), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Sums, means, maxima, losses and norms over shards: results that all ranks have, and their adjoints.
+"""Sums, means, maxima and losses over shards: results that all ranks have, and their adjoints.
 
 The gradient of a value that all ranks have is partial on each, so that the adjoint of a sum over
 ranks is a sum over ranks.
@@ -23,6 +23,7 @@ from sparsepipe.spatial.shard import (
     alike,
     function_rule,
     local_of,
+    own_part,
     shard_of,
     whole_shape,
     without_rule,
@@ -77,13 +78,13 @@ class _Leave(torch.autograd.Function):
 
 def leave(value: Tensor, grid: Grid) -> Tensor:
     """A value that all ranks have, for computing on with it as one device would."""
-    result: Tensor = _Leave.apply(value, grid.size)
+    result: Tensor = _Leave.apply(value, grid.size)  # type: ignore[no-untyped-call]
     return result
 
 
 def over_shards(value: Tensor, grid: Grid) -> Tensor:
     """The sum over all ranks of the grid."""
-    result: Tensor = _Sum.apply(value, grid)
+    result: Tensor = _Sum.apply(value, grid)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -103,7 +104,7 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
             largest = flat.max(-1).values.reshape(shape)
         else:
             largest = local.new_full(shape, -math.inf) + local.sum()
-        result: Tensor = _Max.apply(largest, grid)
+        result: Tensor = _Max.apply(largest, grid)  # type: ignore[no-untyped-call]
         return result
     summed = over_shards(local.sum(list(dims), keepdim=True), grid)
     if how is torch.sum:
@@ -234,8 +235,6 @@ def _elementwise_loss(
 
 
 def _matching(value: Tensor, shard: Shard) -> Tensor:
-    from sparsepipe.spatial.shard import own_part
-
     return local_of(value) if isinstance(value, Shard) else own_part(value, shard)
 
 

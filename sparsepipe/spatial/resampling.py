@@ -274,8 +274,6 @@ def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _T
 def _pad(
     _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Shard:
-    if len(pad) // 2 > input.dim() - 0 or len(pad) % 2:
-        raise without_rule(f"pad by {list(pad)}")
     result = input
     for place in range(len(pad) // 2):
         before, after = pad[2 * place], pad[2 * place + 1]
@@ -357,11 +355,10 @@ def _pixel_shuffle(_: Any, input: Shard, upscale_factor: int) -> Shard:
     windows = _shuffle_windows(2, upscale_factor, up=True)
     ready, outputs, sizes = _covered(input, windows)
     result = F.pixel_shuffle(ready, upscale_factor)
-    for dim, axis in zip(input.dims, range(input.grid.dimensions), strict=True):
+    for dim in input.dims:
         mine, window = outputs[dim], windows[dim]
         first = window.needs(mine, sizes[dim]).start * upscale_factor
         result = result.narrow(dim, mine.start - first if mine.size else 0, mine.size)
-        del axis
     return alike(result, input, full=_full(input, windows))
 
 
@@ -406,7 +403,6 @@ def _adaptive(
         dims = list(input.dims)
         pooled: Any = total(input, dims, reduce)
         rest = [place - count for place in range(count) if place - count not in dims]
-        assert not any(sizes[count + dim] != input.shape[dim] for dim in rest) or True
         for dim in rest:
             pooled = _adaptive_one(pooled, dim, sizes[count + dim], reduce)
         return pooled

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -138,10 +139,10 @@ def without_rule(name: str, *, why: str = "") -> ConfigError:
 
 def _place() -> str:
     """The innermost module that is being called, for an error."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):
             return f" (called by {type(module).__name__}.{frame.f_code.co_name})"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
