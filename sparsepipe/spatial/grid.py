@@ -15,12 +15,18 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.collectives.halo import Pending, gather_numbers, start_messages
+from sparsepipe.runtime.collectives.halo import (
+    Pending,
+    ProcessGroup,
+    gather_numbers,
+    group_rank,
+    group_size,
+    start_messages,
+)
 from sparsepipe.spatial.intervals import Exchange, Interval, Piece, exchanges, shares
 
 _MOST_DIMENSIONS = 8
@@ -43,7 +49,7 @@ class Grid:
     """
 
     shape: tuple[int, ...]
-    group: dist.ProcessGroup | None = None
+    group: ProcessGroup | None = None
     overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -53,15 +59,11 @@ class Grid:
                 f"a grid of {self.shape} is none",
                 remedy="give a number of shards of at least 1 for each spatial dimension",
             )
-        if not dist.is_available() or not dist.is_initialized():
-            raise ConfigError(
-                "a grid needs a process group",
-                remedy="call torch.distributed.init_process_group first",
-            )
-        if dist.get_world_size(self.group) != self.size:
+        ranks = group_size(self.group)
+        if ranks != self.size:
             raise ConfigError(
                 f"a grid of {' x '.join(map(str, self.shape))} has {self.size} ranks, the process "
-                f"group {dist.get_world_size(self.group)}",
+                f"group {ranks}",
                 remedy="make the product of the grid's shape the number of ranks, or give a group",
             )
 
@@ -76,7 +78,7 @@ class Grid:
     @property
     def rank(self) -> int:
         """This process's rank in the group."""
-        return dist.get_rank(self.group)
+        return group_rank(self.group)
 
     def coordinate(self, axis: int) -> int:
         """This rank's place along an axis."""

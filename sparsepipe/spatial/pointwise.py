@@ -59,7 +59,7 @@ _ALONG = "softmax log_softmax softmin glu cumsum cumprod".split()  # noqa: SIM90
 def _named(names: Sequence[str]) -> list[Any]:
     found = []
     for name in names:
-        for where in (torch, Tensor, F, torch._C._nn, torch.special):
+        for where in (torch, Tensor, F, torch.special):
             function = getattr(where, name, None)
             if function is not None and function not in found:
                 found.append(function)
@@ -293,7 +293,7 @@ def _getitem(_: Any, input: Shard, index: Any) -> Any:
     return shard_of(local_of(input)[tuple(given)], input.grid, dims, input.full)
 
 
-@function_rule(F.linear, torch._C._nn.linear)
+@function_rule(F.linear)
 def _linear(_: Any, input: Shard, weight: Tensor, bias: Tensor | None = None) -> Shard:
     if -1 in input.dims:
         raise without_rule("a linear layer over a dimension that is cut")

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.runtime.collectives.halo import add_up, reduce
+from sparsepipe.runtime.collectives.halo import add_up, largest, smallest
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import (
     Shard,
@@ -48,12 +47,12 @@ class _Max(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, grid: Grid) -> Tensor:
         what = "finding the largest value of all shards"
-        largest = reduce(value, dist.ReduceOp.MAX, grid.group, what=what)
-        ranks = torch.where(value == largest, grid.rank, grid.size)
-        first = reduce(ranks, dist.ReduceOp.MIN, grid.group, what=what)
+        found = largest(value, grid.group, what=what)
+        ranks = torch.where(value == found, grid.rank, grid.size)
+        first = smallest(ranks, grid.group, what=what)
         ctx.grid = grid
         ctx.save_for_backward(first == grid.rank)
-        return largest
+        return found
 
     @staticmethod
     @once_differentiable
@@ -101,10 +100,10 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
         shape = [1 if dim - local.dim() in dims else n for dim, n in enumerate(local.shape)]
         if local.numel():
             flat = local.movedim(list(dims), list(range(-len(dims), 0))).flatten(-len(dims))
-            largest = flat.max(-1).values.reshape(shape)
+            local_max = flat.max(-1).values.reshape(shape)
         else:
-            largest = local.new_full(shape, -math.inf) + local.sum()
-        result: Tensor = _Max.apply(largest, grid)  # type: ignore[no-untyped-call]
+            local_max = local.new_full(shape, -math.inf) + local.sum()
+        result: Tensor = _Max.apply(local_max, grid)  # type: ignore[no-untyped-call]
         return result
     summed = over_shards(local.sum(list(dims), keepdim=True), grid)
     if how is torch.sum:

@@ -270,7 +270,7 @@ def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _T
     return taps
 
 
-@function_rule(F.pad, torch._C._nn.pad)
+@function_rule(F.pad)
 def _pad(
     _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Shard:
@@ -374,8 +374,6 @@ def _pixel_unshuffle(_: Any, input: Shard, downscale_factor: int) -> Shard:
     F.adaptive_avg_pool2d,
     F.adaptive_avg_pool3d,
     torch.adaptive_avg_pool1d,
-    torch._C._nn.adaptive_avg_pool2d,
-    torch._C._nn.adaptive_avg_pool3d,
 )
 def _adaptive_avg_pool(_: Any, input: Shard, output_size: int | Sequence[int | None]) -> Any:
     return _adaptive(input, output_size, torch.mean)

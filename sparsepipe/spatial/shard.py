@@ -10,9 +10,8 @@ are *partial*: the gradient of the whole is the sum over the ranks, as it is for
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -139,7 +138,7 @@ def without_rule(name: str, *, why: str = "") -> ConfigError:
 
 def _place() -> str:
     """The innermost module that is being called, for an error."""
-    frame: FrameType | None = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - a type for other rooms
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.failures.missing_ranks import collective
 
 
@@ -29,7 +31,7 @@ class Pending:
         works: of the backend.
     """
 
-    group: dist.ProcessGroup | None
+    group: ProcessGroup | None
     what: str
     sent: list[Tensor]
     received: list[Tensor]
@@ -55,7 +57,7 @@ def start_messages(
     receives: Sequence[tuple[int, tuple[int, ...]]],
     *,
     like: Tensor,
-    group: dist.ProcessGroup | None,
+    group: ProcessGroup | None,
     what: str,
 ) -> Pending:
     """Begins to send tensors to ranks of ``group`` and to receive some from them.
@@ -83,15 +85,43 @@ def start_messages(
     return Pending(group, what, sent, received, works)
 
 
-def add_up(value: Tensor, group: dist.ProcessGroup | None, *, what: str) -> Tensor:
+def group_size(group: ProcessGroup | None) -> int:
+    """Number of ranks of a group, None for that of all ranks.
+
+    Raises:
+        ConfigError: there is no process group.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError(
+            "there is no process group, and so no ranks to cut a sample over",
+            remedy="call torch.distributed.init_process_group first",
+        )
+    return dist.get_world_size(group)
+
+
+def group_rank(group: ProcessGroup | None) -> int:
+    """This process's rank in a group."""
+    return dist.get_rank(group)
+
+
+def largest(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
+    """The largest value of all ranks of a group, elementwise, in a new tensor."""
+    return _reduce(value, dist.ReduceOp.MAX, group, what)
+
+
+def smallest(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
+    """The smallest value of all ranks of a group, elementwise, in a new tensor."""
+    return _reduce(value, dist.ReduceOp.MIN, group, what)
+
+
+def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
     """The sum of ``value`` over the ranks of a group, in a new tensor."""
-    return reduce(value, dist.ReduceOp.SUM, group, what=what)
+    return _reduce(value, dist.ReduceOp.SUM, group, what)
 
 
-def reduce(
-    value: Tensor, how: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None, *, what: str
+def _reduce(
+    value: Tensor, how: dist.ReduceOp.RedOpType, group: ProcessGroup | None, what: str
 ) -> Tensor:
-    """``value`` of all ranks of a group reduced to one, in a new tensor on each of them."""
     result = value.detach().clone(memory_format=torch.contiguous_format)
     with collective(what, group):
         dist.all_reduce(result, how, group=group)
@@ -99,7 +129,7 @@ def reduce(
 
 
 def gather_numbers(
-    numbers: Sequence[int], group: dist.ProcessGroup | None, *, device: torch.device, what: str
+    numbers: Sequence[int], group: ProcessGroup | None, *, device: torch.device, what: str
 ) -> list[tuple[int, ...]]:
     """The integers of each rank of a group; all ranks give as many."""
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
