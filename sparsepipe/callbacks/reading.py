@@ -200,7 +200,7 @@ class TrainingReads(pl.Callback):
         for entry in self._loaders:
             _set_epoch(_samplers_of(entry.loader), epoch)
             seed_generators(entry.epoch_generators(), mixed(self.seed, epoch))
-        return seeded(mixed(self.seed, epoch, process_group.rank(), _BEGIN))
+        return seeded(mixed(self.seed, epoch, process_group.reader(), _BEGIN))
 
     def _next(self) -> AbstractContextManager[None]:
         """Around the reading of a batch."""
@@ -208,7 +208,7 @@ class TrainingReads(pl.Callback):
         if all(isinstance(entry, _Order) for entry in self._loaders):
             return nullcontext()  # which seed what they read
         epoch, _ = self.position()
-        seed = mixed(self.seed, epoch, process_group.rank(), number)
+        seed = mixed(self.seed, epoch, process_group.reader(), number)
         for entry in self._loaders:
             if isinstance(entry, _Stateful):
                 entry.note(seed)
@@ -354,7 +354,7 @@ class _Order:
             self._digests.clear()
         else:
             self._cycle += 1
-        seed, rank = self._reads.seed, process_group.rank()
+        seed, rank = self._reads.seed, process_group.reader()
         while True:
             first = self._drawn
             for indices in self._cycle_of(epoch, self._cycle):
@@ -406,7 +406,7 @@ class _Order:
 
     def _cycle_of(self, epoch: int, cycle: int) -> Iterator[Any]:
         """The batches of an epoch; of its later cycles where longer loaders are read beside it."""
-        seed, rank = self._reads.seed, process_group.rank()
+        seed, rank = self._reads.seed, process_group.reader()
         _set_epoch(self._samplers, epoch)
         numbers = (seed, epoch, cycle) if cycle else (seed, epoch)
         seed_generators(generators_in(self._samplers), mixed(*numbers))

@@ -173,6 +173,8 @@ class Parallel:
     plan: PlanChoice | None = None
     search: SearchChoice | None = None
     max_restarts: Annotated[int, Limits(0, 1000)] = 0
+    grid: list[int] | Literal["auto"] | None = None
+    replicas: Annotated[int, Limits(1, 1_000_000)] = 1
 
     @property
     def synchronous(self) -> Synchronous | None:
@@ -184,8 +186,8 @@ class Parallel:
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether every device holds the whole model: there is a strategy, and no plan."""
-        return self.plan is None and self.strategy is not None
+        """Whether every device trains the whole model on samples of its own."""
+        return self.plan is None and self.strategy is not None and self.grid is None
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument of the strategy; ``default`` without a strategy or without the argument."""

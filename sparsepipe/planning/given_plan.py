@@ -24,6 +24,11 @@ def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str,
         HardwareError: a link that the search needs has no bandwidth.
     """
     num_layers = _num_layers(profiles)
+    if spec.parallel.grid is not None:
+        raise ConfigError(
+            "nothing predicts how long spatial parallelism takes",
+            remedy="choose parallel=dp, mp, hete_mp, exact or pipeline, or train with task=train",
+        )
     if spec.parallel.is_data_parallel:
         return data_parallel(inventory, num_layers)
     if (choice := spec.search) is not None:

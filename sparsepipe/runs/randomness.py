@@ -37,8 +37,8 @@ def seed_model(seed: int) -> None:
 
 
 def seed_epoch(seed: int, epoch: int) -> None:
-    """Seeds torch for an epoch, differently on each rank."""
-    torch.manual_seed(mixed(seed, epoch, process_group.rank()))
+    """Seeds torch for an epoch, differently on ranks that read different samples."""
+    torch.manual_seed(mixed(seed, epoch, process_group.reader()))
 
 
 def seed_generators(generators: Iterable[Generator], seed: int) -> None:

@@ -100,18 +100,33 @@ class Grid:
                 one than there are shards.
         """
         self._check_dimensions(full)
+        sizes = full.shape[-self.dimensions :]
+        self.check(sizes)
         view = full
-        for axis, parts in enumerate(self.shape):
-            dim = full.dim() - self.dimensions + axis
-            size = full.shape[dim]
+        for axis, size in enumerate(sizes):
+            held = self.held(axis, size)
+            view = view.narrow(axis - self.dimensions, held.start, held.size)
+        return view
+
+    def check(self, sizes: Sequence[int]) -> None:
+        """Checks that samples of these spatial sizes can be cut over the grid.
+
+        Raises:
+            ConfigError: there are fewer positions in a dimension than shards, or more or fewer
+                dimensions than the grid has.
+        """
+        if len(sizes) != self.dimensions:
+            raise ConfigError(
+                f"samples have {len(sizes)} spatial dimensions, the grid {self.dimensions}",
+                remedy="give the grid one entry for each spatial dimension of the samples",
+            )
+        for axis, (size, parts) in enumerate(zip(sizes, self.shape, strict=True)):
             if size < parts:
                 raise ConfigError(
-                    f"{size} positions in dimension {dim} cannot be cut into {parts} shards",
+                    f"{size} positions in spatial dimension {axis} cannot be cut into {parts} "
+                    "shards",
                     remedy="use a grid with fewer shards there, or larger samples",
                 )
-            held = self.held(axis, size)
-            view = view.narrow(dim, held.start, held.size)
-        return view
 
     def gather(self, local: Tensor) -> Tensor:
         """The whole on every rank, of which each has a shard as :meth:`shard` cuts it.
@@ -156,6 +171,45 @@ class Grid:
                 f"{self.dimensions}",
                 remedy="give the grid one entry for each spatial dimension of the samples",
             )
+
+
+def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """The grid of ``ranks`` that exchanges the fewest positions of samples of ``sizes``.
+
+    With halos of one width all neighbours along an axis exchange two layers as large as the whole
+    across it. Of equal grids the one that cuts the later dimensions is chosen, whose shards are
+    longer rows of the memory.
+
+    Raises:
+        ConfigError: no grid has as many ranks and no more shards than positions.
+    """
+    found = [
+        shape
+        for shape in _factorisations(ranks, len(sizes))
+        if all(parts <= size for parts, size in zip(shape, sizes, strict=True))
+    ]
+    if not found:
+        raise ConfigError(
+            f"samples of {list(sizes)} cannot be cut into {ranks} shards",
+            remedy="use fewer devices, or replicas of smaller grids",
+        )
+
+    def exchanged(shape: tuple[int, ...]) -> int:
+        across = math.prod(sizes)
+        return sum((p - 1) * across // size for p, size in zip(shape, sizes, strict=True))
+
+    return min(found, key=lambda shape: (exchanged(shape), shape))
+
+
+def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of ``count`` factors, in order."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            for rest in _factorisations(number // first, count - 1):
+                yield (first, *rest)
 
 
 @dataclass(frozen=True, slots=True)

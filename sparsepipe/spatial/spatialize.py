@@ -84,6 +84,17 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
         ConfigError: the model has a module that has no rule. Functions without one raise when they
             are called.
     """
+    spatialize_layers(model, grid)
+    model.forward = partial(_outermost, model.forward, grid)
+    return model
+
+
+def spatialize_layers(model: nn.Module, grid: Grid) -> None:
+    """Lets the layers of a model compute with shards, which somebody else makes of its inputs.
+
+    Raises:
+        ConfigError: as :func:`spatialize`.
+    """
     for name, module in model.named_modules():
         found = _rule_of(module)
         if found is not None:
@@ -95,8 +106,14 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
                 remedy=f"register one, @sparsepipe.spatial.rule({type(module).__name__}), or keep "
                 "it out of the spatial part of the model",
             )
-    model.forward = partial(_outermost, model.forward, grid)
-    return model
+
+
+def unspatialize(model: nn.Module) -> None:
+    """Gives the modules of a model the forwards of their classes back."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, partial) and forward.func in (_outermost, *_RULES.values()):
+            del module.__dict__["forward"]
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:

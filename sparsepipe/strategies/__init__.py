@@ -7,12 +7,15 @@ from sparsepipe.strategies.pipeline import (
     StagedStrategy,
     SynchronousPipelineStrategy,
 )
+from sparsepipe.strategies.spatial import SpatialStrategy, check_grid
 
 __all__ = [
     "DataParallelStrategy",
     "PipelineStrategy",
     "RankEnvironment",
     "SlowedDeviceStrategy",
+    "SpatialStrategy",
     "StagedStrategy",
     "SynchronousPipelineStrategy",
+    "check_grid",
 ]

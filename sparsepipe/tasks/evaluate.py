@@ -74,7 +74,7 @@ class Clock(pl.Callback):
         """Time of the slowest rank and the rate; collective."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
-        shapes = sum(shapes for _, shapes in parts)
+        shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample()
         return {"test_time_s": longest_s, "test_shapes_per_s": shapes / max(longest_s, 1e-9)}
 
 
@@ -131,7 +131,8 @@ class Evaluate(Task):
         values.update(clock.values())
         values.update(peak_values())  # before batches are kept in memory to be timed
         split = plan_values(run, trainer)
-        if not split:  # else no device need have room for the whole network
+        # Else no device need have room for the whole network, or for whole samples.
+        if not split and run.spec.parallel.grid is None:
             effort = {"warmup": self.warmup_batches, "timed": self.timed_batches}
             rate = inference_rate(trainer, module, data, **effort)
             values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))

@@ -33,7 +33,7 @@ from sparsepipe.runs.checkpoints import DirectCheckpointIO, find_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
+from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy, check_grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +297,8 @@ def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
             remedy="give parallel.plan fewer devices, or choose another hardware; "
             f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
         ) from error
+    if parallel.grid is not None:
+        check_grid(parallel.grid, replicas=parallel.replicas, ranks=devices)
     if parallel.strategy is None and devices > 1:
         raise ConfigError(
             f"{devices} devices (parallel.devices={parallel.devices}) without a strategy",

@@ -150,7 +150,7 @@ class Train(Task):
             values.update(test_shapes=start.test_shapes)
         values.update(_peaks(values))  # before batches are kept in memory to be timed
         if test:
-            planned = "plan_config" in values
+            planned = "plan_config" in values or run.spec.parallel.grid is not None
             values.update(_inference(trainer, module, data, forwards, planned=planned))
             _keep_tested(run, values)
         write_result(run, {**values, **(more or {}), **class_accuracies(module)})
@@ -334,7 +334,7 @@ def _inference(
     *,
     planned: bool,
 ) -> dict[str, float]:
-    """Inference rate of all ranks; empty for pipelines, whose ranks hold parts of the network."""
+    """Inference rate of all ranks; empty where these hold parts of the network or of samples."""
     if planned or not isinstance(module, Classifier):
         return {}
     rate = inference_rate(trainer, module, data, **forwards)

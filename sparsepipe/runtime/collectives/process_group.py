@@ -33,6 +33,7 @@ _joins = itertools.count()
 
 _numbers = [0]
 """The rank of the process that was started as rank 0, which keeps the store."""
+_ranks_per_sample = [1]
 _host_groups: list[dist.ProcessGroup] = []
 """A group over gloo beside one over NCCL, so that hosts can agree without waiting for devices."""
 
@@ -59,6 +60,21 @@ def world_size() -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1")) if started_externally() else 1
+
+
+def share_samples(ranks: int) -> None:
+    """Says that so many consecutive ranks share each sample, and read the same batches."""
+    _ranks_per_sample[0] = ranks
+
+
+def ranks_per_sample() -> int:
+    """How many ranks count each sample that is read."""
+    return _ranks_per_sample[0]
+
+
+def reader() -> int:
+    """The number of this rank, or of the ranks with which it shares samples, among readers."""
+    return rank() // ranks_per_sample()
 
 
 def assert_world_size(expected: int) -> None:

@@ -1,0 +1,346 @@
+"""Spatial parallelism: each sample is cut over a grid of ranks; replicas of the grid share batches.
+
+A LightningModule is written as for one device. In its hooks a batch's tensors are shards
+(:class:`sparsepipe.spatial.Shard`), whose shapes are those of the whole, and losses are those of
+whole samples on every rank. Ranks compute equal losses, so that DDP's mean of gradients over all
+ranks is the gradient: within a grid it is the sum of the ranks' parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from pytorch_lightning.strategies import StrategyRegistry
+from pytorch_lightning.trainer.states import RunningStage
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torchmetrics import Metric
+from typing_extensions import override
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.halo import gather_numbers
+from sparsepipe.spatial.grid import Grid, best_grid
+from sparsepipe.spatial.shard import Shard, local_of, shard_of
+from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
+from sparsepipe.strategies import trainer_internals as internals
+from sparsepipe.strategies.data_parallel import DataParallelStrategy
+
+log = logging.getLogger(__name__)
+
+_COMPARED = 1024
+"""Leading elements of each tensor by which ranks compare their batches."""
+
+
+class SpatialStrategy(DataParallelStrategy):
+    """Cuts each sample over a grid of ranks.
+
+    Every rank of a grid reads the same batches, of which it keeps its shard; a data set with
+    ``sample_sizes`` and ``read_part`` reads no more than that. The first tensor of a batch that has
+    a batch and a channel dimension before the grid's is the sample; what has its spatial sizes,
+    such as labels of voxels, is cut as well, and everything else is the same on all ranks.
+
+    Args:
+        grid: number of shards along each of the last dimensions; ``auto``: the grid of all ranks
+            of a replica that exchanges the fewest bytes, by ``sample_sizes`` of the data module.
+        replicas: how many grids there are, each of which reads batches of its own.
+        timeout_s: limit of every wait for another rank.
+        process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
+        overlap: compute what needs no halo while halos are under way.
+        find_unused_parameters: look in every step for parameters without a gradient.
+        slowdown: factor by which this rank's device is made slower, by pauses.
+        cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
+
+    Raises:
+        ConfigError: grid and replicas are no positive numbers; when training starts, their product
+            is not the number of ranks, or a layer cannot compute with shards.
+    """
+
+    strategy_name = "sparsepipe_spatial"
+
+    def __init__(
+        self,
+        *,
+        grid: Sequence[int] | Literal["auto"] = "auto",
+        replicas: int = 1,
+        timeout_s: float = 300.0,
+        process_group_backend: str | None = None,
+        overlap: bool = True,
+        find_unused_parameters: bool = False,
+        slowdown: float = 1.0,
+        cluster_environment: ClusterEnvironment | None = None,
+    ) -> None:
+        super().__init__(
+            timeout_s=timeout_s,
+            process_group_backend=process_group_backend,
+            find_unused_parameters=find_unused_parameters,
+            slowdown=slowdown,
+            cluster_environment=cluster_environment,
+        )
+        self._shape = None if grid == "auto" else tuple(grid)
+        self._replicas = replicas
+        self._overlap = overlap
+        self._grid: Grid | None = None
+        self._groups: tuple[Any, Any] = (None, None)
+        self._metrics: list[tuple[Metric, Any, Any]] = []
+        self._parts: dict[str, tuple[int, ...] | None] = {}  # of each stage: sizes of the whole
+        self._readers: list[tuple[Any, tuple[int, ...]]] = []
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks that share this one's samples, while a Trainer runs."""
+        assert self._grid is not None
+        return self._grid
+
+    @property
+    def _ranks_per_replica(self) -> int:
+        return self.world_size // self._replicas
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        replica = self.global_rank // max(self._ranks_per_replica, 1)
+        return {"num_replicas": self._replicas, "rank": replica}
+
+    @override
+    def setup_distributed(self) -> None:
+        super().setup_distributed()
+        check_grid(self._shape or "auto", replicas=self._replicas, ranks=self.world_size)
+        process_group.share_samples(self._ranks_per_replica)
+        self._groups = self._made_groups()
+
+    def _made_groups(self) -> tuple[Any, Any]:
+        """The group of this rank's grid, and that of the ranks in its place of all grids.
+
+        The grid's is one of its own, also where it has all ranks: DDP's messages are on their way
+        between halos.
+        """
+        size = self._ranks_per_replica
+        grids = [range(first, first + size) for first in range(0, self.world_size, size)]
+        places = [range(place, self.world_size, size) for place in range(size)]
+        options: dict[str, Any] = {
+            "backend": internals.resolve_process_group_backend(self),
+            "timeout_s": self._timeout_s,
+        }
+        return (
+            process_group.make_stage_group(grids, **options),
+            process_group.make_stage_group(places, **options),
+        )
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        module = self.lightning_module
+        assert module is not None
+        if internals.synchronises_batch_norm(self) and self._replicas > 1:
+            raise ConfigError(
+                "trainer.sync_batchnorm=true with several replicas of a grid",
+                remedy="leave it out: batch norms take the whole samples of their grid anyway",
+            )
+        self._grid = Grid(self._chosen_shape(trainer), self._groups[0], overlap=self._overlap)
+        spatialize_layers(module, self._grid)
+        self._adapt_metrics(module)
+        super().setup(trainer)
+
+    def _chosen_shape(self, trainer: pl.Trainer) -> tuple[int, ...]:
+        if self._shape is not None:
+            return self._shape
+        sizes = getattr(getattr(trainer, "datamodule", None), "sample_sizes", None)
+        if sizes is None:
+            raise ConfigError(
+                "grid=auto needs to know how large samples are, and the data do not tell",
+                remedy="give the grid, such as [1, 2], or a data module with sample_sizes",
+            )
+        shape = best_grid(tuple(sizes), self._ranks_per_replica)
+        if self.global_rank == 0:
+            log.info("grid %s for samples of %s: the fewest bytes of halos", shape, tuple(sizes))
+        return shape
+
+    def _adapt_metrics(self, module: pl.LightningModule) -> None:
+        """Lets metrics count each sample once: ranks of a grid have all counted it."""
+        for metric in module.modules():
+            if isinstance(metric, Metric):
+                self._metrics.append(
+                    (metric, metric.process_group, metric.distributed_available_fn)
+                )
+                metric.process_group = self._groups[1]
+                if self._replicas == 1:
+                    metric.distributed_available_fn = _nobody_else
+
+    @override
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        if not isinstance(reduce_op, str) or group is not None:
+            return super().reduce(tensor, group, reduce_op)  # Lightning's own questions to all
+        if self._replicas == 1:
+            return tensor
+        return super().reduce(tensor, self._groups[1], reduce_op)
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        """Lets a data set that can read a part of each sample read this rank's shard only."""
+        data: Any = getattr(dataloader, "dataset", None)
+        readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
+        sizes = tuple(data.sample_sizes) if readable else None
+        if self._parts.setdefault(self._stage, sizes) != sizes:
+            raise ConfigError(
+                "loaders of one stage differ in whether they read parts of samples, or in their "
+                "sizes",
+                remedy="use data sets of one kind and size",
+            )
+        if sizes is not None:
+            self.grid.check(sizes)
+            held = (self.grid.held(axis, size) for axis, size in enumerate(sizes))
+            data.read_part(tuple(slice(each.start, each.stop) for each in held))
+            self._readers.append((data, sizes))
+        return dataloader
+
+    @property
+    def _stage(self) -> str:
+        assert self.lightning_module is not None
+        stage = self.lightning_module.trainer.state.stage
+        return str(RunningStage.VALIDATING if stage == RunningStage.SANITY_CHECKING else stage)
+
+    @override
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        return super().batch_to_device(self._cut(batch), device, dataloader_idx)
+
+    def _cut(self, batch: Any) -> Any:
+        """The batch with shards in place of its sample and of what has the sample's sizes.
+
+        Raises:
+            ConfigError: it has no sample with the grid's dimensions, or ranks read unlike batches.
+        """
+        grid, read_in_parts = self.grid, self._parts.get(self._stage)
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if type(leaf) is Tensor]
+        sample = next((leaf for leaf in leaves if leaf.dim() >= grid.dimensions + 2), None)
+        if sample is None:
+            raise ConfigError(
+                f"a batch has no tensor with {grid.dimensions} dimensions behind batch and channel",
+                remedy="give the grid one entry for each spatial dimension of the samples",
+            )
+        sizes = sample.shape[-grid.dimensions :]
+
+        def is_cut(leaf: Any) -> bool:
+            spatial = type(leaf) is Tensor and leaf.dim() > grid.dimensions
+            return spatial and leaf.shape[-grid.dimensions :] == sizes
+
+        self._agree([leaf for leaf in leaves if not (read_in_parts and is_cut(leaf))])
+
+        def shard(leaf: Any) -> Any:
+            if not is_cut(leaf):
+                return leaf
+            local = leaf if read_in_parts else grid.shard(leaf)
+            return shard_of(local, grid, range(-grid.dimensions, 0), read_in_parts or sizes)
+
+        return pytree.tree_map(shard, batch)
+
+    def _agree(self, tensors: Sequence[Tensor]) -> None:
+        """Makes sure that ranks of a grid read the same, and gives them one random state.
+
+        Raises:
+            ConfigError: they read unlike batches.
+        """
+        state = _random_state(self.root_device)
+        everyone = self._gather([zlib.crc32(state.numpy().data), _digest(tensors)])
+        if len({digest for _, digest in everyone}) > 1:
+            raise ConfigError(
+                "ranks that share samples have read unlike batches",
+                remedy="let a batch depend on the seed, the epoch and its number alone; a sampler "
+                "of your own takes its number of readers from Trainer.distributed_sampler_kwargs",
+            )
+        if len({state for state, _ in everyone}) > 1:  # one rank draws on its own, as in a callback
+            first = self._gather(state.view(torch.int64).tolist())[0]
+            _set_random_state(torch.tensor(first).view(torch.uint8), self.root_device)
+
+    def _gather(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        group, device = self.grid.group, self.root_device
+        return gather_numbers(numbers, group, device=device, what="comparing batches")
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Predictions with whole tensors in place of shards, on every rank."""
+
+        def whole(value: Any) -> Any:
+            return self.grid.gather(local_of(value)) if isinstance(value, Shard) else value
+
+        return pytree.tree_map(whole, super().predict_step(*args, **kwargs))
+
+    @override
+    def teardown(self) -> None:
+        if self.lightning_module is not None:
+            unspatialize(self.lightning_module)
+        for metric, group, available in self._metrics:
+            metric.process_group, metric.distributed_available_fn = group, available
+        for data, sizes in self._readers:
+            data.read_part(tuple(slice(0, size) for size in sizes))
+        for emptied in (self._metrics, self._readers, self._parts):
+            emptied.clear()
+        super().teardown()
+
+
+def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: int) -> None:
+    """Checks that replicas of a grid are as many ranks as there are.
+
+    Raises:
+        ConfigError: they are not, or a grid has one rank only.
+    """
+    size = None if grid == "auto" else math.prod(map(int, grid))
+    text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"
+    if replicas < 1 or ranks % replicas or size not in (None, ranks // replicas):
+        raise ConfigError(
+            f"{text} and {replicas} replicas of it do not fit {ranks} ranks",
+            remedy="make the product of grid and replicas the number of devices",
+        )
+    if ranks == replicas and ranks > 1:
+        raise ConfigError(
+            f"{text} for each of {ranks} replicas has one rank",
+            remedy="choose data parallelism: parallel=dp",
+        )
+
+
+def _nobody_else() -> bool:
+    """Whether other ranks have counted other samples."""
+    return False
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """State of the generators from which masks are drawn, uint8."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)
+
+
+def _digest(tensors: Sequence[Tensor]) -> int:
+    """A checksum of the shapes, the dtypes and the first elements of tensors."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), found)
+        part = tensor.detach()
+        while part.numel() > _COMPARED and part.dim() > 1:
+            part = part[0]
+        first = part.flatten()[:_COMPARED].cpu().contiguous()
+        found = zlib.crc32(first.view(torch.uint8).numpy().data, found)
+    return found
+
+
+StrategyRegistry.register(
+    SpatialStrategy.strategy_name,
+    SpatialStrategy,
+    description="each sample over a grid of ranks, which exchange halos",
+)

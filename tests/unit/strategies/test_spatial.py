@@ -1,0 +1,289 @@
+"""Spatial parallelism in Lightning equals a plain Trainer on whole samples, in double precision."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.spatial.grid import best_grid
+from sparsepipe.strategies import SpatialStrategy, check_grid
+from tests.support.pipeline_cases import QUIET
+from tests.support.processes import run, run_shared
+
+SIZES = (10, 12)
+SAMPLES, BATCH, STEPS = 32, 2, 8
+BOUND = 1e-10
+
+
+class Images(Dataset[dict[str, Any]]):
+    """Random images with a class for each pixel and one for the whole.
+
+    Args:
+        in_parts: whether it can read a part of each.
+        shift: added to all, by which data sets differ.
+    """
+
+    def __init__(self, *, in_parts: bool = False, shift: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(SAMPLES, 3, *SIZES, generator=generator, dtype=torch.float64) + shift
+        self.pixels = torch.randint(4, (SAMPLES, *SIZES), generator=generator)
+        self.label = torch.randint(4, (SAMPLES,), generator=generator)
+        self._part: tuple[slice, ...] = (slice(None), slice(None))
+        if in_parts:
+            self.sample_sizes = SIZES
+            self.read_part = self._read_part
+
+    def _read_part(self, slices: tuple[slice, ...]) -> None:
+        self._part = slices
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "input": self.x[index][(slice(None), *self._part)],
+            "pixels": self.pixels[index][self._part],
+            "label": self.label[index],
+        }
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, *, recompute: bool) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.dropout = nn.Dropout(0.2)
+        self._recompute = recompute
+
+    def _compute(self, x: Tensor) -> Tensor:
+        return x + self.dropout(F.relu(self.norm(self.convolution(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._recompute and self.training:
+            result: Tensor = checkpoint(self._compute, x, use_reentrant=False)
+            return result
+        return self._compute(x)
+
+
+class Net(pl.LightningModule):
+    """Somebody's own network: a small U-Net with a class for each pixel and one for the image."""
+
+    def __init__(self, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 5, padding=2)
+        self.down = nn.Sequential(nn.MaxPool2d(2), Block(6, recompute=recompute))
+        self.up = nn.ConvTranspose2d(6, 6, 2, stride=2)
+        self.last = nn.Conv2d(12, 4, 1)
+        self.head = nn.Linear(6, 4)
+        self.accuracy = MulticlassAccuracy(4, average="micro")
+        self.confusion = MulticlassConfusionMatrix(4)
+        self.counts: Tensor | None = None
+        self.losses: list[float] = []
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        high = F.relu(self.first(x))
+        low = self.down(high)
+        pixels = self.last(torch.cat([high, self.up(low)], 1))
+        return pixels, self.head(low.mean((2, 3)))
+
+    def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        pixels, logits = self(batch["input"])
+        loss = F.cross_entropy(pixels, batch["pixels"]) + F.cross_entropy(logits, batch["label"])
+        return loss, logits
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss, _ = self._loss(batch)
+        self.losses.append(float(loss.detach()))
+        self.log("train", loss, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        loss, logits = self._loss(batch)
+        self.accuracy(logits, batch["label"])
+        self.confusion.update(logits, batch["label"])
+        self.log("loss", loss, sync_dist=True)
+        self.log("samples", float(len(logits)), reduce_fx="sum", sync_dist=True, batch_size=1)
+        self.log("accuracy", self.accuracy)
+
+    def on_validation_epoch_end(self) -> None:
+        self.counts = self.confusion.compute()
+        self.confusion.reset()
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int = 0) -> Tensor:
+        pixels: Tensor = self(batch["input"])[0]
+        return pixels
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def loaders(replicas: int, replica: int, *, in_parts: bool = False) -> list[DataLoader[Any]]:
+    """Of training and of evaluation: minibatches of all replicas together are the same."""
+    found: list[DataLoader[Any]] = []
+    for data in (Images(in_parts=in_parts), Images(in_parts=in_parts, shift=0.5)):
+        sampler = DistributedSampler(data, replicas, replica, shuffle=False)
+        found.append(DataLoader(data, batch_size=BATCH // replicas, sampler=sampler))
+    return found
+
+
+def trained(
+    rank: int,
+    grid: tuple[int, ...] | None,
+    replicas: int = 1,
+    recompute: bool = False,
+    in_parts: bool = False,
+    clip: float | None = None,
+    path: Path | None = None,
+) -> dict[str, Any]:
+    torch.manual_seed(3)
+    net = Net(recompute=recompute).double()
+    if replicas > 1:  # their batch norms and masks are those of half minibatches
+        net.down[1].norm, net.down[1].dropout = nn.GroupNorm(2, 6).double(), nn.Identity()
+    ranks = 1 if grid is None else replicas * torch.Size(grid).numel()
+    strategy: Any = "auto" if grid is None else SpatialStrategy(grid=grid, replicas=replicas)
+    trainer = pl.Trainer(
+        **QUIET,
+        max_steps=STEPS,
+        devices=ranks,
+        strategy=strategy,
+        use_distributed_sampler=False,
+        gradient_clip_val=clip,
+    )
+    parts = 1 if grid is None else ranks // replicas
+    train, evaluation = loaders(
+        1 if grid is None else replicas, rank // parts, in_parts=in_parts and grid is not None
+    )
+    torch.manual_seed(4)
+    trainer.fit(net, train, evaluation)
+    if path is not None:
+        trainer.save_checkpoint(path / "whole.ckpt")
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    predicted = torch.cat(trainer.predict(net, evaluation))  # type: ignore[arg-type]
+    return {
+        "weights": {name: value.clone() for name, value in net.state_dict().items()},
+        "losses": net.losses,
+        "metrics": values,
+        "counts": net.counts,
+        "predicted": predicted,
+        "forwards": [
+            name
+            for name, each in net.named_modules()
+            if isinstance(vars(each).get("forward"), functools.partial)
+        ],
+    }
+
+
+def gap(mine: Any, theirs: Any) -> float:
+    largest = max(float(theirs.abs().max()), 1e-6)
+    return float((mine - theirs).abs().max()) / largest
+
+
+@pytest.mark.parametrize(
+    ("grid", "replicas", "recompute", "in_parts", "clip"),
+    [
+        ((1, 2), 1, False, False, None),
+        ((2, 2), 1, True, True, 0.1),
+        ((1, 2), 2, False, True, 0.1),
+        ((4, 1), 1, True, False, None),
+    ],
+)
+def test_a_training_equals_one_process(
+    grid: tuple[int, int], replicas: int, recompute: bool, in_parts: bool, clip: float | None
+) -> None:
+    # Where PyTorch recomputes, a batch norm of one process counts each minibatch twice.
+    (expected,) = run_shared(trained, 1, None, replicas, False, in_parts, clip)
+    ranks = replicas * grid[0] * grid[1]
+    for found in run_shared(trained, ranks, grid, replicas, recompute, in_parts, clip):
+        for name, value in found["weights"].items():
+            if not name.startswith(("accuracy", "confusion")):
+                assert gap(value.double(), expected["weights"][name].double()) <= BOUND, name
+        if replicas == 1:
+            assert found["losses"] == pytest.approx(expected["losses"], rel=BOUND)
+            assert gap(found["predicted"], expected["predicted"]) <= BOUND
+        assert torch.equal(found["counts"], expected["counts"])
+        assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
+        assert found["forwards"] == []
+
+
+def test_a_plain_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run_shared(trained, 2, (1, 2), 1, False, False, None, tmp_path)
+    content = torch.load(tmp_path / "whole.ckpt", weights_only=True)
+    net = Net().double()
+    trainer = pl.Trainer(**QUIET, max_steps=STEPS + 2)
+    train, evaluation = loaders(1, 0)
+    trainer.fit(net, train, evaluation, ckpt_path=str(tmp_path / "whole.ckpt"))
+    assert trainer.global_step == STEPS + 2
+    assert content["state_dict"].keys() == copy.deepcopy(net).state_dict().keys()
+
+
+class Attentive(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.MultiheadAttention(4, 2))
+
+
+class Functional(Net):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(torch.fft.fftn(x).real)
+
+
+def refused(rank: int, kind: type[Net], grid: tuple[int, ...], readers: int) -> str:
+    trainer = pl.Trainer(
+        **QUIET,
+        max_steps=1,
+        devices=2,
+        strategy=SpatialStrategy(grid=grid),
+        use_distributed_sampler=False,
+    )
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit(kind().double(), loaders(readers, rank % readers)[0])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grid", "readers", "text"),
+    [
+        (Attentive, (1, 2), 1, r"attention.0 \(MultiheadAttention\)"),
+        (Functional, (1, 2), 1, "fftn has no rule"),
+        (Net, (2, 2), 1, "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks"),
+        (Net, (1, 1, 2), 1, "no tensor with 3 dimensions behind batch and channel"),
+        # As Lightning's own sampler would deal them: each rank reads other samples.
+        (Net, (1, 2), 2, "have read unlike batches"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    kind: type[Net], grid: tuple[int, ...], readers: int, text: str
+) -> None:
+    for message in run(refused, 2, kind, grid, readers):
+        assert re.search(text, message), message
+
+
+def test_grids_are_checked_before_ranks_start() -> None:
+    check_grid((1, 2), replicas=2, ranks=4)
+    check_grid("auto", replicas=2, ranks=4)
+    for grid, replicas, ranks in (((1, 2), 1, 4), ("auto", 3, 4), ((1,), 2, 2), ((2,), 0, 2)):
+        with pytest.raises(ConfigError, match=r"ranks|one rank"):
+            check_grid(grid, replicas=replicas, ranks=ranks)  # type: ignore[arg-type]
+
+
+def test_the_best_grid_exchanges_least() -> None:
+    assert best_grid((64, 64), 4) == (2, 2)
+    assert best_grid((64, 64), 2) == (1, 2)
+    assert best_grid((512, 8192), 4) == (1, 4)
+    assert best_grid((96, 96, 96), 8) == (2, 2, 2)
+    assert best_grid((3, 3), 9) == (3, 3)
+    with pytest.raises(ConfigError, match="cannot be cut"):
+        best_grid((2, 2), 5)
