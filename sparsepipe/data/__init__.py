@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from sparsepipe.data.images import DrawnDigits, ImageDataModule, Mnist
     from sparsepipe.data.points import PointSet
     from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
+    from sparsepipe.data.volumes import GeneratedVolumes, VolumeDataModule, VolumeFiles
 
 __all__ = [
     "Augment",
     "DrawnDigits",
     "GeneratedShapes",
+    "GeneratedVolumes",
     "ImageDataModule",
     "Mnist",
     "NormalResampled",
@@ -27,12 +29,15 @@ __all__ = [
     "OffTree",
     "PointSet",
     "ShapeDataModule",
+    "VolumeDataModule",
+    "VolumeFiles",
 ]
 
 _MODULES = {
     "Augment": "augment",
     "DrawnDigits": "images",
     "GeneratedShapes": "sources",
+    "GeneratedVolumes": "volumes",
     "ImageDataModule": "images",
     "Mnist": "images",
     "NormalResampled": "sources",
@@ -40,6 +45,8 @@ _MODULES = {
     "OffTree": "sources",
     "PointSet": "points",
     "ShapeDataModule": "datamodule",
+    "VolumeDataModule": "volumes",
+    "VolumeFiles": "volumes",
 }
 
 

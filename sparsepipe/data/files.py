@@ -6,7 +6,10 @@ import errno
 import hashlib
 import json
 import logging
+import math
+import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,7 +32,7 @@ from rich.progress import (
 )
 
 from sparsepipe.errors import DataError
-from sparsepipe.utils.files import LockHeldError, file_lock, write_plain_json
+from sparsepipe.utils.files import LockHeldError, file_lock, replacing, write_plain_json
 from sparsepipe.utils.host import usable_cores
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -103,6 +109,48 @@ def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
                 "read and write",
             ) from error
         raise
+
+
+@contextmanager
+def new_array(
+    path: Path, *, dtype: str | np.dtype[Any], shape: Sequence[int], fortran_order: bool = False
+) -> Iterator[NDArray[Any]]:
+    """A new ``.npy`` file, memory-mapped to be filled piece by piece.
+
+    The file appears when the block ends well. Its space is allocated first, because on a full disk
+    a write through a memory map would kill the process. The caller holds a lock of this file: what
+    killed processes have left of it is removed.
+
+    Args:
+        path: the file; its folder is made if it is missing.
+        dtype: numpy type of the values.
+        shape: of the array.
+        fortran_order: store the first dimension's positions beside each other, not the last one's.
+
+    Raises:
+        DataError: there is too little space.
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+    needed = math.prod(shape) * np.dtype(dtype).itemsize
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise DataError(
+            f"the cache in {path.parent} needs {needed / 2**20:,.1f} MiB more, but "
+            f"{free / 2**20:,.1f} MiB are free",
+            remedy="free some space or set data.cache_dir to a larger disk, then run the same "
+            "command again",
+        )
+    with replacing(path) as temporary:
+        array = npy.open_memmap(
+            temporary, mode="w+", dtype=dtype, shape=tuple(shape), fortran_order=fortran_order
+        )
+        with temporary.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        yield array
+        array.flush()
 
 
 @contextmanager

@@ -1,0 +1,256 @@
+"""Signals, images and volumes that are drawn: overlapping objects of four textures, with noise.
+
+Shapes: D dimensions of a sample, at most three; a piece has some rows of it, which are positions in
+its first dimension.
+
+A sample has one object of each texture. The largest one lies in front, and its texture is the label
+of the sample. Textures have mean 0 and the same variance, and brightness and contrast of an object
+are random. So neither means nor variances of a sample, or of its parts, tell the label; the local
+pattern does, which a small convolutional network learns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.points import ExactArray, FloatArray
+
+VERSION = 1
+"""Increased with any change to the samples."""
+TEXTURES = ("fine", "coarse", "woven", "spiky")
+MIDDLE, STEP = 128, 1 / 32
+"""A stored byte ``b`` is the value ``(b - MIDDLE) * STEP``."""
+
+_FINE, _COARSE, _SPIKY = 3.0, 9.0, 6.0
+"""Wavelengths of the textures, in voxels, so that they are alike in samples of any size."""
+_NOISE = 0.4
+_ORDERS = (1.0, 2.0, math.inf)
+"""Objects are balls in one of these norms: diamonds, ellipsoids and boxes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnObject:
+    """One object of a sample.
+
+    Attributes:
+        texture: its index in ``TEXTURES``.
+        center_D: position of its middle, in voxels.
+        frame_DD: maps a distance from the middle to the frame in which the object is a unit ball.
+        order: of the norm of that ball.
+        reach_D: no voxel farther from the middle than this belongs to the object.
+        waves_2D: directions of the texture's waves, unit vectors; orthogonal if D is not 1.
+        stretch: factor of the texture's wavelengths.
+    """
+
+    texture: int
+    center_D: ExactArray
+    frame_DD: ExactArray
+    order: float
+    reach_D: ExactArray
+    waves_2D: ExactArray
+    stretch: float
+
+
+def draw_objects(
+    label: int, sizes: Sequence[int], rng: np.random.Generator
+) -> tuple[DrawnObject, ...]:
+    """The objects of a sample, from the rearmost to the large one of texture ``label``."""
+    others = [texture for texture in range(len(TEXTURES)) if texture != label]
+    small = [
+        _draw_object(int(texture), sizes, rng, radius=(0.12, 0.2), middle=(0.1, 0.9))
+        for texture in rng.permutation(others)
+    ]
+    return (*small, _draw_object(label, sizes, rng, radius=(0.3, 0.36), middle=(0.35, 0.65)))
+
+
+def _draw_object(
+    texture: int,
+    sizes: Sequence[int],
+    rng: np.random.Generator,
+    *,
+    radius: tuple[float, float],
+    middle: tuple[float, float],
+) -> DrawnObject:
+    dimensions = len(sizes)
+    order = float(rng.choice(_ORDERS))
+    sides_D = np.asarray(sizes, np.float64)
+    # Every kind of object has the volume of the ellipsoid of this radius.
+    radii_D = rng.uniform(*radius) * _equal_volume(order, dimensions) * sides_D
+    stretch_D = np.exp(rng.uniform(-0.2, 0.2, dimensions))
+    stretch_D /= stretch_D.prod() ** (1 / dimensions)
+    turn_DD = _rotation(dimensions, rng)
+    corner = math.sqrt(dimensions) if order == math.inf else 1.0
+    waves_DD = _rotation(dimensions, rng)
+    return DrawnObject(
+        texture=texture,
+        center_D=rng.uniform(*middle, dimensions) * (sides_D - 1),
+        frame_DD=turn_DD / stretch_D[:, None] / radii_D,
+        order=order,
+        reach_D=radii_D * stretch_D.max() * corner,
+        waves_2D=waves_DD[[0, min(1, dimensions - 1)]],
+        stretch=float(rng.uniform(0.9, 1.1)),
+    )
+
+
+def _equal_volume(order: float, dimensions: int) -> float:
+    """The radius at which a ball in a norm has the volume of the Euclidean unit ball."""
+    volume = {1.0: 2**dimensions / math.factorial(dimensions), math.inf: 2.0**dimensions}
+    euclidean = math.pi ** (dimensions / 2) / math.gamma(dimensions / 2 + 1)
+    return float((euclidean / volume.get(order, euclidean)) ** (1 / dimensions))
+
+
+def _rotation(dimensions: int, rng: np.random.Generator) -> ExactArray:
+    turn_DD, _ = np.linalg.qr(rng.standard_normal((dimensions, dimensions)))
+    return np.asarray(turn_DD, np.float64)
+
+
+def draw_labels(
+    objects: Sequence[DrawnObject], sizes: Sequence[int], rows: slice
+) -> NDArray[np.uint8]:
+    """Labels of the voxels of a piece: 0 outside all objects, else 1 and the texture in front."""
+    labels = np.zeros((rows.stop - rows.start, *sizes[1:]), np.uint8)
+    for each in objects:
+        box = _box(each, sizes, rows)
+        labels[box.inner][_covered(each, box)] = each.texture + 1
+    return labels
+
+
+class ChannelPainter:
+    """Paints one channel of a sample, piece by piece in their order.
+
+    Args:
+        objects: of the sample.
+        sizes: of the sample, in voxels.
+        rng: of this channel: appearance of the objects, illumination, and noise.
+    """
+
+    def __init__(
+        self, objects: Sequence[DrawnObject], sizes: Sequence[int], rng: np.random.Generator
+    ) -> None:
+        self._objects, self._sizes, self._rng = objects, tuple(sizes), rng
+        count = len(objects)
+        self._contrasts = rng.uniform(0.7, 1.3, count)
+        self._brightness = rng.uniform(-0.5, 0.5, count)
+        self._phases_N2 = rng.uniform(0, 2 * np.pi, (count, 2))
+        # One wave of light over about the whole sample.
+        self._light_D = _rotation(len(sizes), rng)[0] / (1.5 * np.asarray(sizes, np.float64))
+        self._light_phase = rng.uniform(0, 2 * np.pi)
+        self._light = rng.uniform(0.2, 0.6)
+
+    def paint(self, rows: slice) -> NDArray[np.uint8]:
+        """The bytes of the piece that follows the one painted last."""
+        shape = (rows.stop - rows.start, *self._sizes[1:])
+        values = np.zeros(shape, np.float32)
+        for number, each in enumerate(self._objects):
+            box = _box(each, self._sizes, rows)
+            own = self._contrasts[number] * _texture(each, box, self._phases_N2[number])
+            own += self._brightness[number]
+            np.copyto(values[box.inner], own, where=_covered(each, box))
+        values += self._light * np.sin(self._lit(rows))
+        values += np.float32(_NOISE) * self._rng.standard_normal(shape, np.float32)
+        values *= np.float32(1 / STEP)
+        values += np.float32(MIDDLE)
+        np.rint(values, out=values)
+        return np.clip(values, 0, 255, out=values).astype(np.uint8)
+
+    def _lit(self, rows: slice) -> FloatArray:
+        starts = [rows.start] + [0] * (len(self._sizes) - 1)
+        ends = [rows.stop, *self._sizes[1:]]
+        places = [
+            np.arange(first, end, dtype=np.float64) for first, end in zip(starts, ends, strict=True)
+        ]
+        return _linear_form(places, 2 * np.pi * self._light_D, self._light_phase)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """The part of a piece that an object may reach.
+
+    Attributes:
+        inner: its slices of the piece.
+        apart: for each dimension the distances of its positions from the object's middle.
+    """
+
+    inner: tuple[slice, ...]
+    apart: tuple[ExactArray, ...]
+
+
+def _box(each: DrawnObject, sizes: Sequence[int], rows: slice) -> _Box:
+    firsts = np.ceil(each.center_D - each.reach_D).astype(int)
+    ends = np.floor(each.center_D + each.reach_D).astype(int) + 1
+    inner: list[slice] = []
+    apart: list[ExactArray] = []
+    for axis, size in enumerate(sizes):
+        held = rows if axis == 0 else slice(0, size)
+        first = min(max(int(firsts[axis]), held.start), held.stop)
+        end = max(min(int(ends[axis]), held.stop), first)
+        inner.append(slice(first - held.start, end - held.start))
+        apart.append(np.arange(first, end, dtype=np.float64) - each.center_D[axis])
+    return _Box(tuple(inner), tuple(apart))
+
+
+def _covered(each: DrawnObject, box: _Box) -> NDArray[np.bool_]:
+    """Which voxels of the box belong to the object."""
+    combine: Callable[..., Any] = np.maximum if each.order == math.inf else np.add
+    total: FloatArray | None = None
+    for row_D in each.frame_DD:
+        form = np.abs(_linear_form(box.apart, row_D))
+        if each.order == 2:
+            form *= form
+        total = form if total is None else combine(total, form, out=total)
+    assert total is not None
+    return total <= 1
+
+
+def _texture(each: DrawnObject, box: _Box, phases_2: ExactArray) -> FloatArray:
+    """The texture in the box, of mean 0 and variance 1."""
+
+    def phase(wave: int, wavelength: float) -> FloatArray:
+        turns_D = 2 * np.pi / (wavelength * each.stretch) * each.waves_2D[wave]
+        return _linear_form(box.apart, turns_D, phases_2[wave], turning=True)
+
+    match TEXTURES[each.texture]:
+        case "fine":
+            return np.float32(math.sqrt(2)) * np.sin(phase(0, _FINE))
+        case "coarse":
+            return np.float32(math.sqrt(2)) * np.sin(phase(0, _COARSE))
+        case "woven":
+            return np.sin(phase(0, _FINE)) + np.sin(phase(1, _COARSE))
+        case _:
+            # Mean and variance of (1/2 + cos/2)^4 are C(8,4)/2^8 and C(16,8)/2^16 - mean^2.
+            mean = math.comb(8, 4) / 2**8
+            deviation = math.sqrt(math.comb(16, 8) / 2**16 - mean**2)
+            spikes = (np.float32(0.5) + np.float32(0.5) * np.cos(phase(0, _SPIKY))) ** 4
+            return (spikes - np.float32(mean)) / np.float32(deviation)
+
+
+def _linear_form(
+    places: Sequence[ExactArray],
+    factors_D: ExactArray,
+    start: float = 0.0,
+    *,
+    turning: bool = False,
+) -> FloatArray:
+    """``start + sum(factor * place)`` over a box with the given places in each dimension.
+
+    Args:
+        places: D arrays, one for each dimension of the result.
+        factors_D: factor of each dimension.
+        start: added to it.
+        turning: reduce each term by whole turns of 2 pi, so that single precision suffices far from
+            the origin.
+    """
+    total: FloatArray = np.full((1,) * len(places), start, np.float32)
+    for axis, place in enumerate(places):
+        term = place * factors_D[axis]
+        if turning:
+            term %= 2 * np.pi
+        shape = [-1 if other == axis else 1 for other in range(len(places))]
+        total = total + term.astype(np.float32).reshape(shape)
+    return total

@@ -1,0 +1,180 @@
+"""Source of generated signals, images and volumes, written once into the cache.
+
+Shapes: S samples of a split, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.checks import check_numbers
+from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array, progress
+from sparsepipe.data.points import SPLITS, FloatArray, IntArray, MappedArray, Split
+from sparsepipe.data.sources.base import CacheSettings
+from sparsepipe.data.volumes.drawing import (
+    MIDDLE,
+    STEP,
+    TEXTURES,
+    VERSION,
+    ChannelPainter,
+    draw_labels,
+    draw_objects,
+)
+from sparsepipe.data.volumes.samples import Labels, Part
+from sparsepipe.errors import ConfigError
+
+_PIECE_VOXELS = 1 << 18
+"""Voxels drawn at once, which bounds the memory that writing takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSamples:
+    """The samples of a split in two memory-mapped files; see ``Samples``.
+
+    Attributes:
+        inputs: uint8 [S, C, *sizes].
+        labels: uint8 [S, *sizes], of the voxels.
+        labels_S: of the samples.
+    """
+
+    inputs: MappedArray
+    labels: MappedArray
+    labels_S: IntArray
+
+    def read_input(self, index: int, part: Part) -> FloatArray:
+        """See ``Samples.read_input``."""
+        values: FloatArray = self.inputs.array[index][(slice(None), *part)].astype(np.float32)
+        values -= np.float32(MIDDLE)
+        values *= np.float32(STEP)
+        return values
+
+    def read_label(self, index: int, part: Part) -> IntArray:
+        """See ``Samples.read_label``."""
+        labels: IntArray = self.labels.array[index][part].astype(np.int64)
+        return labels
+
+
+class GeneratedVolumes:
+    """Source: signals, images or volumes of overlapping objects with four textures, and noise.
+
+    A sample depends only on the seed, the sizes, its split and its index. Its label is the texture
+    of its largest object, and textures alternate, so that all are equally frequent. The label of a
+    voxel is 0 outside all objects, else 1 and the texture in front. Samples are drawn once, into
+    the cache: one byte for a voxel of a channel, and one for its label.
+
+    Args:
+        root: ignored, because nothing is read.
+        labels: of samples or of voxels.
+        cache: where samples are kept.
+        sizes: one to three, in voxels: of signals, images or volumes.
+        channels: of an input; all show the same objects, each in its own light.
+        train_samples: number of training samples.
+        test_samples: number of test samples.
+        seed: of all samples.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        root: Path | str | None = None,
+        *,
+        labels: Labels,
+        cache: CacheSettings,
+        sizes: Sequence[int],
+        channels: int = 1,
+        train_samples: int = 256,
+        test_samples: int = 64,
+        seed: int = 0,
+    ) -> None:
+        del root
+        if not (1 <= len(sizes) <= 3 and min(sizes) >= 1):
+            raise ConfigError(
+                f"data.source.sizes={list(sizes)} is not valid",
+                remedy="set data.source.sizes to one size for signals, two for images or three for "
+                "volumes, each 1 or more",
+            )
+        check_numbers(
+            least_1={
+                "source.channels": channels,
+                "source.train_samples": train_samples,
+                "source.test_samples": test_samples,
+            },
+            least_0={"source.seed": seed},
+        )
+        self.sample_sizes = tuple(sizes)
+        self.classes = ("background", *TEXTURES) if labels == "voxel" else TEXTURES
+        self._cache, self._channels, self._seed = cache, channels, seed
+        self._counts: dict[Split, int] = {"train": train_samples, "test": test_samples}
+
+    def load(self, split: Split) -> MappedSamples:
+        """The samples of a split; see ``VolumeSource.load``."""
+        count = self._counts[split]
+        digest = digest_values([*self._settings(), count])
+        folder = self._cache.directory / "volumes" / f"{split}_{digest}"
+        inputs, labels = MappedArray(folder / "inputs.npy"), MappedArray(folder / "labels.npy")
+        labels_S = np.arange(count, dtype=np.int64) % len(TEXTURES)
+        # The file of inputs appears last.
+        if not inputs.path.is_file():
+            with (
+                explaining_storage(folder, setting="data.cache_dir"),
+                locked(folder / "lock", wait_s=self._cache.lock_wait_s),
+            ):
+                if not inputs.path.is_file():
+                    self._write(split, labels_S, inputs.path, labels.path)
+        return MappedSamples(inputs, labels, labels_S)
+
+    def fingerprint(self) -> str:
+        """Digest of the settings; see ``VolumeSource.fingerprint``."""
+        return digest_values([*self._settings(), self._counts])
+
+    def _settings(self) -> list[Any]:
+        return [VERSION, self.sample_sizes, self._channels, self._seed]
+
+    def _write(self, split: Split, labels_S: IntArray, inputs: Path, labels: Path) -> None:
+        shape = (len(labels_S), self._channels, *self.sample_sizes)
+        with (
+            new_array(inputs, dtype="uint8", shape=shape) as inputs_SC,
+            new_array(labels, dtype="uint8", shape=(shape[0], *self.sample_sizes)) as voxels_S,
+            progress(f"drawing {split} samples") as advance,
+        ):
+            for index, label in enumerate(labels_S):
+                self._draw(split, index, int(label), inputs_SC[index], voxels_S[index])
+                advance(len(labels_S))
+
+    def _draw(
+        self,
+        split: Split,
+        index: int,
+        label: int,
+        inputs_C: NDArray[np.uint8],
+        voxels: NDArray[np.uint8],
+    ) -> None:
+        """Write one sample, in pieces."""
+
+        def rng(number: int) -> np.random.Generator:
+            return np.random.default_rng([self._seed, SPLITS.index(split), index, number])
+
+        sizes = self.sample_sizes
+        objects = draw_objects(label, sizes, rng(0))
+        for rows in _pieces(sizes):
+            voxels[rows] = draw_labels(objects, sizes, rows)
+        for channel in range(self._channels):
+            painter = ChannelPainter(objects, sizes, rng(1 + channel))
+            for rows in _pieces(sizes):
+                inputs_C[channel][rows] = painter.paint(rows)
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[slice]:
+    """Rows of a sample that are drawn at once."""
+    step = max(1, _PIECE_VOXELS // math.prod(sizes[1:]))
+    for first in range(0, sizes[0], step):
+        yield slice(first, min(first + step, sizes[0]))

@@ -1,0 +1,293 @@
+"""Source of the user's own signals, images and volumes: a directory of files, or a csv of paths.
+
+Shapes: S samples of a split, C channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from sparsepipe.data.checks import check_choices
+from sparsepipe.data.files import digest_values, explaining_storage, locked, progress, scan_files
+from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
+from sparsepipe.data.sources.base import CacheSettings
+from sparsepipe.data.volumes.formats import (
+    decompress,
+    header_of,
+    must_be_decompressed,
+    read_volume,
+    suffix_of,
+)
+from sparsepipe.data.volumes.listing import Entry, Listing, list_samples
+from sparsepipe.data.volumes.samples import Labels, Part
+from sparsepipe.errors import ConfigError, DataError
+
+_LOG = logging.getLogger(__name__)
+
+_VERSION = 1
+"""Increased with any change to decompressed files."""
+ChannelAxis = Literal["first", "last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSamples:
+    """Samples of a split that are files; see ``Samples``.
+
+    Attributes:
+        inputs: files of which parts can be read.
+        voxels: files of the voxels' labels; none where samples have labels.
+        labels_S: the class of each sample.
+        num_classes: classes of voxels.
+        channel_axis: where inputs have channels; None: they have none.
+        mean: subtracted from inputs.
+        std: inputs are divided by it afterwards.
+    """
+
+    inputs: tuple[Path, ...]
+    voxels: tuple[Path, ...]
+    labels_S: IntArray
+    num_classes: int
+    channel_axis: ChannelAxis | None
+    mean: float
+    std: float
+
+    def read_input(self, index: int, part: Part) -> FloatArray:
+        """See ``Samples.read_input``."""
+        every = slice(None)
+        if self.channel_axis is None:
+            stored = read_volume(self.inputs[index], part)[None]
+        elif self.channel_axis == "first":
+            stored = read_volume(self.inputs[index], (every, *part))
+        else:
+            stored = np.moveaxis(read_volume(self.inputs[index], (*part, every)), -1, 0)
+        values: FloatArray = np.array(stored, np.float32, order="C")
+        if self.mean:
+            values -= np.float32(self.mean)
+        if self.std != 1:
+            values /= np.float32(self.std)
+        return values
+
+    def read_label(self, index: int, part: Part) -> IntArray:
+        """See ``Samples.read_label``."""
+        path = self.voxels[index]
+        stored = read_volume(path, part)
+        labels: IntArray = np.array(stored, np.int64, order="C")
+        if stored.dtype.kind == "f" and not np.array_equal(labels, stored):
+            raise DataError(
+                f"{path} has labels that are no whole numbers",
+                remedy="resample labels by their nearest neighbours, or correct the file",
+            )
+        if labels.size and not (labels.min() >= 0 and labels.max() < self.num_classes):
+            raise DataError(
+                f"{path} has labels from {labels.min()} to {labels.max()}, but there are "
+                f"{self.num_classes} classes",
+                remedy="name all classes in data.source.classes, from that of label 0 on, or "
+                "correct the file",
+            )
+        return labels
+
+
+class VolumeFiles:
+    """Source: ``.npy``, ``.tif``, ``.nii``, ``.nii.gz`` files and zarr arrays, all of one size.
+
+    ``root`` is a directory or a csv file. With labels of voxels, a directory has
+    ``{inputs,labels}/{train,test}`` with files of equal names, whatever their suffixes; with labels
+    of samples, ``<class>/{train,test}``. A csv file has the columns ``input`` (a path), ``label``
+    (a path, or the name of a class) and optionally ``split`` (``train`` or ``test``, without it
+    ``train``); paths are relative to the csv file.
+
+    Only the part of a file that a rank needs is read. ``.nii.gz`` and compressed ``.tif`` files are
+    decompressed once, into the cache.
+
+    Args:
+        root: the directory or csv file.
+        labels: of samples or of voxels.
+        cache: where decompressed files and digests are kept.
+        classes: names of the classes. For voxels they are required, from that of label 0 on; for
+            samples, None takes all that there are.
+        channel_axis: ``first`` or ``last`` axis of inputs, if that is their channels; None: they
+            have none.
+        mean: subtracted from inputs. A setting, because a rank that reads a part does not know the
+            mean of the whole.
+        std: inputs are divided by it afterwards.
+
+    Raises:
+        ConfigError: a setting is not valid, or there are no names of voxels' classes.
+    """
+
+    def __init__(
+        self,
+        root: Path | str | None,
+        *,
+        labels: Labels,
+        cache: CacheSettings,
+        classes: Sequence[str] | None = None,
+        channel_axis: ChannelAxis | None = None,
+        mean: float = 0.0,
+        std: float = 1.0,
+    ) -> None:
+        if channel_axis is not None:
+            check_choices(**{"source.channel_axis": (channel_axis, ChannelAxis)})
+        if not std > 0:
+            raise ConfigError(
+                f"data.source.std={std} is not valid", remedy="set data.source.std to more than 0"
+            )
+        if labels == "voxel" and not classes:
+            raise ConfigError(
+                "data.labels=voxel needs data.source.classes, which is not set",
+                remedy="set data.source.classes to the names of the labels 0, 1 and so on, such as "
+                "[background,vessel]",
+            )
+        self._root, self._labels, self._cache = root, labels, cache
+        self._given = None if classes is None else tuple(map(str, classes))
+        self._channel_axis, self._mean, self._std = channel_axis, mean, std
+
+    @cached_property
+    def _listing(self) -> Listing:
+        return list_samples(self._root, labels=self._labels, classes=self._given)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """See ``VolumeSource.classes``."""
+        return self._listing.classes
+
+    @property
+    def sample_sizes(self) -> tuple[int, ...]:
+        """See ``VolumeSource.sample_sizes``."""
+        return self._spatial(self._first_shape)
+
+    @cached_property
+    def _first_shape(self) -> tuple[int, ...]:
+        """The shape that all inputs must have."""
+        first = self._listing.entries["train"][0].input
+        shape = header_of(first)
+        dimensions = len(shape) - (self._channel_axis is not None)
+        if not 1 <= dimensions <= 3 or min(shape) < 1:
+            raise DataError(
+                f"{first} has the shape {_product(shape)}, of which {dimensions} are dimensions of "
+                "space",
+                remedy="samples have one to three of them; set data.source.channel_axis to first "
+                "or last if that dimension is of channels, or to null if there are none",
+            )
+        return shape
+
+    def _spatial(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        match self._channel_axis:
+            case "first":
+                return shape[1:]
+            case "last":
+                return shape[:-1]
+            case _:
+                return shape
+
+    def load(self, split: Split) -> FileSamples:
+        """The samples of a split; see ``VolumeSource.load``."""
+        entries = self._listing.entries[split]
+        for entry in entries:
+            self._check_shapes(entry)
+        readable = self._decompressed([path for entry in entries for path in entry.paths], split)
+        return FileSamples(
+            inputs=tuple(readable[entry.input] for entry in entries),
+            voxels=tuple(readable[path] for entry in entries for path in entry.paths[1:]),
+            labels_S=np.array(
+                [entry.label if isinstance(entry.label, int) else 0 for entry in entries], np.int64
+            ),
+            num_classes=len(self.classes),
+            channel_axis=self._channel_axis,
+            mean=self._mean,
+            std=self._std,
+        )
+
+    def fingerprint(self) -> str:
+        """Digest of the files' contents and labels; see ``VolumeSource.fingerprint``."""
+        entries = [self._listing.entries[split] for split in SPLITS]
+        digests = self._digests({path for found in entries for e in found for path in e.paths})
+        contents = [
+            [
+                [digests[e.input], e.label if isinstance(e.label, int) else digests[e.label]]
+                for e in found
+            ]
+            for found in entries
+        ]
+        return digest_values([self.classes, contents])
+
+    def _check_shapes(self, entry: Entry) -> None:
+        shape = header_of(entry.input)
+        if shape != self._first_shape:
+            first = self._listing.entries["train"][0].input
+            raise DataError(
+                f"{entry.input} has the shape {_product(shape)}, but {first} has "
+                f"{_product(self._first_shape)}",
+                remedy="crop, pad or resample all inputs to one shape",
+            )
+        if not isinstance(entry.label, Path):
+            return
+        found = header_of(entry.label)
+        if found != self.sample_sizes:
+            raise DataError(
+                f"the labels in {entry.label} have the shape {_product(found)}, but the input "
+                f"{entry.input} has {_product(self.sample_sizes)} voxels",
+                remedy="write one label for each voxel of the input, without channels",
+            )
+
+    def _decompressed(self, paths: Sequence[Path], split: Split) -> dict[Path, Path]:
+        """For each file the one to read parts of, decompressed into the cache if necessary."""
+        compressed = [path for path in dict.fromkeys(paths) if must_be_decompressed(path)]
+        digests = self._digests(compressed)
+        folder = self._cache.directory / "volumes" / "decompressed"
+        targets = {path: folder / f"{digests[path]}_{_VERSION}.npy" for path in compressed}
+        if not all(target.is_file() for target in targets.values()):
+            with (
+                explaining_storage(folder, setting="data.cache_dir"),
+                locked(folder / "lock", wait_s=self._cache.lock_wait_s),
+            ):
+                _decompress_missing(targets, split)
+        return {path: targets.get(path, path) for path in paths}
+
+    def _digests(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """Digests of the contents of volumes; a zarr array is a directory of files."""
+        files = {
+            path: sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
+            for path in paths
+        }
+        root = Path(os.path.expandvars(str(self._root))).expanduser().absolute()
+        names = [str(file) for found in files.values() for file in found]
+        scanned = scan_files(root, names, cache_directory=self._cache.directory)
+        contents = {file.path: file.digest for file in scanned}
+        return {
+            path: contents[path]
+            if found == [path]
+            else digest_values([[str(f.relative_to(path)), contents[f]] for f in found])
+            for path, found in files.items()
+        }
+
+
+def _decompress_missing(targets: dict[Path, Path], split: Split) -> None:
+    missing = {path: target for path, target in targets.items() if not target.is_file()}
+    if not missing:
+        return  # another process has written them
+    suffixes = sorted({suffix_of(path) or "" for path in missing})
+    _LOG.info(
+        "%d %s files of %s are compressed, so that no part of them can be read alone: they are "
+        "decompressed once, into %s",
+        len(missing),
+        " and ".join(suffixes),
+        split,
+        next(iter(missing.values())).parent,
+    )
+    with progress("decompressing volumes") as advance:
+        for path, target in missing.items():
+            decompress(path, target)
+            advance(len(missing))
+
+
+def _product(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))

@@ -1,0 +1,386 @@
+"""The user's own volumes: formats, layouts, and what is wrong with them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import logging
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparsepipe.data import VolumeDataModule, VolumeFiles
+from sparsepipe.errors import ConfigError, DataError
+
+SIZES = (6, 5, 8)
+PART = (slice(2, 5), slice(0, 5), slice(4, 8))
+Write = Callable[[Path, np.ndarray], None]
+
+
+def write_npy(path: Path, values: np.ndarray) -> None:
+    np.save(path, values)
+
+
+def write_tif(path: Path, values: np.ndarray, **settings: Any) -> None:
+    pytest.importorskip("tifffile").imwrite(path, values, photometric="minisblack", **settings)
+
+
+def write_nifti(path: Path, values: np.ndarray, *, slope: float | None = None) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    image = nibabel.Nifti1Image(values, np.eye(4))
+    if slope is not None:
+        image.header.set_slope_inter(slope, 1)
+        image = nibabel.Nifti1Image(values * slope + 1, np.eye(4), image.header)
+        image.header.set_data_dtype(values.dtype)
+    nibabel.save(image, path)
+
+
+def write_zarr(path: Path, values: np.ndarray, *, version: int = 3) -> None:
+    zarr = pytest.importorskip("zarr")
+    chunks = tuple(max(1, size // 2) for size in values.shape)
+    array = zarr.create_array(
+        path, shape=values.shape, dtype=values.dtype, chunks=chunks, zarr_format=version
+    )
+    array[:] = values
+
+
+FORMATS: dict[str, tuple[str, Write]] = {
+    "npy": ("npy", write_npy),
+    "tif": ("tif", write_tif),
+    "big-endian tif": ("tif", functools.partial(write_tif, byteorder=">")),
+    "tif of single pages": ("tiff", functools.partial(write_tif, metadata=None, contiguous=False)),
+    "compressed tif": ("tif", functools.partial(write_tif, compression="zlib")),
+    "nii": ("nii", write_nifti),
+    "nii.gz": ("nii.gz", write_nifti),
+    "scaled nii.gz": ("nii.gz", functools.partial(write_nifti, slope=0.5)),
+    "zarr": ("zarr", write_zarr),
+    "zarr 2": ("zarr", functools.partial(write_zarr, version=2)),
+}
+COMPRESSED = {"compressed tif", "nii.gz", "scaled nii.gz"}
+
+
+def volume(number: int, sizes: tuple[int, ...] = SIZES) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 1000, sizes).astype(np.int16)
+
+
+def write_pairs(root: Path, suffix: str = "npy", write: Write = write_npy) -> None:
+    """Three volumes for training and two for testing, with labels 0 to 2 of voxels."""
+    for split, count in (("train", 3), ("test", 2)):
+        for kind in ("inputs", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(count):
+            values = volume(number)
+            write(root / "inputs" / split / f"v{number}.{suffix}", values)
+            np.save(root / "labels" / split / f"v{number}.npy", (values % 3).astype(np.uint8))
+
+
+def opened(root: Path, cache: Path, *, labels: str = "voxel", **settings: Any) -> VolumeDataModule:
+    if labels == "voxel":
+        settings = {"classes": ["none", "some", "much"], **settings}
+    data = VolumeDataModule(
+        root,
+        source=functools.partial(VolumeFiles, **settings),
+        cache_dir=cache,
+        labels=labels,  # type: ignore[arg-type]
+        num_workers=0,
+    )
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parts_of_each_format(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    suffix, write = FORMATS[name]
+    write_pairs(tmp_path / "root", suffix, write)
+    with caplog.at_level(logging.INFO, "sparsepipe"):
+        data = opened(tmp_path / "root", tmp_path / "cache")
+    assert ("decompressed once" in caplog.text) == (name in COMPRESSED)
+    assert data.sample_sizes == SIZES
+    assert data.classes == ("none", "some", "much")
+    dataset = data.train_dataloader().dataset
+    scale, shift = (0.5, 1) if name.startswith("scaled") else (1, 0)
+    for part in (tuple(map(slice, SIZES)), PART, (slice(3, 3), *PART[1:])):
+        dataset.read_part(part)
+        for number in range(3):
+            sample = pickle.loads(pickle.dumps(dataset))[0, number]  # as a worker gets it
+            wanted = volume(number)[part]
+            assert sample["input"].dtype == np.float32
+            # Scaled values are rounded to the integers that the file stores.
+            rounding = 0.02 if name.startswith("scaled") else 0
+            assert np.allclose(sample["input"][0], wanted * scale + shift, rtol=0, atol=rounding)
+            assert np.array_equal(sample["label"], wanted % 3)
+    batch = next(iter(data.test_dataloader()))
+    assert batch["input"].shape == (2, 1, *SIZES)
+    assert batch["label"].dtype == torch.int64
+
+
+def test_what_is_decompressed_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_pairs(tmp_path / "root", "nii.gz", write_nifti)
+    first = opened(tmp_path / "root", tmp_path / "cache")
+    (tmp_path / "root").rename(tmp_path / "moved")
+    with caplog.at_level(logging.INFO, "sparsepipe"):
+        again = opened(tmp_path / "moved", tmp_path / "cache")
+    assert "decompressed" not in caplog.text
+    before = again.fingerprint()
+    assert before == opened(tmp_path / "moved", tmp_path / "other").fingerprint()
+    assert first.samples("train").inputs == again.samples("train").inputs
+    # Another file of the same name is another volume.
+    write_nifti(tmp_path / "moved" / "inputs" / "train" / "v0.nii.gz", volume(7))
+    changed = opened(tmp_path / "moved", tmp_path / "cache")
+    assert changed.fingerprint() != before
+    assert np.array_equal(changed.train_dataloader().dataset[0, 0]["input"][0], volume(7))
+
+
+@pytest.mark.parametrize("write", [write_npy, write_zarr])
+def test_fingerprints_follow_contents_not_places(tmp_path: Path, write: Write) -> None:
+    suffix = "zarr" if write is write_zarr else "npy"
+    for name in ("one", "two"):
+        write_pairs(tmp_path / name, suffix, write)
+    one, two = (opened(tmp_path / name, tmp_path / "cache") for name in ("one", "two"))
+    assert one.fingerprint() == two.fingerprint()
+    np.save(tmp_path / "two" / "labels" / "test" / "v1.npy", np.zeros(SIZES, np.uint8))
+    assert opened(tmp_path / "two", tmp_path / "cache").fingerprint() != one.fingerprint()
+
+
+def test_folders_of_classes(tmp_path: Path) -> None:
+    for number, name in enumerate(("round", "square")):
+        for split in ("train", "test"):
+            (tmp_path / name / split).mkdir(parents=True)
+            np.save(tmp_path / name / split / "a.npy", volume(number))
+    data = opened(tmp_path, tmp_path / "cache", labels="sample", mean=500.0, std=250.0)
+    assert data.classes == ("round", "square")
+    assert data.samples("train").labels_S.tolist() == [0, 1]
+    sample = data.train_dataloader().dataset[0, 1]
+    assert np.allclose(sample["input"][0], (volume(1) - 500.0) / 250, atol=1e-6)
+    assert sample["label"] == 1
+    chosen = opened(tmp_path, tmp_path / "cache", labels="sample", classes=["square"])
+    assert chosen.samples("test").labels_S.tolist() == [0]
+    with pytest.raises(DataError, match="no folders oval"):
+        opened(tmp_path, tmp_path / "cache", labels="sample", classes=["oval"])
+
+
+@pytest.mark.parametrize(("axis", "place"), [("first", 0), ("last", -1)])
+@pytest.mark.parametrize("sizes", [(6,), (6, 5), SIZES], ids=len)
+def test_channels(tmp_path: Path, axis: str, place: int, sizes: tuple[int, ...]) -> None:
+    (tmp_path / "only" / "train").mkdir(parents=True)
+    values = volume(1, (3, *sizes))
+    np.save(tmp_path / "only" / "train" / "a.npy", np.moveaxis(values, 0, place))
+    data = opened(tmp_path, tmp_path / "cache", labels="sample", channel_axis=axis)
+    assert data.sample_sizes == sizes
+    dataset = data.train_dataloader().dataset
+    dataset.read_part(part := tuple(slice(1, size - 1) for size in sizes))
+    assert np.array_equal(dataset[0, 0]["input"], values[(slice(None), *part)])
+
+
+def write_csv(root: Path, text: str) -> Path:
+    for number in range(4):
+        np.save(root / f"{number}.npy", volume(number))
+        np.save(root / f"{number}_labels.npy", volume(number) % 3)
+    (root / "volumes.csv").write_text(text)
+    return root / "volumes.csv"
+
+
+def test_csv_files(tmp_path: Path) -> None:
+    path = write_csv(
+        tmp_path, "split,label,input\ntrain,10,0.npy\ntest,2,1.npy\ntrain,2,2.npy\n,10,3.npy\n"
+    )
+    data = opened(path, tmp_path / "cache", labels="sample")
+    assert data.classes == ("2", "10")
+    assert data.samples("train").labels_S.tolist() == [1, 0, 1]
+    assert data.samples("test").labels_S.tolist() == [0]
+    absolute = tmp_path / "2_labels.npy"
+    path = write_csv(tmp_path, f"input, label\n1.npy, 1_labels.npy\n2.npy, {absolute}\n")
+    data = opened(path, tmp_path / "cache")
+    assert np.array_equal(data.train_dataloader().dataset[0, 1]["label"], volume(2) % 3)
+    with pytest.raises(ConfigError, match="no samples to test on"):
+        data.test_dataloader()
+
+
+def test_arrays_in_groups_are_named_by_their_paths(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(tmp_path / "scan.zarr", mode="w")
+    group.create_array("raw", data=volume(0))
+    group.create_array("labels", data=volume(0) % 3)
+    path = write_csv(tmp_path, "input,label\nscan.zarr/raw,scan.zarr/labels\n")
+    data = opened(path, tmp_path / "cache")
+    assert np.array_equal(data.train_dataloader().dataset[0, 0]["input"][0], volume(0))
+    with pytest.raises(DataError, match=r"group of zarr arrays \(labels, raw\)") as caught:
+        opened(write_csv(tmp_path, "input,label\nscan.zarr,0.npy\n"), tmp_path / "cache")
+    assert "scan.zarr/labels" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("input,label\n", "no samples for training"),
+        ("input,label,split\n0.npy,0_labels.npy,test\n", "no samples for training"),
+        ("image,label\n0.npy,0_labels.npy\n", "no column input, but image, label"),
+        ("input,label\n0.npy\n", "line 2, does not have a value in each column"),
+        ("input,label\n0.npy,0_labels.npy,train\n", "line 2, does not have a value in each"),
+        ("input,label,split\n0.npy,0_labels.npy,val\n", "line 2, has the split 'val'"),
+        ("input,label\n0.npy,0.mhd\n", "0.mhd has none of the suffixes"),
+        ("input,label\n9.npy,0_labels.npy\n", "9.npy does not exist"),
+        ('input,label\n"0.npy,0_labels.npy\n', "is no csv file"),
+    ],
+)
+def test_csv_files_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        opened(write_csv(tmp_path, text), tmp_path / "cache")
+    assert caught.value.remedy
+
+
+def test_classes_that_are_not_named(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "input,label\n0.npy,cat\n1.npy,dog\n")
+    with pytest.raises(DataError, match="line 3, has the label 'dog', which is no class"):
+        opened(path, tmp_path / "cache", labels="sample", classes=["cat"])
+
+
+def remove_label(root: Path) -> None:
+    (root / "labels" / "train" / "v1.npy").unlink()
+
+
+def remove_input(root: Path) -> None:
+    (root / "inputs" / "test" / "v1.npy").unlink()
+
+
+def resize_label(root: Path) -> None:
+    np.save(root / "labels" / "train" / "v1.npy", np.zeros((6, 5, 7), np.uint8))
+
+
+def resize_input(root: Path) -> None:
+    np.save(root / "inputs" / "test" / "v1.npy", np.zeros((6, 4, 8), np.uint8))
+
+
+def cut(root: Path) -> None:
+    path = root / "inputs" / "train" / "v1.npy"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def empty(root: Path) -> None:
+    (root / "inputs" / "train" / "v1.npy").write_bytes(b"")
+
+
+def pickled(root: Path) -> None:
+    np.save(root / "inputs" / "train" / "v1.npy", np.array([{}], object), allow_pickle=True)
+
+
+def complex_numbers(root: Path) -> None:
+    np.save(root / "inputs" / "train" / "v1.npy", np.zeros(SIZES, np.complex64))
+
+
+def unknown(root: Path) -> None:
+    (root / "inputs" / "train" / "v1.mhd").write_text("ObjectType = Image")
+
+
+def four_dimensions(root: Path) -> None:
+    np.save(root / "inputs" / "train" / "v0.npy", np.zeros((*SIZES, 2)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove_label, "has no label for v1 of train"),
+        (remove_input, "has no input for v1 of test"),
+        (resize_label, r"v1.npy have the shape 6 x 5 x 7, but the input .* has 6 x 5 x 8 voxels"),
+        (resize_input, r"v1.npy has the shape 6 x 4 x 8, but .*v0.npy has 6 x 5 x 8"),
+        (cut, "v1.npy cannot be read as .npy"),
+        (empty, "v1.npy cannot be read as .npy"),
+        (pickled, "v1.npy cannot be read as .npy"),
+        (complex_numbers, "v1.npy has values of type complex64"),
+        (unknown, "v1.mhd has none of the suffixes .npy, .tif"),
+        (four_dimensions, "of which 4 are dimensions of space"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    write_pairs(tmp_path / "root")
+    damage(tmp_path / "root")
+    with pytest.raises(DataError, match=message) as caught:
+        opened(tmp_path / "root", tmp_path / "cache")
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["tif", "compressed tif", "nii", "nii.gz", "zarr"])
+def test_files_that_are_cut_off(tmp_path: Path, name: str) -> None:
+    suffix, write = FORMATS[name]
+    write_pairs(tmp_path / "root", suffix, write)
+    path = tmp_path / "root" / "inputs" / "train" / f"v0.{suffix}"
+    victim = path / "zarr.json" if path.is_dir() else path
+    stored = victim.read_bytes()
+    # A .tif file of these has its values behind 256 bytes, and more headers behind them.
+    victim.write_bytes(stored[: 300 if name == "tif" else len(stored) // 2])
+    with pytest.raises(DataError, match=f"v0.{suffix} ") as caught:
+        opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset[0, 0]
+    assert caught.value.remedy
+    assert not list((tmp_path / "cache").glob("**/*.tmp"))
+
+
+def test_a_file_that_is_something_else(tmp_path: Path) -> None:
+    pytest.importorskip("nibabel")
+    write_pairs(tmp_path / "root", "nii.gz", write_nifti)
+    path = tmp_path / "root" / "inputs" / "train" / "v0.nii.gz"
+    path.write_bytes(gzip.compress(b"no image at all"))
+    with pytest.raises(DataError, match=r"v0\.nii\.gz cannot be read as \.nii\.gz"):
+        opened(tmp_path / "root", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "package"), [("tif", "tifffile"), ("nii.gz", "nibabel"), ("zarr", "zarr")]
+)
+def test_a_missing_package_is_named(
+    tmp_path: Path, suffix: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pairs(tmp_path, suffix, lambda path, values: path.write_bytes(b"x"))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=f"needs the package {package}") as caught:
+        opened(tmp_path, tmp_path / "cache")
+    assert "sparsepipe[volumes]" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.full(SIZES, 3, np.uint8), "labels from 3 to 3, but there are 3 classes"),
+        (np.full(SIZES, -1, np.int16), "labels from -1 to -1"),
+        (np.full(SIZES, 0.5, np.float32), "labels that are no whole numbers"),
+    ],
+)
+def test_labels_that_are_no_classes(tmp_path: Path, values: np.ndarray, message: str) -> None:
+    write_pairs(tmp_path / "root")
+    np.save(tmp_path / "root" / "labels" / "train" / "v1.npy", values)
+    dataset = opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset
+    with pytest.raises(DataError, match=message):
+        dataset[0, 1]
+
+
+def test_labels_may_be_floating_point_numbers(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "root")
+    np.save(tmp_path / "root" / "labels" / "train" / "v1.npy", np.full(SIZES, 2.0))
+    dataset = opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset
+    assert (dataset[0, 1]["label"] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": None}, "data.labels=voxel needs data.source.classes"),
+        ({"std": 0.0}, "data.source.std"),
+        ({"channel_axis": "middle"}, "data.source.channel_axis"),
+    ],
+)
+def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opened(tmp_path, tmp_path, **settings)
+
+
+@pytest.mark.parametrize("root", [None, "", "nowhere", "nowhere.csv"])
+def test_a_root_that_is_none(tmp_path: Path, root: str | None) -> None:
+    with pytest.raises(DataError, match=r"data\.root") as caught:
+        opened(root, tmp_path)  # type: ignore[arg-type]
+    assert "inputs/train" in caught.value.remedy
