@@ -183,6 +183,8 @@ class TrainingReads(pl.Callback):
         states = place.of_rank(place.loaders) if place.loaders else None
         for loader, state in zip(self._loaders, states or [], strict=False):
             loader.load(state)
+            if place.batches and isinstance(loader, _Stateful):
+                loader.warn_of_workers()
         place.restore_randomness()
 
     def _adapted(self, loader: Any, number: int) -> _Order | _Stateful | _Unknown:
@@ -299,6 +301,28 @@ class _Stateful:
     def load(self, state: Any) -> None:
         if state is not None:
             self.loader.load_state_dict(state)
+            if isinstance(self.loader, DataLoader):
+                vars(self.loader)["_get_iterator"] = self._first_iterator
+
+    def _first_iterator(self) -> Any:
+        """The iterator that takes up the state. That of an epoch's end makes generators of samplers
+        what they were in that epoch, and the loader draws the next one's order right afterwards.
+        """
+        del vars(self.loader)["_get_iterator"]
+        iterator = self.loader._get_iterator()
+        epoch, batches = self._reads.position()
+        if not batches:
+            seed_generators(self.epoch_generators(), mixed(self._reads.seed, epoch))
+        return iterator
+
+    def warn_of_workers(self) -> None:
+        """Says what of a loader's place within an epoch its state does not have."""
+        if getattr(self.loader, "num_workers", 0):
+            log.warning(
+                "%s goes on by its state, in which random numbers of its workers are not: what "
+                "they draw, as for augmentation, is other than without the stop",
+                type(self.loader).__name__,
+            )
 
 
 class _Order:

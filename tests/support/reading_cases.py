@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import default_collate
 
 from sparsepipe.callbacks import Resume, RunCheckpoint, StopOnSignal, TrainingReads
 from sparsepipe.callbacks.checkpoint import STATE_KEY
+from sparsepipe.runs.checkpoints import DirectCheckpointIO, read_checkpoint
 from sparsepipe.runs.randomness import seed_epoch, seed_model
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.failures.rank_reports import Stopped
@@ -182,6 +183,85 @@ class UnsizedStatefulLoader(StatefulLoader):
     __len__ = None  # type: ignore[assignment]
 
 
+class LateStateLoader(DataLoader[Any]):
+    """As torchdata's: the next iterator takes up the state, and its sampler's generator with it."""
+
+    def __init__(self, data: Dataset[Any], batch_size: int) -> None:
+        sampler = RandomSampler(data, generator=torch.Generator())  # type: ignore[arg-type]
+        super().__init__(data, sampler=sampler, batch_size=batch_size)
+        self.loaded: dict[str, Any] | None = None
+        self.draws = sampler.generator
+        self.begun, self.done = self.draws.get_state(), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.begun, "done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+    def _get_iterator(self) -> Any:
+        state, self.loaded = self.loaded or {"done": 0}, None
+        self.draws.set_state(state.get("generator", self.draws.get_state()))
+        self.begun, self.done = self.draws.get_state(), state["done"]
+        iterator = super()._get_iterator()
+        for _ in range(self.done):
+            next(iterator)
+        return iterator
+
+    def __iter__(self) -> Any:
+        iterator = self._get_iterator()
+        if self.done == len(self):
+            iterator = self._get_iterator()
+        return self._counted(iterator)
+
+    def _counted(self, iterator: Iterator[Tensor]) -> Iterator[Tensor]:
+        for batch in iterator:
+            self.done += 1
+            yield batch
+
+
+class Clean(Dataset[Any]):
+    """Without noise, which no loader but torch's own draws by batch in its workers."""
+
+    def __init__(self) -> None:
+        self.x = Noisy().x
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.x[index]
+
+
+class ResumedStream(IterableDataset[Any]):
+    """As torchdata's pages have one: each worker keeps its place in its share."""
+
+    def __init__(self) -> None:
+        self.data, self.done, self.epoch = Clean(), 0, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        draw = torch.Generator().manual_seed(self.epoch)
+        share = torch.randperm(SIZE, generator=draw).tolist()[first::step]
+        while self.done < len(share):
+            self.done += 1
+            yield self.data[share[self.done - 1]]
+        self.epoch, self.done = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done, self.epoch = state["done"], state["epoch"]
+
+
+def torchdata(data: Dataset[Any], **options: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(data, **options)
+
+
 class Repeating:
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -254,6 +334,9 @@ def make_loader(kind: str, workers: int, share: dict[str, int]) -> Any:
         "stream": lambda: DataLoader(Stream(data), **sized),
         "class": lambda: OwnLoader(data),
         "hidden": lambda: DataLoader(data, batch_sampler=Hidden(), **more),
+        "late": lambda: LateStateLoader(data, BATCH),
+        "torchdata": lambda: torchdata(Clean() if workers else data, shuffle=True, **sized),
+        "torchdata-stream": lambda: torchdata(ResumedStream(), **sized),
         "reused": lambda: ReusedIterator(data, shuffle=True, **sized),
     }
     return makers[kind]()
@@ -352,7 +435,7 @@ def train(
     data, net = Loaders(kind, workers), Net(0.5 if strategy in ("single", "dp") else 0.0)
     place = None
     if run.last.exists():
-        place = Resume.read(run.last, torch.load(run.last, weights_only=False)["callbacks"])
+        place = Resume.read(run.last, read_checkpoint(run.last)["callbacks"])
         assert STATE_KEY == "RunCheckpoint"
     adapt_loaders(data, seed=SEED)
     watch = Watch()
@@ -366,6 +449,7 @@ def train(
         devices=1 if strategy == "single" else 2,
         strategy=STRATEGIES[strategy](),
         use_distributed_sampler=False,
+        plugins=[DirectCheckpointIO()],
         callbacks=[reads, log, StopOnSignal(watch, checkpoint), checkpoint],  # type: ignore[arg-type]
     )
     seed_epoch(SEED, 0)
@@ -374,7 +458,7 @@ def train(
             net,
             datamodule=data,
             ckpt_path=None if place is None else str(run.last),
-            weights_only=False,
+            weights_only=True,
         )
     except (Stopped, Crash):
         assert end is not None

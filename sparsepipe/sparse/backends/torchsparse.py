@@ -174,7 +174,7 @@ class _DifferentiableOnce(torch.autograd.Function):
             raise BackendError(
                 "torchsparse's convolutions have no second derivative, which create_graph=True "
                 "asks for, as a gradient penalty does",
-                remedy="use backend=native for these layers, which has derivatives of any order",
+                remedy="use backend=native for these layers, which has second derivatives",
             )
         return gradient
 

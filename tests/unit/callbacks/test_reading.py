@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from tests.support.reading_cases import CRASH, STOP, train
 RESUMED = (
     "shared", "shuffled", "weighted", "subset", "plain", "within", "buckets", "epochs", "counting",
     "private", "single", "fetching", "collating", "persistent", "beside", "state", "unsized",
+    "late",
 )  # fmt: skip
 REPEATED = ("stream", "class")
 """Loaders whose epoch begins again."""
-IN_PROCESS = ("state", "unsized", "class")
+IN_PROCESS = ("state", "late", "unsized", "class")
 QUICK = ("weighted", "counting", "persistent")
 CASES = [
     *((kind, 0) for kind in (*RESUMED, *REPEATED)),
@@ -29,11 +31,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "workers"), CASES)
+TORCHDATA = ("torchdata", "torchdata-stream")
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*CASES, *((kind, 0) for kind in TORCHDATA),
+     *(pytest.param(kind, 2, marks=pytest.mark.full) for kind in TORCHDATA)],
+)  # fmt: skip
 def test_a_resumed_training_is_the_undisturbed_one(
     kind: str, workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stopped within an epoch, then killed within the next one."""
+    if kind in TORCHDATA:
+        pytest.importorskip("torchdata.stateful_dataloader")
     expected, weights = train(tmp_path / "undisturbed", kind, workers)
     found = {}
     for end in (("stop", STOP), ("crash", CRASH), None):
@@ -41,26 +52,34 @@ def test_a_resumed_training_is_the_undisturbed_one(
         assert kind in REPEATED or end == ("stop", STOP) or (1, 1) not in read
         found.update(read)
     assert ("repeats epoch 2" in caplog.text) == (kind in REPEATED)
+    assert ("random numbers of its workers" in caplog.text) == (kind in TORCHDATA and workers > 0)
     assert found == expected
     assert all(torch.equal(ours[name], value) for name, value in weights.items())
 
 
 def of_ranks(
-    rank: int, directory: Path, strategy: str, kinds: tuple[str, ...], end: Any = None
+    rank: int,
+    directory: Path,
+    strategy: str,
+    kinds: tuple[str, ...],
+    end: Any = None,
+    workers: int = 0,
 ) -> list[Any]:
     """What is read of each kind, and the weights; in a file, too: a rank may end with its run."""
-    found = [train(directory / kind, kind, strategy=strategy, end=end) for kind in kinds]
+    vars(multiprocessing.current_process())["_config"]["daemon"] = False  # which have no workers
+    found = [train(directory / kind, kind, workers, strategy=strategy, end=end) for kind in kinds]
     torch.save(found, directory / f"rank{rank}.pt")
     return found
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("strategy", ["dp", "asynchronous", "synchronous"])
-def test_ranks_read_on_where_they_were(strategy: str, tmp_path: Path) -> None:
-    kinds = ("weighted", "beside", "state")
-    expected = run(of_ranks, 2, tmp_path / "undisturbed", strategy, kinds)
-    outcomes(of_ranks, 2, tmp_path / "run", strategy, kinds, ("stop", STOP))
+def test_ranks_read_on_where_they_were(strategy: str, workers: int, tmp_path: Path) -> None:
+    kinds = ("shuffled", "buckets", "persistent") if workers else ("weighted", "beside", "state")
+    expected = run(of_ranks, 2, tmp_path / "undisturbed", strategy, kinds, None, workers)
+    outcomes(of_ranks, 2, tmp_path / "run", strategy, kinds, ("stop", STOP), workers)
     begun = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
-    ended = run(of_ranks, 2, tmp_path / "run", strategy, kinds)
+    ended = run(of_ranks, 2, tmp_path / "run", strategy, kinds, None, workers)
     for firsts, rests, wholes in zip(begun, ended, expected, strict=True):
         for (first, _), (rest, ours), (whole, weights) in zip(firsts, rests, wholes, strict=True):
             assert min(rest) > (1, 1)

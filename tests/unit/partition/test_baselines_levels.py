@@ -19,6 +19,20 @@ from sparsepipe.partition.search.baselines import mp_by_levels, two_levels
 from tests.support.instances import random_problem
 
 INSIDE, BETWEEN = 4.0, 1.0
+VGG16 = """
+    46.92 1605632 1792,     9.999 1605632 0,        159.531 1605632 36928,  9.766 1605632 0,
+    9.374 401408 0,         54.803 802816 73856,    5.097 802816 0,         75.441 802816 147584,
+    5.133 802816 0,         4.999 200704 0,         29.149 401408 295168,   2.757 401408 0,
+    44.481 401408 590080,   3.103 401408 0,         48.133 401408 590080,   2.87 401408 0,
+    2.682 100352 0,         23.823 200704 1180160,  1.722 200704 0,         37.259 200704 2359808,
+    1.527 200704 0,         40.445 200704 2359808,  1.523 200704 0,         1.583 50176 0,
+    12.989 50176 2359808,   1.05 50176 0,           11.466 50176 2359808,   0.653 50176 0,
+    12.69 50176 2359808,    0.63 50176 0,           0.787 12544 0,          0 12544 0,
+    7.05 2048 102764544,    0.407 2048 0,           0 2048 0,               1.443 2048 16781312,
+    0.309 2048 0,           0 2048 0,               0.941 500 4097000
+"""
+"""PipeDream's own profile (profiler/image_classification/profiles/vgg16/graph.txt of
+github.com/msr-fiddle/pipedream): of each layer ms of both passes, KiB of its output, parameters."""
 
 
 def problem_of(seed: int, hosts: int, each: int, model: str | None = None) -> Problem:
@@ -100,6 +114,30 @@ def test_each_host_is_a_stage_of_the_second_level(model: str) -> None:
             assert all(0 in stage.counts for stage in stages)
             assert own_time(problem, stages) == pytest.approx(time_s)
     assert alone > 5
+
+
+def test_the_time_is_that_which_pipedream_prints() -> None:
+    """``optimizer_graph_hierarchical.py -n 8 2 -b 12000000000 3125000000
+    --activation_compression_ratio 1`` prints 0.06576668672: three devices of one host share the
+    link by which the second stage's input comes to them."""
+    rows = [[float(word) for word in row.split()] for row in VGG16.split(",")]
+    compute_ms_L, activation_kib_L, parameters_L = np.array(rows).T
+    sums_I = [
+        np.concatenate([[0.0], np.cumsum(each)]) for each in (compute_ms_L / 1e3, 4 * parameters_L)
+    ]
+    spans = Spans(
+        compute_s_KI=sums_I[0][None].repeat(2, axis=0),
+        parameter_bytes_I=sums_I[1],
+        stored_bytes_I=np.zeros(len(rows) + 1),
+        cut_bytes_I=np.array([0.0, *1024 * activation_kib_L[:-1], 0.0]),
+    )
+    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=8) for n in range(2))
+    pool = DevicePool(kinds=kinds, inside={"h0": 12e9, "h1": 12e9}, between=3.125e9)
+    problem = Problem(pool=pool, spans=spans, model=cost_model("pipedream"))
+    solution = mp_by_levels(problem, device="gpu")
+    assert solution.config == "8-3-2-2-1"
+    assert solution.expected_s == pytest.approx(0.06576668672, rel=1e-9)
+    assert explain(problem, solution).bottleneck_s == solution.expected_s
 
 
 def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
