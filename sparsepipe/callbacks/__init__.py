@@ -4,6 +4,7 @@ from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
 from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
 from sparsepipe.callbacks.reading import TrainingReads
+from sparsepipe.callbacks.shards import WriteShards
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
 from sparsepipe.callbacks.timing import BusyTimes, StepTimer
 
@@ -23,4 +24,5 @@ __all__ = [
     "StopOnSignal",
     "Throughput",
     "TrainingReads",
+    "WriteShards",
 ]

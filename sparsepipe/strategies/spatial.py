@@ -54,6 +54,8 @@ class SpatialStrategy(DataParallelStrategy):
         timeout_s: limit of every wait for another rank.
         process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
         overlap: compute what needs no halo while halos are under way.
+        gather_predictions: predictions are whole on every rank; otherwise they are shards, for
+            :class:`sparsepipe.callbacks.WriteShards`.
         find_unused_parameters: look in every step for parameters without a gradient.
         slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
@@ -73,6 +75,7 @@ class SpatialStrategy(DataParallelStrategy):
         timeout_s: float = 300.0,
         process_group_backend: str | None = None,
         overlap: bool = True,
+        gather_predictions: bool = True,
         find_unused_parameters: bool = False,
         slowdown: float = 1.0,
         cluster_environment: ClusterEnvironment | None = None,
@@ -87,6 +90,7 @@ class SpatialStrategy(DataParallelStrategy):
         self._shape = None if grid == "auto" else tuple(grid)
         self._replicas = replicas
         self._overlap = overlap
+        self.gather_predictions = gather_predictions
         self._grid: Grid | None = None
         self._groups: tuple[Any, Any] = (None, None)
         self._metrics: list[tuple[Metric, Any, Any]] = []
@@ -266,12 +270,14 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Predictions with whole tensors in place of shards, on every rank."""
+        predicted = super().predict_step(*args, **kwargs)
+        if not self.gather_predictions:
+            return predicted
 
         def whole(value: Any) -> Any:
             return self.grid.gather(local_of(value)) if isinstance(value, Shard) else value
 
-        return pytree.tree_map(whole, super().predict_step(*args, **kwargs))
+        return pytree.tree_map(whole, predicted)
 
     @override
     def teardown(self) -> None:

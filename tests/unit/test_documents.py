@@ -59,16 +59,16 @@ def test_extras_are_installed_from_the_checkout() -> None:
     assert {each[1] for each in found if each} == set(project["optional-dependencies"]) - {"dev"}
 
 
-def test_code_of_the_readme_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    # What starts processes is a script as well, which is run by
-    # tests/unit/strategies/test_own_module.py.
-    blocks = [block for block in blocks if "Trainer(" not in block]
+def test_code_of_the_page_on_sparse_layers_runs() -> None:
+    page = (ROOT / "docs" / "backends.md").read_text()
+    blocks = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "print(" in block
+    ]
     assert blocks
     for block in blocks:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(block, "README.md", "exec"), {})
+            exec(compile(block, "backends.md", "exec"), {})
         promised = re.findall(r"print\(.*\)\s+# (.+)", block)
         assert printed.getvalue().splitlines() == promised
 

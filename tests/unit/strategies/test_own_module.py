@@ -1,4 +1,4 @@
-"""The README's script: somebody's own module, started in both ways."""
+"""The README's scripts: somebody's own modules, started in both ways."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "docs" / "own_module.py"
+SCRIPTS = [ROOT / "docs" / "own_module.py", ROOT / "docs" / "own_unet.py"]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 
-def test_readme_shows_the_script() -> None:
-    _, _, code = SCRIPT.read_text().partition('"""\n\n')
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_readme_shows_the_script(script: Path) -> None:
+    _, _, code = script.read_text().partition('"""\n\n')
     plain = "\n".join(line.partition("  # noqa")[0].rstrip() for line in code.splitlines())
     shown = (ROOT / "README.md").read_text()
     assert plain.strip() in shown.replace("  # registers sparsepipe_async", "")
@@ -26,11 +27,12 @@ def test_readme_shows_the_script() -> None:
     "launcher",
     [pytest.param((), id="Lightning's launcher"), pytest.param(TORCHRUN, id="torchrun")],
 )
-def test_script_runs(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_script_runs(tmp_path: Path, launcher: tuple[str, ...], script: Path) -> None:
     told = (
         "import runpy, torch; torch.manual_seed(0); "
-        f"found = runpy.run_path({str(SCRIPT)!r}); trainer = found['trainer']; "
-        "print(trainer.world_size, 'ranks', trainer.strategy.plan.config, end=' ') "
+        f"found = runpy.run_path({str(script)!r}); trainer = found['trainer']; "
+        "print(trainer.world_size, 'ranks', trainer.strategy.strategy_name, end=' ') "
         "if trainer.is_global_zero else None"
     )
     (tmp_path / "script.py").write_text(told)
@@ -44,4 +46,5 @@ def test_script_runs(tmp_path: Path, launcher: tuple[str, ...]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "2 ranks 1-1 " in done.stdout
+    name = "sparsepipe_async" if script is SCRIPTS[0] else "sparsepipe_spatial"
+    assert f"2 ranks {name} " in done.stdout

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from sparsepipe.callbacks import WriteShards
 from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import best_grid
 from sparsepipe.strategies import SpatialStrategy, check_grid
@@ -57,6 +59,7 @@ class Images(Dataset[dict[str, Any]]):
             "input": self.x[index][(slice(None), *self._part)],
             "pixels": self.pixels[index][self._part],
             "label": self.label[index],
+            "index": torch.tensor(index),
         }
 
 
@@ -238,6 +241,33 @@ class Attentive(Net):
 class Functional(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return super().forward(torch.fft.fftn(x).real)
+
+
+def written(rank: int, path: Path, grid: tuple[int, ...], replicas: int) -> None:
+    torch.manual_seed(3)
+    strategy = SpatialStrategy(grid=grid, replicas=replicas, gather_predictions=False)
+    trainer = pl.Trainer(
+        **QUIET,
+        devices=4,
+        strategy=strategy,
+        use_distributed_sampler=False,
+        callbacks=[WriteShards(path, samples=SAMPLES)],
+    )
+    loader = loaders(replicas, rank * replicas // 4, in_parts=True)[1]
+    trainer.predict(Net().double(), loader, return_predictions=False)
+
+
+@pytest.mark.parametrize(("grid", "replicas"), [((2, 2), 1), ((1, 2), 2)])
+def test_predictions_are_written_shard_by_shard(
+    tmp_path: Path, grid: tuple[int, int], replicas: int
+) -> None:
+    run_shared(written, 4, tmp_path / "all.npy", grid, replicas)
+    torch.manual_seed(3)
+    net = Net().double().eval()
+    with torch.no_grad():
+        expected = net(Images(shift=0.5).x)[0]
+    found = torch.from_numpy(np.load(tmp_path / "all.npy"))
+    assert gap(found, expected) <= BOUND
 
 
 def refused(rank: int, kind: type[Net], grid: tuple[int, ...], readers: int) -> str:

@@ -1,0 +1,123 @@
+"""Predictions of samples that are cut over a grid, written shard by shard into one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.lib.format import open_memmap
+from pytorch_lightning.callbacks import BasePredictionWriter
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from typing_extensions import override
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.spatial import Shard
+from sparsepipe.spatial.shard import local_of, whole_shape
+from sparsepipe.strategies import SpatialStrategy
+from sparsepipe.utils.files import writing
+
+
+class WriteShards(BasePredictionWriter):
+    """Writes the predictions of ``Trainer.predict`` into a ``.npy`` file of all samples.
+
+    Each rank writes its own shards, so that none holds a whole sample; the strategy is a
+    :class:`SpatialStrategy` with ``gather_predictions=False``. What ``predict_step`` returns holds
+    one shard, [B, ...] with a sample in each entry of the first dimension. ``numpy.load`` with
+    ``mmap_mode`` reads the file, whose entries are in the order of the data set.
+
+    Args:
+        path: of the file, on a disk that all ranks share; it is replaced.
+        samples: how many the data set has.
+    """
+
+    def __init__(self, path: Path | str, *, samples: int) -> None:
+        super().__init__("batch")
+        self._path, self._samples = Path(path), samples
+        self._array: np.ndarray[Any, Any] | None = None
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        strategy = trainer.strategy
+        if stage == "predict" and not (
+            isinstance(strategy, SpatialStrategy) and not strategy.gather_predictions
+        ):
+            raise ConfigError(
+                "predictions are written by shards, and the strategy gives whole ones",
+                remedy="use SpatialStrategy(gather_predictions=False)",
+            )
+
+    @override
+    def write_on_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        shards = [leaf for leaf in pytree.tree_leaves(prediction) if isinstance(leaf, Shard)]
+        if len(shards) != 1:
+            raise ConfigError(
+                f"predict_step has returned {len(shards)} shards, of which one can be written",
+                remedy="return the prediction alone",
+            )
+        indices = _indices(batch_indices, batch)
+        array = self._opened(shards[0])
+        with writing(self._path):
+            place: tuple[Any, ...] = (indices, *_places(shards[0]))
+            array[place] = _numpy(local_of(shards[0]))
+
+    def _opened(self, shard: Shard) -> np.ndarray[Any, Any]:
+        if self._array is None:
+            if process_group.rank() == 0:
+                dtype = _numpy(torch.empty(0, dtype=shard.dtype)).dtype
+                shape = (self._samples, *whole_shape(shard)[1:])
+                with writing(self._path):
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    open_memmap(self._path, mode="w+", dtype=dtype, shape=shape)
+            process_group.gather_objects(True, what="making the file of predictions")
+            self._array = open_memmap(self._path, mode="r+")
+        return self._array
+
+    @override
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._array is not None:
+            with writing(self._path):
+                self._array.flush()  # type: ignore[attr-defined]
+            self._array = None
+        process_group.gather_objects(True, what="writing the predictions")
+
+
+def _indices(batch_indices: Sequence[int] | None, batch: Any) -> list[int]:
+    """Positions of a batch's samples in the data set."""
+    if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
+        return [int(index) for index in batch["index"]]
+    if batch_indices is not None:
+        return list(batch_indices)
+    raise ConfigError(
+        "it is not known which samples of the data set a batch has",
+        remedy="add their positions to the batch as 'index'",
+    )
+
+
+def _numpy(value: Tensor) -> np.ndarray[Any, Any]:
+    """As numpy has it, which knows no bfloat16."""
+    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+
+
+def _places(shard: Shard) -> list[slice]:
+    """What a shard has of the whole in each dimension but the first."""
+    found = [slice(None) for _ in whole_shape(shard)[1:]]
+    for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
+        held = shard.grid.held(axis, full)
+        found[dim] = slice(held.start, held.stop)
+    return found
