@@ -140,13 +140,7 @@ def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None
     if parent is None:
         parent = launcher_process() or os.getppid()
     end_with_parent(parent)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(interval_s)
-        os._exit(1)  # there is no launcher left to report to
-
-    threading.Thread(target=watch, name="follow-parent", daemon=True).start()
+    _end_after(parent, interval_s=interval_s)  # there is no launcher left to report to
 
 
 def end_with_launcher() -> threading.Event | None:
@@ -162,16 +156,21 @@ def end_with_launcher() -> threading.Event | None:
         return None
     if launcher_process() != parent:
         return None  # somebody has started the ranks one by one
+    return _end_after(parent, interval_s=_LOOK_S, grace_s=_REPORT_S)
+
+
+def _end_after(parent: int, *, interval_s: float, grace_s: float = 0.0) -> threading.Event:
+    """Ends this process when its parent has ended, unless the returned event is set by then."""
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(_LOOK_S):
+        while not over.wait(interval_s):
             if os.getppid() != parent:
-                if not over.wait(_REPORT_S):
+                if not over.wait(grace_s):
                     os._exit(1)
                 return
 
-    threading.Thread(target=watch, name="follow-launcher", daemon=True).start()
+    threading.Thread(target=watch, name="follow-parent", daemon=True).start()
     return over
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 
 from tests.support.command_line import Shell, orphans, wait_for
 from tests.support.emulated_cases import hosts
-from tests.support.listening import listening, processes_in
+from tests.support.listening import address_for_others, listening, processes_in
 from tests.support.namespace_cases import needs_namespaces
 from tests.support.paths import environment
+from tests.support.waiting import held_port
 
 WAITING = "callbacks={step: {_target_: tests.support.tinyhouse.LongStep, step: 2}}"
 PIPELINE = ("parallel.plan.config=1-1", "parallel.plan.cuts=[2]")
@@ -23,37 +25,127 @@ LOOPBACK = {"127.0.0.1"}
 NO_INTERFACES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}
 
 
-def found_in_step(cwd: Path, process: subprocess.Popen[str], *, ranks: int) -> set[str]:
+def started(cwd: Path, variables: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def found_in_step(cwd: Path, *processes: subprocess.Popen[str], ranks: int) -> set[str]:
     """Where all processes of a run listen while it is in its third step; ends the run."""
     try:
         marks = [cwd / f"in-step-{rank}" for rank in range(ranks)]
-        wait_for(lambda: any(mark.exists() for mark in marks) or process.poll() is not None)
-        assert process.poll() is None, process.communicate()
+        wait_for(
+            lambda: (
+                any(mark.exists() for mark in marks)
+                or any(process.poll() is not None for process in processes)
+            )
+        )
+        for process in processes:
+            assert process.poll() is None, process.communicate()
         return listening(processes_in(cwd))
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        for process in processes:
+            end(process)
         orphans(cwd)
+
+
+def found_all_along(cwd: Path, process: subprocess.Popen[str]) -> set[str]:
+    """Where all processes of a run have listened from its begin to its end, which is a good one."""
+    found = set()
+    try:
+        while process.poll() is None:
+            found |= listening(processes_in(cwd))
+            time.sleep(0.02)
+        assert process.returncode == 0, process.communicate()
+    finally:
+        end(process)
+        orphans(cwd)
+    return found
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "expected"),
     [
-        ("parallel=single",),
-        ("parallel=dp", "parallel.devices=2"),
-        ("parallel=pipeline", *PIPELINE),
-        ("parallel=gpipe", *PIPELINE),
+        (("parallel=single",), set()),
+        (("parallel=dp", "parallel.devices=2"), LOOPBACK),
+        (("parallel=pipeline", *PIPELINE), LOOPBACK),
+        (("parallel=gpipe", *PIPELINE), LOOPBACK),
     ],
-    ids=lambda settings: settings[0],
+    ids=lambda settings: settings[0] if isinstance(settings, tuple) else "",
 )
-def test_a_run_of_one_machine(shell: Shell, settings: Sequence[str]) -> None:
+def test_a_run_of_one_machine(shell: Shell, settings: Sequence[str], expected: set[str]) -> None:
     """With loader workers and a tracker."""
     process = shell.start(
         "hardware=cores", *settings, "data.num_workers=1", "logger=wandb", WAITING
     )
-    assert found_in_step(shell.cwd, process, ranks=2) <= LOOPBACK
+    assert found_in_step(shell.cwd, process, ranks=2) == expected
+
+
+HOST = "{{name: {}, devices: [{{name: core, count: 1, accelerator: cpu}}]}}"
+HOSTS = f"hardware.value.hosts=[{HOST.format('a')},{HOST.format('b')}]"
+DP = ("hardware=cores", "parallel=dp", "parallel.devices=2")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("task=profile", "task.num_warmup=1", "task.num_measured=2"), set()),
+        (
+            ("task=bandwidth", "hardware=two_speeds", "task.sizes_bytes=[64]", "task.repeats=2"),
+            LOOPBACK,
+        ),
+        (("hydra.mode=MULTIRUN", *DP, "seed=1,2"), LOOPBACK),
+    ],
+    ids=lambda settings: " ".join(settings[:2]) if isinstance(settings, tuple) else "",
+)
+def test_other_kinds_of_runs(shell: Shell, settings: Sequence[str], expected: set[str]) -> None:
+    assert found_all_along(shell.cwd, shell.start(*settings)) == expected
+
+
+@pytest.mark.full
+def test_an_evaluation(shell: Shell) -> None:
+    trained = shell("parallel=single", "trainer.max_epochs=1").run
+    process = shell.start("task=evaluate", f"checkpoint={trained}", *DP)
+    assert found_all_along(shell.cwd, process) == LOOPBACK
+
+
+@pytest.mark.full
+def test_the_command_under_torchrun(shell: Shell, entry_point: Mapping[str, str]) -> None:
+    process = started(shell.cwd, entry_point, *TORCHRUN, "-m", *shell.command(*DP))
+    assert found_all_along(shell.cwd, process) == LOOPBACK
+
+
+@pytest.mark.full
+def test_several_hosts(shell: Shell, entry_point: Mapping[str, str]) -> None:
+    """Two agents, as on two hosts, meet at an address of this one that others reach as well."""
+    outer = address_for_others()
+    with held_port() as port:
+        place = f"{outer}:{port}"
+    here = shell.command("hardware=cores", HOSTS, "parallel=dp", "parallel.num_nodes=2", WAITING)
+    agents = [
+        started(
+            shell.cwd, entry_point, *TORCHRUN[:2], "--nnodes=2", "--nproc-per-node=1",
+            "--rdzv-backend=sparsepipe", f"--rdzv-endpoint={place}",
+            f"--rdzv-conf=rank={number}", "-m", *here,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    assert found_in_step(shell.cwd, *agents, ranks=2) == {outer}
 
 
 @pytest.mark.full
@@ -107,13 +199,5 @@ def test_a_script(
     tmp_path: Path, entry_point: Mapping[str, str], launcher: Sequence[str], kind: str
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, *launcher, "script.py", kind],
-        cwd=tmp_path,
-        env=entry_point,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(tmp_path, entry_point, *launcher, "script.py", kind)
     assert found_in_step(tmp_path, process, ranks=2) == LOOPBACK

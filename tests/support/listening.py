@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 _LISTENING = "0A"  # TCP_LISTEN of linux/tcp_states.h
 
 
@@ -27,6 +29,16 @@ def processes_in(cwd: Path) -> list[int]:
 def listening(pids: Iterable[int]) -> set[str]:
     """Addresses at which any of the processes takes connections over TCP, without their ports."""
     return {address for pid in pids for address in _listening(Path("/proc") / str(pid))}
+
+
+def address_for_others() -> str:
+    """An address of this machine beside the loopback's; without one the test is skipped."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of documentation, where nobody is
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
 
 
 def _listening(process: Path) -> set[str]:

@@ -21,7 +21,7 @@ from sparsepipe.runtime.collectives.meeting_point import (
     keep_store,
     on_one_host,
 )
-from tests.support.listening import listening
+from tests.support.listening import address_for_others, listening
 from tests.support.paths import environment
 from tests.support.processes import run
 from tests.support.waiting import LONG_S, held_port
@@ -30,23 +30,13 @@ SOON = timedelta(seconds=10)
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def elsewhere() -> str:
-    """An address of this machine beside the loopback's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # of documentation, where nobody is
-        except OSError:
-            pytest.skip("this machine has no network")
-        return str(probe.getsockname()[0])
-
-
 def test_a_store_listens_on_its_address_alone() -> None:
     store = keep_store("localhost", 0, timeout=SOON)
     peer = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=SOON)
     peer.set("word", "heard")
     assert store.get("word") == b"heard"
     with socket.socket() as stranger, pytest.raises(OSError, match="refused"):
-        stranger.connect((elsewhere(), store.port))
+        stranger.connect((address_for_others(), store.port))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +67,7 @@ def test_the_interface_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_interfaces(master, one_host=one_host)
         return [os.environ[name] for name in INTERFACES]
 
-    outer = elsewhere()
+    outer = address_for_others()
     assert chosen(outer, one_host=True) == ["lo", "=lo"]
     gloo, nccl = chosen(outer, one_host=False)
     assert nccl == f"={gloo}"
@@ -127,7 +117,7 @@ def test_a_rendezvous_that_lacks_something(given: RendezvousParameters, message:
 
 def test_agents_meet_again_after_a_restart() -> None:
     with held_port() as port:
-        place = f"{elsewhere()}:{port}"
+        place = f"{address_for_others()}:{port}"
     first, second = (rendezvous.create(parameters(place, rank=rank)) for rank in range(2))
     for _ in range(2):
         mine, theirs = first.next_rendezvous(), second.next_rendezvous()
@@ -168,7 +158,7 @@ import os, sys, torch.distributed as dist
 from pathlib import Path
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.launch import launch
-from tests.support.listening import listening
+from tests.support.listening import address_for_others, listening
 
 if "RANK" in os.environ:
     process_group.join("gloo", timeout_s=60)
