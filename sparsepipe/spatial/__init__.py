@@ -1,7 +1,7 @@
 """One sample over many devices: each holds a shard, halos are exchanged, results are exact."""
 
 from sparsepipe.spatial.grid import Grid
-from sparsepipe.spatial.shard import Shard
-from sparsepipe.spatial.spatialize import rule, spatialize
+from sparsepipe.spatial.shard import Shard, cut
+from sparsepipe.spatial.spatialize import rule, spatialize, unspatialize
 
-__all__ = ["Grid", "Shard", "rule", "spatialize"]
+__all__ = ["Grid", "Shard", "cut", "rule", "spatialize", "unspatialize"]

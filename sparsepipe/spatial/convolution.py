@@ -16,9 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import Fetch, GiveBack, Grid, Move, fetch, give_back
 from sparsepipe.spatial.intervals import Interval, Window, shares, window_exchanges
-from sparsepipe.spatial.shard import Shard, alike, function_rule, local_of, without_rule
+from sparsepipe.spatial.shard import (
+    Shard,
+    alike,
+    function_rule,
+    local_of,
+    whole_shape,
+    without_rule,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,14 @@ def halo_of(shard: Shard, windows: Sequence[Window]) -> Halo:
             has no position.
     """
     grid, count = shard.grid, len(windows)
+    sizes = whole_shape(shard)[-count:]
+    if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
+        kernels = " x ".join(str(window.reach) for window in windows)
+        raise ConfigError(
+            f"a layer's window of {kernels} positions does not fit into a sample of "
+            f"{' x '.join(map(str, sizes))}",
+            remedy="give larger samples, or a model with fewer or smaller windows",
+        )
     # What a transposed window pads is cut from its outputs.
     pads = [(0, 0) if window.transposed else (window.before, window.after) for window in windows]
     moves, full = [], []

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.halo import (
@@ -30,6 +31,21 @@ from sparsepipe.runtime.collectives.halo import (
 from sparsepipe.spatial.intervals import Exchange, Interval, Piece, exchanges, shares
 
 _MOST_DIMENSIONS = 8
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+"""By their numbers ranks compare what they hold."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,7 +61,8 @@ class Grid:
         overlap: whether convolutions compute what needs no halo while halos are under way.
 
     Raises:
-        ConfigError: there is no process group, or its size is not that of the grid.
+        ConfigError: there is no process group, this process is not in it, or its size is not that
+            of the grid.
     """
 
     shape: tuple[int, ...]
@@ -56,23 +73,29 @@ class Grid:
         object.__setattr__(self, "shape", tuple(int(parts) for parts in self.shape))
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(
-                f"a grid of {self.shape} is none",
+                f"{self.shape} is no shape of a grid",
                 remedy="give a number of shards of at least 1 for each spatial dimension",
             )
         ranks = group_size(self.group)
         if ranks != self.size:
             raise ConfigError(
-                f"a grid of {' x '.join(map(str, self.shape))} has {self.size} ranks, the process "
-                f"group {ranks}",
+                f"a grid of {' x '.join(map(str, self.shape))} needs {self.size} ranks, and the "
+                f"process group has {ranks}",
                 remedy="make the product of the grid's shape the number of ranks, or give a group",
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
+        """Itself: a copied model is on the same ranks."""
+        return self
+
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return math.prod(self.shape)
 
     @property
     def dimensions(self) -> int:
+        """Number of axes, that is, of spatial dimensions."""
         return len(self.shape)
 
     @property
@@ -132,8 +155,11 @@ class Grid:
         """The whole on every rank, of which each has a shard as :meth:`shard` cuts it.
 
         In the backward pass each rank keeps its part of the gradient: all ranks are expected to
-        compute the same loss of the whole.
+        compute the same loss of the whole. In a rule (:func:`sparsepipe.spatial.rule`) it takes
+        what the rule is given, whose gradients are partial.
         """
+        if has_torch_function_unary(local):
+            return handle_torch_function(Grid.gather, (local,), self, local)
         self._check_dimensions(local)
         moves = whole_on_all(self, range(-self.dimensions, 0), self.whole_sizes(local))
         whole: Tensor = _Gather.apply(local, self, tuple(moves))  # type: ignore[no-untyped-call]
@@ -143,16 +169,22 @@ class Grid:
         """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
 
         Raises:
-            ConfigError: ranks disagree on dtype or dimensions, or their shards are not balanced.
+            ConfigError: ranks disagree on dtype, on dimensions that are not cut, or on whether a
+                gradient is needed; or their shards are not balanced.
         """
-        entry = [local.dim(), _dtype_number(local.dtype), *local.shape]
-        entry += [0] * (2 + _MOST_DIMENSIONS - len(entry))
+        if local.dim() > _MOST_DIMENSIONS:
+            raise ConfigError(
+                f"a tensor of {local.dim()} dimensions cannot be cut into shards",
+                remedy=f"give samples of at most {_MOST_DIMENSIONS} dimensions",
+            )
+        dtype = _DTYPES.index(local.dtype) if local.dtype in _DTYPES else -1
+        head = [local.dim(), dtype, int(local.requires_grad and torch.is_grad_enabled())]
+        entry = [*head, *local.shape, *[0] * (_MOST_DIMENSIONS - local.dim())]
         entries = gather_numbers(entry, self.group, device=local.device, what="comparing shards")
         lead = local.dim() - self.dimensions
-        shapes = [each[2 : 2 + each[0]] for each in entries]
-        leads = {(*each[:2], *each[2 : 2 + lead]) for each in entries}
-        if len(leads) > 1:
-            raise _disagreement(shapes)
+        shapes = [each[3 : 3 + each[0]] for each in entries]
+        if len({(*each[:3], *each[3 : 3 + lead]) for each in entries}) > 1:
+            raise _disagreement(entries)
         whole = []
         for axis, parts in enumerate(self.shape):
             step = math.prod(self.shape[axis + 1 :])
@@ -160,7 +192,7 @@ class Grid:
             expected = shares(size, parts)
             for rank, shape in enumerate(shapes):
                 if shape[lead + axis] != expected[rank // step % parts].size:
-                    raise _disagreement(shapes)
+                    raise _disagreement(entries)
             whole.append(size)
         return tuple(whole)
 
@@ -232,7 +264,7 @@ def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[M
     found = []
     for axis, (dim, size) in enumerate(zip(dims, full, strict=True)):
         parts = grid.shape[axis]
-        plans = exchanges(size, [(Interval(0, size),)] * parts)
+        plans = exchanges(size, ((Interval(0, size),),) * parts)
         found.append(Move(dim, axis, plans[grid.coordinate(axis)]))
     return found
 
@@ -250,9 +282,11 @@ class Fetch:
     def start(cls, local: Tensor, move: Move, grid: Grid) -> Fetch:
         held, peer = move.exchange.held.start, partial(grid.peer, move.axis)
         sends = [
-            (peer(piece.rank), local.narrow(move.dim, piece.interval.start - held, size))
+            (
+                peer(piece.rank),
+                local.narrow(move.dim, piece.interval.start - held, piece.interval.size),
+            )
             for piece in move.exchange.sends
-            if (size := piece.interval.size)
         ]
         shape, own = list(local.shape), grid.coordinate(move.axis)
         receives = []
@@ -343,23 +377,29 @@ def give_back(gradient: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
     return gradient
 
 
+def _own(value: Tensor, given: Tensor) -> Tensor:
+    """``value``, copied if it is a view of what a function was given."""
+    shared = value.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    return value.clone() if shared else value
+
+
 class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, grid: Grid, moves: tuple[Move, ...]) -> Tensor:
-        ctx.grid, ctx.moves = grid, moves
-        return fetch(local, moves, grid).clone()
+    def forward(ctx: Any, local: Tensor, grid: Grid, move: Move) -> Tensor:
+        ctx.grid, ctx.move = grid, move
+        return _own(Fetch.start(local, move, grid).wait(), local)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return give_back(gradient, ctx.moves, ctx.grid), None, None
+        return GiveBack.start(gradient, ctx.move, ctx.grid).wait(), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, moves: tuple[Move, ...]) -> Tensor:
         ctx.moves = moves
-        return fetch(local, moves, grid).clone()
+        return _own(fetch(local, moves, grid), local)
 
     @staticmethod
     @once_differentiable
@@ -371,18 +411,26 @@ class _Gather(torch.autograd.Function):
 
 
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """What this rank needs after all moves; gradients go back to the ranks that hold them."""
-    result: Tensor = _Moved.apply(local, grid, tuple(moves))  # type: ignore[no-untyped-call]
-    return result
+    """What this rank needs after all moves; gradients go back to the ranks that hold them.
+
+    Where a rank has all that it needs the result is a view, so that nothing is kept twice for the
+    backward pass.
+    """
+    for move in moves:
+        if move.exchange.is_alone:
+            local = Fetch.start(local, move, grid).wait()
+        else:
+            local = _Moved.apply(local, grid, move)  # type: ignore[no-untyped-call]
+    return local
 
 
-def _dtype_number(dtype: torch.dtype) -> int:
-    """The same for the same dtype on every rank."""
-    return sum(ord(letter) * 131**place for place, letter in enumerate(str(dtype)[-6:]))
+def _disagreement(entries: Sequence[Sequence[int]]) -> ConfigError:
+    def text(entry: Sequence[int]) -> str:
+        dims, dtype, with_gradient, *shape = entry
+        name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype >= 0 else "another dtype"
+        return f"{name} {shape[:dims]}" + " that needs a gradient" * with_gradient
 
-
-def _disagreement(shapes: Sequence[Sequence[int]]) -> ConfigError:
-    listed = "; ".join(f"rank {rank} {list(shape)}" for rank, shape in enumerate(shapes))
+    listed = "; ".join(f"rank {rank}: {text(entry)}" for rank, entry in enumerate(entries))
     return ConfigError(
         f"ranks do not hold balanced shards of one batch: {listed}",
         remedy="let every rank read the same batch, and cut it with Grid.shard",

@@ -9,6 +9,8 @@ smaller than the halo that a window reaches beyond them, or be empty.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -169,9 +171,21 @@ class Exchange:
         """Number of positions that it has after the exchange."""
         return sum(piece.interval.size for piece in self.pieces)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it neither sends nor gets anything."""
+        own = all(piece.interval & self.held == piece.interval for piece in self.pieces)
+        return own and not self.sends
 
-def exchanges(size: int, needs: Sequence[Sequence[Interval]]) -> tuple[Exchange, ...]:
-    """Who sends what to whom along an axis of balanced shards.
+    @property
+    def sent(self) -> int:
+        """Number of positions that it sends to others."""
+        return sum(piece.interval.size for piece in self.sends)
+
+
+@lru_cache(maxsize=4096)
+def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Exchange, ...]:
+    """Who sends what to whom along an axis of balanced shards; for each rank of it.
 
     Args:
         size: positions of the whole.
@@ -207,4 +221,37 @@ def _sources(intervals: Sequence[Interval], held: Sequence[Interval]) -> Iterabl
 def window_exchanges(window: Window, size: int, parts: int) -> tuple[Exchange, ...]:
     """The exchange before a layer with ``window`` on ``size`` positions in ``parts`` shards."""
     outputs = shares(window.output_size(size), parts)
-    return exchanges(size, [(window.needs(each, size),) for each in outputs])
+    return exchanges(size, tuple((window.needs(each, size),) for each in outputs))
+
+
+def sent_bytes(
+    windows: Sequence[Window], sizes: Sequence[int], parts: Sequence[int], *, position_bytes: int
+) -> tuple[int, ...]:
+    """Bytes that each rank of a grid sends for the halos of one layer.
+
+    Axes are moved one after the other, so a message along one carries what the axes before it have
+    brought. The adjoint sends the same messages back. A convolution or a pool moves halos in the
+    forward pass and again in the backward pass, and gradients of halos back: in both passes all
+    ranks together send three times the sum of these numbers, or two times where the layer's input
+    needs no gradient.
+
+    Args:
+        windows: of the layer, one for each axis of the grid.
+        sizes: of the whole along these axes.
+        parts: number of shards along these axes.
+        position_bytes: of one position of all axes: samples times channels times positions of
+            dimensions that are not cut times bytes of an element.
+
+    Returns:
+        For each rank of the grid; the last axis varies fastest.
+    """
+    plans = map(window_exchanges, windows, sizes, parts)
+    found = []
+    for own in itertools.product(*plans):
+        positions = 0
+        for axis, exchange in enumerate(own):
+            before = math.prod(each.needed for each in own[:axis])
+            behind = math.prod(each.held.size for each in own[axis + 1 :])
+            positions += before * exchange.sent * behind
+        found.append(positions * position_bytes)
+    return tuple(found)

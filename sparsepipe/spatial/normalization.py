@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from sparsepipe.runtime.collectives.halo import add_up
 from sparsepipe.spatial.grid import Grid
+from sparsepipe.spatial.reductions import wide
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
@@ -39,9 +40,8 @@ class _Normalised(torch.autograd.Function):
         ctx: Any, value: Tensor, weight: Tensor | None, bias: Tensor | None, over: _Over
     ) -> tuple[Tensor, Tensor, Tensor]:
         group, what = over.grid.group, "adding up the statistics of a norm"
-        wide = value if value.dtype == torch.float64 else value.float()
-        mean = add_up(wide.sum(over.dims, keepdim=True), group, what=what) / over.count
-        result = wide - mean
+        mean = add_up(wide(value).sum(over.dims, keepdim=True), group, what=what) / over.count
+        result = value - mean
         squares = result.square().sum(over.dims, keepdim=True)
         variance = add_up(squares, group, what=what) / over.count
         inverse = (variance + over.eps).rsqrt()
@@ -59,15 +59,15 @@ class _Normalised(torch.autograd.Function):
         value, weight, bias, mean, inverse = ctx.saved_tensors
         over: _Over = ctx.over
         normal = (value - mean) * inverse
-        wide = gradient.to(normal.dtype)
-        of_weight = None if weight is None else (wide * normal).sum_to_size(weight.shape)
-        of_bias = None if bias is None else wide.sum_to_size(bias.shape)
+        gradient = gradient.to(normal.dtype)
+        of_weight = None if weight is None else (gradient * normal).sum_to_size(weight.shape)
+        of_bias = None if bias is None else gradient.sum_to_size(bias.shape)
         if weight is not None:
-            wide = wide * weight
-        sums = [part.sum(over.dims, keepdim=True) for part in (wide, wide * normal)]
+            gradient = gradient * weight
+        sums = [part.sum(over.dims, keepdim=True) for part in (gradient, gradient * normal)]
         what = "adding up the gradients of a norm"
         first, second = add_up(torch.stack(sums), over.grid.group, what=what) / over.count
-        result = (wide - first - normal * second) * inverse
+        result = (gradient - first - normal * second) * inverse
         return result.to(value.dtype), of_weight, of_bias, None
 
 
@@ -82,16 +82,46 @@ class _Over:
 
 
 def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard) -> Tensor:
-    """A batch norm whose statistics are those of the whole; running ones count once each step.
+    """A batch norm that counts a step once: not where activation checkpointing repeats it."""
+    tracked = module.running_mean is not None
+    momentum = module.momentum
+    if module.training and tracked:
+        assert module.num_batches_tracked is not None
+        if not recomputing():
+            module.num_batches_tracked.add_(1)
+        if momentum is None:
+            momentum = 1 / float(module.num_batches_tracked)
+    return F.batch_norm(
+        input,
+        module.running_mean,
+        module.running_var,
+        module.weight,
+        module.bias,
+        module.training or not tracked,
+        momentum or 0.0,
+        module.eps,
+    )
 
-    As PyTorch's does, it keeps the variance of a sample (divided by n - 1). A forward pass that
-    activation checkpointing repeats changes no running statistics.
+
+@function_rule(F.batch_norm)
+def _batch_norm(
+    _: Any,
+    input: Shard,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """By statistics of the whole; running ones get the variance of a sample, divided by n - 1.
+
+    A forward pass that activation checkpointing repeats does not change these.
     """
     local = local_of(input)
-    tracked = module.running_mean is not None
-    if not module.training and tracked:
-        mean, var = module.running_mean, module.running_var
-        result = F.batch_norm(local, mean, var, module.weight, module.bias, False, 0.0, module.eps)
+    if not training:
+        result = F.batch_norm(local, running_mean, running_var, weight, bias, False, 0.0, eps)
         return alike(result, input)
     shape = whole_shape(input)
     count = shape.numel() // shape[1]
@@ -99,29 +129,18 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {shape}"
         )
-    over = _Over((0, *range(2, len(shape))), count, module.eps, grid)
-    weight, bias = (_viewed(each, len(shape)) for each in (module.weight, module.bias))
-    result, mean, variance = _Normalised.apply(local, weight, bias, over)  # type: ignore[no-untyped-call]
-    if module.training and tracked and not recomputing():
-        _track(module, mean.flatten(), variance.flatten() * (count / (count - 1)))
+    over = _Over((0, *range(2, len(shape))), count, eps, input.grid)
+    scales = [
+        None if each is None else each.view(1, -1, *[1] * (len(shape) - 2))
+        for each in (weight, bias)
+    ]
+    result, mean, variance = _Normalised.apply(local, *scales, over)  # type: ignore[no-untyped-call]
+    if running_mean is not None and running_var is not None and not recomputing():
+        with torch.no_grad():
+            sample_variance = variance.flatten() * (count / (count - 1))
+            running_mean.lerp_(mean.flatten().to(running_mean.dtype), momentum)
+            running_var.lerp_(sample_variance.to(running_var.dtype), momentum)
     return alike(result, input)
-
-
-def _viewed(value: Tensor | None, ndim: int) -> Tensor | None:
-    """A value for each channel, for a tensor whose channels are in dimension 1."""
-    return None if value is None else value.view(1, -1, *[1] * (ndim - 2))
-
-
-def _track(module: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    assert module.num_batches_tracked is not None
-    assert module.running_mean is not None
-    assert module.running_var is not None
-    with torch.no_grad():
-        module.num_batches_tracked.add_(1)
-        momentum = module.momentum
-        share = 1 / float(module.num_batches_tracked) if momentum is None else momentum
-        for kept, new in ((module.running_mean, mean), (module.running_var, variance)):
-            kept.mul_(1 - share).add_(new.to(kept.dtype), alpha=share)
 
 
 @function_rule(F.group_norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from sparsepipe.spatial.shard import (
     Shard,
@@ -40,7 +40,7 @@ __rand__ __ror__ __mod__
 """.split()  # noqa: SIM905
 """Each position's result depends on that position of the arguments alone."""
 
-_ASKED = """
+_SAME = """
 dim is_floating_point is_complex element_size __hash__ is_contiguous get_device register_hook
 retain_grad requires_grad_
 """.split()  # noqa: SIM905
@@ -64,14 +64,6 @@ def _named(names: Sequence[str]) -> list[Any]:
             if function is not None and function not in found:
                 found.append(function)
     return found
-
-
-def _plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return func(*tree_map(_held, args), **tree_map(_held, kwargs))
-
-
-def _held(value: Any) -> Any:
-    return local_of(value) if isinstance(value, Shard) else value
 
 
 @function_rule(*_named(_ONE))
@@ -99,7 +91,7 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @function_rule(
-    *(getattr(Tensor, name) for name in _ASKED),
+    *(getattr(Tensor, name) for name in _SAME),
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
     torch.autograd.backward,
@@ -130,6 +122,11 @@ def _numel(_: Any, shard: Shard) -> int:
 @function_rule(Tensor.__len__)
 def _length(_: Any, shard: Shard) -> int:
     return whole_shape(shard)[0]
+
+
+@function_rule(Tensor.__deepcopy__)
+def _copy(_: Any, shard: Shard, memo: dict[int, Any]) -> Shard:
+    return alike(copy.deepcopy(local_of(shard), memo), shard)
 
 
 @function_rule(Tensor.__repr__, Tensor.__str__)
@@ -223,10 +220,9 @@ def _transpose(_: Any, input: Shard, dim0: int, dim1: int) -> Shard:
 
 @function_rule(torch.movedim, Tensor.movedim)
 def _movedim(_: Any, input: Shard, source: Any, destination: Any) -> Shard:
-    ndim = local_of(input).dim()
-    order = torch.empty([0] * 0).new_empty(tuple(range(1, ndim + 1)), device="meta")
-    order = order.movedim(source, destination)
-    return _permute(_, input, [size - 1 for size in order.shape])  # type: ignore[no-any-return]
+    numbered = torch.empty(tuple(range(local_of(input).dim())), device="meta")
+    order = numbered.movedim(source, destination).shape
+    return _permute(_, input, list(order))  # type: ignore[no-any-return]
 
 
 @function_rule(Tensor.view, Tensor.reshape, torch.reshape)
@@ -237,6 +233,11 @@ def _view(_: Any, input: Shard, *shape: Any) -> Any:
         known = math.prod(each for each in wanted if each != -1)
         wanted[wanted.index(-1)] = size // known
     return _formed(input, wanted)
+
+
+@function_rule(Tensor.view_as, Tensor.reshape_as)
+def _view_as(_: Any, input: Shard, other: Tensor) -> Any:
+    return _formed(input, list(other.shape))
 
 
 @function_rule(torch.flatten, Tensor.flatten)
@@ -300,37 +301,23 @@ def _linear(_: Any, input: Shard, weight: Tensor, bias: Tensor | None = None) ->
     return alike(F.linear(local_of(input), weight, bias), input)
 
 
-def _own_draw(shard: Shard, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    """This rank's part of a draw for the whole, which every rank makes with the same generator."""
-    return own_part(draw(tuple(whole_shape(shard))), shard)
+_CHANNEL_DROPOUTS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
 
 
-@function_rule(F.dropout, torch.dropout)
+@function_rule(F.dropout, torch.dropout, *_CHANNEL_DROPOUTS)
 def _dropout(
-    _: Any, input: Shard, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Shard:
-    if not training or p == 0:
-        return input
-    local = local_of(input)
-    kept = _own_draw(
-        input,
-        lambda shape: torch.empty(shape, dtype=local.dtype, device=local.device).bernoulli_(1 - p),
-    )
-    return alike(local * (kept / (1 - p) if p < 1 else kept), input)
-
-
-@function_rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
-def _dropout_of_channels(
     func: Callable[..., Any], input: Shard, p: float = 0.5, training: bool = True,
     inplace: bool = False,
 ) -> Shard:  # fmt: skip
-    """Whole channels are dropped: every rank draws the same ones."""
+    """By this rank's part of the mask of the whole, which every rank draws by its generator."""
     if not training or p == 0:
         return input
+    shape = whole_shape(input)
+    if func in _CHANNEL_DROPOUTS:
+        shape = torch.Size([*shape[:2], *[1] * (len(shape) - 2)])
     local = local_of(input)
-    shape = [*local.shape[:2], *[1] * (local.dim() - 2)]
-    kept = local.new_empty(shape).bernoulli_(1 - p)
-    return alike(local * (kept / (1 - p) if p < 1 else kept), input)
+    mask = own_part(F.dropout(local.new_ones(shape), p), input).clone()
+    return alike(local.mul_(mask) if inplace else local * mask, input)
 
 
 @function_rule(torch.rand_like, torch.randn_like)
@@ -338,7 +325,7 @@ def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
     local = local_of(input)
     draw = torch.rand if func is torch.rand_like else torch.randn
     more = {"dtype": local.dtype, "device": local.device, **kwargs}
-    return alike(_own_draw(input, lambda shape: draw(shape, **more)).clone(), input)
+    return alike(own_part(draw(tuple(whole_shape(input)), **more), input).clone(), input)
 
 
 @function_rule(*_named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]))

@@ -41,25 +41,49 @@ class _Sum(torch.autograd.Function):
         return add_up(gradient, ctx.grid.group, what="adding up gradients over shards"), None
 
 
-class _Max(torch.autograd.Function):
-    """The largest value of all ranks; of equal ones the first rank's gets the gradient."""
+class _Largest(torch.autograd.Function):
+    """The largest of all ranks' values; the first position that has it gets the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, grid: Grid) -> Tensor:
+    def forward(ctx: Any, value: Tensor, position: Tensor, grid: Grid) -> Tensor:
         what = "finding the largest value of all shards"
         found = largest(value, grid.group, what=what)
-        ranks = torch.where(value == found, grid.rank, grid.size)
-        first = smallest(ranks, grid.group, what=what)
+        candidates = torch.where(value == found, position, torch.iinfo(position.dtype).max)
         ctx.grid = grid
-        ctx.save_for_backward(first == grid.rank)
+        ctx.save_for_backward(candidates == smallest(candidates, grid.group, what=what))
         return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (mine,) = ctx.saved_tensors
         whole = add_up(gradient, ctx.grid.group, what="adding up gradients over shards")
-        return whole * mine, None
+        return whole * mine, None, None
+
+
+class _LargestShared(torch.autograd.Function):
+    """The largest value over dimensions; all positions that have it share the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, dims: list[int], grid: Grid) -> Tensor:
+        if local.numel():
+            value = local.amax(dims, keepdim=True)
+        else:
+            shape = [1 if dim - local.dim() in dims else n for dim, n in enumerate(local.shape)]
+            value = local.new_full(shape, -math.inf)
+        found = largest(value, grid.group, what="finding the largest value of all shards")
+        equal = local == found
+        count = equal.sum(dims, keepdim=True)
+        ctx.grid = grid
+        ctx.save_for_backward(equal, add_up(count, grid.group, what="counting largest values"))
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        equal, count = ctx.saved_tensors
+        whole = add_up(gradient, ctx.grid.group, what="adding up gradients over shards")
+        return (whole / count).to(gradient.dtype) * equal, None, None
 
 
 class _Leave(torch.autograd.Function):
@@ -87,8 +111,18 @@ def over_shards(value: Tensor, grid: Grid) -> Tensor:
     return result
 
 
+def wide(value: Tensor) -> Tensor:
+    """Values of half precision in single precision, others as they are."""
+    return value.float() if value.dtype in _HALF else value
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
 def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tensor:
     """The whole reduced over ``dims``, all cut ones among them; these are kept with one position.
+
+    Sums of values of half precision are made in single precision, and rounded once.
 
     Args:
         shard: of the whole.
@@ -97,18 +131,43 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
     """
     local, grid = local_of(shard), shard.grid
     if how is torch.amax:
-        shape = [1 if dim - local.dim() in dims else n for dim, n in enumerate(local.shape)]
-        if local.numel():
-            flat = local.movedim(list(dims), list(range(-len(dims), 0))).flatten(-len(dims))
-            local_max = flat.max(-1).values.reshape(shape)
-        else:
-            local_max = local.new_full(shape, -math.inf) + local.sum()
-        result: Tensor = _Max.apply(local_max, grid)  # type: ignore[no-untyped-call]
+        result: Tensor = _LargestShared.apply(local, list(dims), grid)  # type: ignore[no-untyped-call]
         return result
-    summed = over_shards(local.sum(list(dims), keepdim=True), grid)
-    if how is torch.sum:
-        return summed
-    return summed / math.prod(whole_shape(shard)[dim] for dim in dims)
+    dtype = how(local.new_zeros(1)).dtype  # PyTorch's choice, under autocast as well
+    kept = torch.float32 if dtype in _HALF else dtype
+    summed = over_shards(local.sum(list(dims), keepdim=True, dtype=kept), grid)
+    if how is torch.mean:
+        summed = summed / math.prod(whole_shape(shard)[dim] for dim in dims)
+    return summed.to(dtype)
+
+
+def first_largest(shard: Shard) -> Tensor:
+    """The largest value over the last dimensions, from the first cut one on; each is kept as one.
+
+    The first of equal ones gets the gradient, as in a max pool.
+    """
+    local, grid = local_of(shard), shard.grid
+    count = -min(shard.dims)
+    shape = [*local.shape[:-count], *[1] * count]
+    if local.numel():
+        value, index = local.flatten(-count).max(-1)
+        starts = [0] * count
+        for axis, (dim, size) in enumerate(zip(shard.dims, shard.full, strict=True)):
+            starts[dim] = grid.held(axis, size).start
+        position = torch.zeros_like(index)
+        places = torch.unravel_index(index, local.shape[-count:])
+        for place, start, size in zip(places, starts, whole_shape(shard)[-count:], strict=True):
+            position = position * size + place + start
+    else:
+        value = local.new_full(shape, -math.inf).flatten(-count)[..., 0] + local.sum()
+        position = torch.zeros_like(value, dtype=torch.int64)
+    result: Tensor = _Largest.apply(value, position, grid)  # type: ignore[no-untyped-call]
+    return result.reshape(shape)
+
+
+def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
+    """The sum of all ranks' losses, made in single precision at least."""
+    return over_shards(wide(losses).sum(), grid).to(losses.dtype)
 
 
 def _dims_of(shard: Shard, dim: int | Sequence[int] | None) -> list[int]:
@@ -158,8 +217,7 @@ def _sum(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    found = _reduced(torch.sum, input, dim, keepdim)
-    return found if dtype is None else found.to(dtype)
+    return _reduced(torch.sum, _of_dtype(input, dtype), dim, keepdim)
 
 
 @function_rule(torch.mean, Tensor.mean)
@@ -171,8 +229,11 @@ def _mean(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    found = _reduced(torch.mean, input, dim, keepdim)
-    return found if dtype is None else found.to(dtype)
+    return _reduced(torch.mean, _of_dtype(input, dtype), dim, keepdim)
+
+
+def _of_dtype(shard: Shard, dtype: torch.dtype | None) -> Shard:
+    return shard if dtype is None else alike(local_of(shard).to(dtype), shard)
 
 
 @function_rule(torch.amax, Tensor.amax)
@@ -181,9 +242,13 @@ def _amax(_: Any, input: Shard, dim: int | Sequence[int] = (), keepdim: bool = F
 
 
 @function_rule(torch.max, Tensor.max)
-def _max(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False) -> Any:
-    if dim is None:
+def _max(
+    _: Any, input: Shard, dim: int | Tensor | None = None, keepdim: bool = False, **other: Tensor
+) -> Any:
+    if dim is None and not other:
         return _reduced(torch.amax, input, None, False)
+    if not isinstance(dim, int):
+        return torch.maximum(input, other.get("other", dim))  # type: ignore[arg-type]
     if _dims_of(input, dim)[0] in input.dims:
         raise without_rule("max with indices over a dimension that is cut")
     found = torch.max(local_of(input), dim, keepdim=True)
@@ -216,25 +281,27 @@ _LOSSES = (
 
 @function_rule(*_LOSSES)
 def _elementwise_loss(
-    func: Callable[..., Any], input: Tensor, target: Tensor, *args: Any, **kwargs: Any
+    func: Callable[..., Any], *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:
     """The mean or sum over the whole, on every rank."""
-    reduction = kwargs.pop("reduction", "mean")
-    shard = input if isinstance(input, Shard) else target
-    assert isinstance(shard, Shard)
-    inputs = [_matching(each, shard) for each in (input, target)]
-    more = {k: _matching(v, shard) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
-    losses = func(*inputs, *args, reduction="none", **more)
+    shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]
+    shard = max(shards, key=lambda each: local_of(each).dim())
+    values = [_matching(value, shard) for value in args]
+    named = {name: _matching(value, shard) for name, value in kwargs.items()}
+    losses = func(*values, reduction="none", **named)
+    whole_losses = alike(losses, shard)
     if reduction == "none":
-        return alike(losses, shard)
+        return whole_losses
+    summed, shape = _sum_of(losses, shard.grid), whole_shape(whole_losses)
     if reduction == "batchmean":
-        return over_shards(losses.sum(), shard.grid) / whole_shape(shard)[0]
-    summed = over_shards(losses.sum(), shard.grid)
-    return summed if reduction == "sum" else summed / math.prod(whole_shape(shard))
+        return summed / shape[0]
+    return summed if reduction == "sum" else summed / math.prod(shape)
 
 
-def _matching(value: Tensor, shard: Shard) -> Tensor:
-    return local_of(value) if isinstance(value, Shard) else own_part(value, shard)
+def _matching(value: Any, shard: Shard) -> Any:
+    if isinstance(value, Shard):
+        return local_of(value)
+    return own_part(value, shard) if isinstance(value, Tensor) and value.dim() else value
 
 
 @function_rule(F.cross_entropy, F.nll_loss)
@@ -252,13 +319,12 @@ def _class_loss(
     """Over classes in dimension 1, the mean over all voxels of the whole by their weights."""
     del size_average, reduce
     local = _matching(target, input)
-    with torch._C.DisableTorchFunctionSubclass():
-        losses = func(
-            local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing
-        )
+    losses = func(
+        local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing
+    )
     if reduction == "none":
         return shard_of(losses, input.grid, input.dims, input.full)
-    summed = over_shards(losses.sum(), input.grid)
+    summed = _sum_of(losses, input.grid)
     if reduction == "sum":
         return summed
     if local.is_floating_point():

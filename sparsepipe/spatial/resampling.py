@@ -9,12 +9,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sparsepipe.spatial.convolution import halo_of, of_each
-from sparsepipe.spatial.grid import Move, moved
+from sparsepipe.spatial.grid import Grid, Move, fetch, give_back, moved
 from sparsepipe.spatial.intervals import Interval, Window, exchanges, shares
-from sparsepipe.spatial.reductions import total
-from sparsepipe.spatial.shard import Shard, alike, function_rule, local_of, without_rule
+from sparsepipe.spatial.reductions import first_largest, total, wide
+from sparsepipe.spatial.shard import (
+    Shard,
+    alike,
+    function_rule,
+    local_of,
+    whole_shape,
+    without_rule,
+)
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -38,21 +46,74 @@ def _pool_windows(
     ]
 
 
-def _covered(shard: Shard, windows: Sequence[Window]) -> tuple[Tensor, list[Interval], list[int]]:
-    """A shard with its halo, the outputs to compute, and the whole's size, for each dimension.
+class _Recomputed(torch.autograd.Function):
+    """A layer behind moves, of which the shard without its halo is kept: what was there before.
 
-    Dimensions that are not cut are as if they were cut in one.
+    The backward pass moves and computes again.
     """
-    halo = halo_of(shard, windows)
-    ready = moved(local_of(shard), halo.moves, shard.grid)
-    sizes = list(local_of(shard).shape[-len(windows) :])
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        local: Tensor,
+        grid: Grid,
+        moves: tuple[Move, ...],
+        compute: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        kind = local.device.type
+        ctx.grid, ctx.moves, ctx.compute = grid, moves, compute
+        ctx.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        ctx.save_for_backward(local)
+        return compute(fetch(local, moves, grid))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (local,) = ctx.saved_tensors
+        ready = fetch(local, ctx.moves, ctx.grid).detach().requires_grad_()
+        enabled, dtype = ctx.autocast
+        with torch.enable_grad(), torch.autocast(local.device.type, dtype, enabled):
+            result = ctx.compute(ready)
+        (into,) = torch.autograd.grad(result, ready, gradient)
+        return give_back(into, ctx.moves, ctx.grid), None, None, None
+
+
+def _windowed(
+    shard: Shard,
+    windows: Sequence[Window],
+    compute: Callable[[Tensor, list[Interval], list[int]], Tensor],
+    *,
+    keeps_input: bool,
+) -> Shard:
+    """What a layer computes of a shard and its halo.
+
+    Args:
+        shard: of the whole.
+        windows: of the layer, for each of the last dimensions.
+        compute: from the shard with its halo, the outputs of this rank and the sizes of the whole,
+            in each of these dimensions.
+        keeps_input: whether PyTorch's layer keeps its input for the backward pass.
+    """
+    halo, grid = halo_of(shard, windows), shard.grid
+    sizes = list(whole_shape(shard)[-len(windows) :])
     outputs = [
         Interval(0, window.output_size(size)) for window, size in zip(windows, sizes, strict=True)
     ]
-    for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
-        outputs[dim] = shard.grid.held(axis, windows[dim].output_size(full))
-        sizes[dim] = full
-    return ready, outputs, sizes
+    for axis, dim in enumerate(shard.dims):
+        outputs[dim] = grid.held(axis, outputs[dim].size)
+
+    def computed(ready: Tensor) -> Tensor:
+        if all(each.size for each in outputs):
+            return compute(ready, outputs, sizes)
+        shape = [*ready.shape[: -len(outputs)], *(each.size for each in outputs)]
+        return ready.flatten()[:0].clone().reshape(shape)  # connected, as on the other ranks
+
+    local = local_of(shard)
+    if not keeps_input or all(move.exchange.is_alone for move in halo.moves):
+        result = computed(moved(local, halo.moves, grid))
+    else:
+        result = _Recomputed.apply(local, grid, halo.moves, computed)  # type: ignore[no-untyped-call]
+    return alike(result, shard, full=halo.full)
 
 
 def _padded(
@@ -63,18 +124,6 @@ def _padded(
     for window, mine, size in reversed(list(zip(windows, outputs, sizes, strict=True))):
         pads += window.padding(mine, size)
     return F.pad(ready, pads, value=value) if any(pads) else ready
-
-
-def _emptied(ready: Tensor, outputs: Sequence[Interval]) -> Tensor:
-    """No output, of a shape that has none; it stays connected, as on the other ranks."""
-    shape = [*ready.shape[: -len(outputs)], *(each.size for each in outputs)]
-    return ready.flatten()[:0].reshape(shape) if math.prod(shape) == 0 else ready
-
-
-def _full(shard: Shard, windows: Sequence[Window]) -> tuple[int, ...]:
-    return tuple(
-        windows[dim].output_size(size) for dim, size in zip(shard.dims, shard.full, strict=True)
-    )
 
 
 def _max_pool(
@@ -91,18 +140,16 @@ def _max_pool(
         raise without_rule("max_pool with return_indices")
     count = next(n for n, names in _MAX_NAMES.items() if func in names)
     windows = _pool_windows(count, kernel_size, stride, padding, dilation, ceil_mode)
-    ready, outputs, sizes = _covered(input, windows)
-    if all(each.size for each in outputs):
-        ready = _padded(ready, windows, outputs, sizes, -math.inf)
-        result = _MAX[count](
-            ready,
+
+    def pool(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
+        return _MAX[count](
+            _padded(ready, windows, outputs, sizes, -math.inf),
             [window.kernel for window in windows],
             [window.stride for window in windows],
             dilation=[window.dilation for window in windows],
         )
-    else:
-        result = _emptied(ready, outputs)
-    return alike(result, input, full=_full(input, windows))
+
+    return _windowed(input, windows, pool, keeps_input=True)
 
 
 _MAX_NAMES = {
@@ -126,8 +173,8 @@ def _avg_pool(
 ) -> Shard:
     count = next(n for n, function in _AVG.items() if func is function)
     windows = _pool_windows(count, kernel_size, stride, padding, 1, ceil_mode)
-    ready, outputs, sizes = _covered(input, windows)
-    if all(each.size for each in outputs):
+
+    def pool(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
         ready = _padded(ready, windows, outputs, sizes, 0.0)
         kernel = [window.kernel for window in windows]
         mean = _AVG[count](ready, kernel, [window.stride for window in windows])
@@ -135,11 +182,12 @@ def _avg_pool(
             seen = _taps(window, mine, size, count_include_pad)
             if divisor_override is not None:
                 seen = [divisor_override if place == 0 else 1] * mine.size
-            factor = mean.new_tensor([window.kernel / each for each in seen])
-            mean = mean * factor.view(-1, *[1] * (count - 1 - place))
-    else:
-        mean = _emptied(ready, outputs)
-    return alike(mean, input, full=_full(input, windows))
+            if any(each != window.kernel for each in seen):
+                factor = mean.new_tensor([window.kernel / each for each in seen])
+                mean = mean * factor.view(-1, *[1] * (count - 1 - place))
+        return mean
+
+    return _windowed(input, windows, pool, keeps_input=True)
 
 
 def _taps(window: Window, outputs: Interval, size: int, include_pad: bool) -> list[int]:
@@ -175,7 +223,7 @@ def _along(
         return shard, list(range(size)), 0
     grid, axis = shard.grid, shard.dims.index(dim)
     outputs = shares(size, grid.shape[axis])
-    plans = exchanges(shard.full[axis], [(hull(each),) for each in outputs])
+    plans = exchanges(shard.full[axis], tuple((hull(each),) for each in outputs))
     place = grid.coordinate(axis)
     ready = moved(local_of(shard), (Move(dim, axis, plans[place]),), grid)
     full = (*shard.full[:axis], size, *shard.full[axis + 1 :])
@@ -184,17 +232,21 @@ def _along(
 
 
 def _picked(local: Tensor, dim: int, rows: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
-    """Weighted sums of positions of one dimension: for each output its positions and weights."""
+    """Weighted sums of positions of one dimension: for each output its positions and weights.
+
+    As PyTorch does, it computes with values of half precision in single precision.
+    """
     taps = max((len(row) for row in rows), default=1)
     result = local.narrow(dim, 0, 0)
     for tap in range(taps if rows else 0):
         index = torch.tensor([row[tap][0] for row in rows], device=local.device)
         part = local.index_select(local.dim() + dim, index)
         if any(row[tap][1] != 1 for row in rows):
-            weight = local.new_tensor([row[tap][1] for row in rows])
+            part = wide(part)
+            weight = part.new_tensor([row[tap][1] for row in rows])
             part = part * weight.view(-1, *[1] * (-dim - 1))
         result = part if tap == 0 else result + part
-    return result
+    return result.to(local.dtype)
 
 
 @function_rule(F.interpolate, F.upsample)
@@ -304,7 +356,7 @@ def _pad_one(
     if mode == "constant":
         inner = Interval(0, n)
         needs = [each.shifted(-before) & inner for each in outputs]
-        plan = exchanges(n, [(each,) for each in needs])[place]
+        plan = exchanges(n, tuple((each,) for each in needs))[place]
         ready = moved(local_of(shard), (Move(dim, axis, plan),), grid)
         missing = outputs[place].size - ready.shape[dim]
         front = min(max(before - outputs[place].start, 0), missing)
@@ -315,7 +367,7 @@ def _pad_one(
         _runs([_source(o - before, n, mode) for o in range(each.start, each.stop)])
         for each in outputs
     ]
-    plan = exchanges(n, [[run[0] for run in each] for each in runs])[place]
+    plan = exchanges(n, tuple(tuple(run[0] for run in each) for each in runs))[place]
     ready = moved(local_of(shard), (Move(dim, axis, plan),), grid)
     rows, start = [], 0
     for interval, positions in runs[place]:
@@ -353,20 +405,26 @@ def _shuffle_windows(count: int, factor: int, *, up: bool) -> list[Window]:
 @function_rule(F.pixel_shuffle, torch.pixel_shuffle)
 def _pixel_shuffle(_: Any, input: Shard, upscale_factor: int) -> Shard:
     windows = _shuffle_windows(2, upscale_factor, up=True)
-    ready, outputs, sizes = _covered(input, windows)
-    result = F.pixel_shuffle(ready, upscale_factor)
-    for dim in input.dims:
-        mine, window = outputs[dim], windows[dim]
-        first = window.needs(mine, sizes[dim]).start * upscale_factor
-        result = result.narrow(dim, mine.start - first if mine.size else 0, mine.size)
-    return alike(result, input, full=_full(input, windows))
+
+    def shuffle(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
+        result = F.pixel_shuffle(ready, upscale_factor)
+        for dim in input.dims:
+            mine = outputs[dim]
+            first = windows[dim].needs(mine, sizes[dim]).start * upscale_factor
+            result = result.narrow(dim, mine.start - first, mine.size)
+        return result
+
+    return _windowed(input, windows, shuffle, keeps_input=False)
 
 
 @function_rule(F.pixel_unshuffle, torch.pixel_unshuffle)
 def _pixel_unshuffle(_: Any, input: Shard, downscale_factor: int) -> Shard:
     windows = _shuffle_windows(2, downscale_factor, up=False)
-    ready, _outputs, _sizes = _covered(input, windows)
-    return alike(F.pixel_unshuffle(ready, downscale_factor), input, full=_full(input, windows))
+
+    def unshuffle(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
+        return F.pixel_unshuffle(ready, downscale_factor)
+
+    return _windowed(input, windows, unshuffle, keeps_input=False)
 
 
 @function_rule(
@@ -388,7 +446,12 @@ def _adaptive_max_pool(
 ) -> Any:
     if return_indices:
         raise without_rule("adaptive_max_pool with return_indices")
-    return _adaptive(input, output_size, torch.amax)
+    return _adaptive(input, output_size, _first_largest)
+
+
+def _first_largest(value: Tensor, dim: int, keepdim: bool) -> Tensor:
+    """Of equal ones the first gets the gradient; so dimensions are reduced from the last one on."""
+    return value.max(dim, keepdim).values
 
 
 def _adaptive(
@@ -398,14 +461,15 @@ def _adaptive(
     given = (output_size,) * count if isinstance(output_size, int) else tuple(output_size)
     sizes = [n if m is None else m for n, m in zip(input.shape[2:], given, strict=True)]
     if all(sizes[count + dim] == 1 for dim in input.dims):
-        dims = list(input.dims)
-        pooled: Any = total(input, dims, reduce)
-        rest = [place - count for place in range(count) if place - count not in dims]
-        for dim in rest:
-            pooled = _adaptive_one(pooled, dim, sizes[count + dim], reduce)
+        if reduce is torch.mean:
+            pooled = total(input, input.dims, torch.mean)
+        else:
+            pooled = first_largest(input)
+        for dim in range(-1, -count - 1, -1):
+            pooled = _adaptive_one(pooled, dim, sizes[dim], reduce)
         return pooled
     result = input
-    for place in range(count):
+    for place in reversed(range(count)):
         n, m = input.shape[2 + place], sizes[place]
         if n == m:
             continue
@@ -423,6 +487,8 @@ def _adaptive(
 
 
 def _adaptive_one(value: Tensor, dim: int, size: int, reduce: Callable[..., Tensor]) -> Tensor:
+    if value.shape[dim] == size:
+        return value
     bins = _bins(value.shape[dim], size)
     parts = [
         reduce(value.narrow(dim, bins(o).start, bins(o).size), dim=dim, keepdim=True)

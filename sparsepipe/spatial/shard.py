@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import GetSetDescriptorType
 from typing import Any, ClassVar
 
 import torch
@@ -48,11 +49,27 @@ class Shard(Tensor):
     ) -> Any:
         rule = cls.rules.get(func)
         if rule is None:
-            raise without_rule(getattr(func, "__qualname__", None) or str(func))
+            raise without_rule(_name_of(func))
         return rule(func, *args, **(kwargs or {}))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What gets past all rules, as TorchScript does, is refused.
+
+        But for the view that :func:`local_of` takes, and the copy that autograd saves.
+        """
+        is_own = func is torch.ops.aten.alias.default and not torch._C._is_torch_function_enabled()
+        if not is_own and func is not torch.ops.aten.detach.default:
+            raise without_rule(str(func))
+        with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+            result = func(*args, **(kwargs or {}))
+        return result if is_own else alike(result, args[0])
 
 
 def function_rule(*functions: Any) -> Callable[[FunctionRule], FunctionRule]:
@@ -78,9 +95,29 @@ def shard_of(local: Tensor, grid: Grid, dims: Sequence[int], full: Sequence[int]
 
 
 def local_of(value: Tensor) -> Tensor:
-    """The plain tensor that a shard holds."""
+    """The plain tensor that a shard holds.
+
+    Raises:
+        ConfigError: an autograd function of somebody else's has made the shard: its backward pass
+            would act on gradients of shards as if they were whole.
+    """
     with torch._C.DisableTorchFunctionSubclass():
+        made_by = type(value.grad_fn).__name__ if is_made_by_function(value) else ""
+        if made_by not in _KNOWN_FUNCTIONS:
+            raise without_rule(f"the autograd function {made_by.removesuffix('Backward')}")
         return value.as_subclass(Tensor)
+
+
+_KNOWN_FUNCTIONS = ("", "CheckpointFunctionBackward", "BackwardHookFunctionBackward")
+"""Those of reentrant activation checkpointing and of hooks: by themselves they compute nothing."""
+
+
+def is_made_by_function(value: Tensor) -> bool:
+    """Whether an autograd function written in Python has returned this very tensor.
+
+    Rules never do: what they give is a view of that.
+    """
+    return isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
 
 def alike(local: Tensor, shard: Shard, *, full: Sequence[int] | None = None) -> Shard:
@@ -102,6 +139,26 @@ def whole(shard: Shard) -> Tensor:
     return moved(local_of(shard), moves, shard.grid)
 
 
+@function_rule(Grid.gather)
+def _gathered(_: Any, grid: Grid, local: Shard) -> Tensor:
+    return whole(local)
+
+
+def cut(whole: Tensor, grid: Grid) -> Shard:
+    """This rank's shard of a tensor that all ranks have; in a rule the inverse of Grid.gather.
+
+    Args:
+        whole: [..., *spatial], the same on every rank.
+        grid: to cut it over.
+    """
+    dims = range(-grid.dimensions, 0)
+    local = whole
+    for axis, dim in enumerate(dims):
+        held = grid.held(axis, whole.shape[dim])
+        local = local.narrow(dim, held.start, held.size)
+    return shard_of(local, grid, dims, whole.shape[-grid.dimensions :])
+
+
 def own_part(value: Tensor, shard: Shard) -> Tensor:
     """What goes with ``shard`` of a plain tensor that is broadcast to it.
 
@@ -109,20 +166,19 @@ def own_part(value: Tensor, shard: Shard) -> Tensor:
     it has those of the whole.
 
     Raises:
-        ConfigError: its sizes are neither the whole's nor the shard's.
+        ConfigError: it has other sizes.
     """
-    sizes = local_of(shard).shape
     for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
         if -dim > value.dim() or value.shape[dim] == 1:
             continue
         held = shard.grid.held(axis, full)
         if value.shape[dim] == full:
             value = value.narrow(dim, held.start, held.size)
-        elif value.shape[dim] != sizes[dim]:
+        else:
             raise ConfigError(
-                f"a tensor of shape {list(value.shape)} meets a shard of shape "
+                f"a tensor of shape {list(value.shape)} meets a shard of a whole of shape "
                 f"{list(whole_shape(shard))}",
-                remedy="give it the sizes of the whole, or those of the shard (Grid.shard)",
+                remedy="give it the sizes of the whole",
             )
     return value
 
@@ -134,6 +190,13 @@ def without_rule(name: str, *, why: str = "") -> ConfigError:
         remedy="register one for its module, @sparsepipe.spatial.rule(Module), or gather the "
         "sample before it (Grid.gather)",
     )
+
+
+def _name_of(function: Any) -> str:
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, GetSetDescriptorType):
+        return f"Tensor.{owner.__name__}"
+    return str(getattr(function, "__name__", function))
 
 
 def _place() -> str:

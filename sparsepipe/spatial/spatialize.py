@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 import sparsepipe.spatial.pointwise
 import sparsepipe.spatial.resampling  # noqa: F401
@@ -30,10 +33,12 @@ def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
 
         @rule(MyModule)
         def my_module(module, grid, x):
-            return ...
+            whole = grid.gather(x)
+            return cut(type(module).forward(module, whole), grid)
 
     The rule is called in place of the module's ``forward``, with the module, the grid and the
-    arguments, among which samples are shards (:class:`sparsepipe.spatial.Shard`).
+    arguments, among which samples are shards (:class:`sparsepipe.spatial.Shard`), as its outputs
+    are again. A tensor that it returns and that is no shard counts as the same on every rank.
     """
 
     def register(found: ModuleRule) -> ModuleRule:
@@ -70,6 +75,51 @@ _WITHOUT = (
 """Modules of PyTorch that need more than one position and for which there is no rule."""
 
 
+@dataclass(eq=False, slots=True)
+class _SpatialForward:
+    """What stands in place of a module's ``forward``.
+
+    A copy of the module stays spatial. A pickled one is the module as it was: what is loaded
+    elsewhere knows of no grid.
+
+    Args:
+        module: whose forward it is.
+        grid: of the shards.
+        by_rule: called in its place, if there is a rule.
+        is_outermost: whether it takes plain shards and gives such.
+        before: what the module itself had as its attribute ``forward``, if anything.
+    """
+
+    module: nn.Module
+    grid: Grid
+    by_rule: ModuleRule | None
+    is_outermost: bool
+    before: Callable[..., Any] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_outermost:
+            return _outermost(self._inner, self.grid, *args, **kwargs)
+        return self._inner(*args, **kwargs)
+
+    def _inner(self, *args: Any, **kwargs: Any) -> Any:
+        """By the rule if there are shards; behind a global pool there are none."""
+        leaves = tree_leaves((args, kwargs)) if self.by_rule is not None else []
+        if self.by_rule is not None and any(isinstance(each, Shard) for each in leaves):
+            return self.by_rule(self.module, self.grid, *args, **kwargs)
+        return _plain(self.module, self.before)(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SpatialForward:
+        module, before = copy.deepcopy((self.module, self.before), memo)
+        return _SpatialForward(module, self.grid, self.by_rule, self.is_outermost, before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _plain, (self.module, self.before)
+
+
+def _plain(module: nn.Module, before: Callable[..., Any] | None) -> Callable[..., Any]:
+    return MethodType(type(module).forward, module) if before is None else before
+
+
 def spatialize(model: _Module, grid: Grid) -> _Module:
     """``model`` itself, which now takes this rank's shards and gives such, exactly as one device.
 
@@ -78,14 +128,18 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
     Outputs that keep the spatial dimensions are shards; those that do not (behind a global pool, or
     a flattened volume) are whole on every rank. After ``backward`` each rank holds its part of
     every parameter's gradient: their sum over the grid is the gradient. Where outputs are whole,
-    all ranks are expected to compute the same loss of them.
+    all ranks are expected to compute the same loss of them. :func:`unspatialize` undoes it.
 
     Raises:
         ConfigError: the model has a module that has no rule. Functions without one raise when they
             are called.
     """
     spatialize_layers(model, grid)
-    model.forward = partial(_outermost, model.forward, grid)
+    forward = vars(model).get("forward")
+    if isinstance(forward, _SpatialForward):
+        forward.is_outermost = True
+    else:
+        model.forward = _SpatialForward(model, grid, None, True, forward)
     return model
 
 
@@ -95,25 +149,38 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
     Raises:
         ConfigError: as :func:`spatialize`.
     """
+    ruled = [name for name, module in model.named_modules() if _rule_of(module) is not None]
     for name, module in model.named_modules():
-        found = _rule_of(module)
-        if found is not None:
-            module.forward = partial(found, module, grid)
-        elif isinstance(module, _WITHOUT):
+        inside = any(name.startswith(f"{outer}.") or not outer for outer in ruled)
+        if isinstance(module, _WITHOUT) and name not in ruled and not inside:
             raise ConfigError(
                 f"{name or 'the model'} ({type(module).__name__}) has no rule for a sample that is "
                 "cut into shards",
                 remedy=f"register one, @sparsepipe.spatial.rule({type(module).__name__}), or keep "
                 "it out of the spatial part of the model",
             )
-
-
-def unspatialize(model: nn.Module) -> None:
-    """Gives the modules of a model the forwards of their classes back."""
+        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+            raise ConfigError(
+                f"{name or 'the model'} ({type(module).__name__}) is compiled, and does not ask "
+                "for rules",
+                remedy="spatialize the module that it was compiled from",
+            )
+    unspatialize(model)
     for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, partial) and forward.func in (_outermost, *_RULES.values()):
-            del module.__dict__["forward"]
+        if (found := _rule_of(module)) is not None:
+            before = vars(module).get("forward")
+            module.forward = _SpatialForward(module, grid, found, False, before)
+
+
+def unspatialize(model: _Module) -> _Module:
+    """``model`` itself, as it was before :func:`spatialize`: it takes and gives whole samples."""
+    for module in model.modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, _SpatialForward):
+            del module.forward
+            if forward.before is not None:
+                module.forward = forward.before
+    return model
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:

@@ -134,23 +134,42 @@ def errors(
     """The largest relative error of each case on a grid, of outputs, gradients and buffers."""
     torch.set_num_threads(1)
     grid = Grid(shape, overlap=overlap)
-    return {case.name: _error(case, grid) for case in cases(dimensions)}
+    return {case.name: error(case, grid) for case in cases(dimensions)}
 
 
-def _error(case: Case, grid: Grid) -> float:
+def rounding_errors(rank: int, shape: tuple[int, ...]) -> dict[str, float]:
+    """The same of layers with inputs in bfloat16, under autocast, where PyTorch has them."""
+    torch.set_num_threads(1)
+    grid, found = Grid(shape), {}
+    for case in cases(len(shape)):
+        try:
+            with torch.autocast("cpu", torch.bfloat16):
+                case.make()(torch.randn(2, CHANNELS, *case.size, dtype=torch.bfloat16))
+        except (RuntimeError, NotImplementedError):
+            continue
+        found[case.name] = error(case, grid, dtype=torch.bfloat16)
+    return found
+
+
+def error(case: Case, grid: Grid, *, dtype: torch.dtype = torch.float64) -> float:
+    """The largest relative error of a case, of outputs, gradients and buffers."""
     torch.manual_seed(0)
-    module = case.make().double()
+    low = dtype == torch.bfloat16
+    module = case.make().to(torch.float32 if low else dtype)
     alone = copy.deepcopy(module)
-    whole_input = torch.randn(2, CHANNELS, *case.size, dtype=torch.float64, requires_grad=True)
+    whole_input = torch.randn(2, CHANNELS, *case.size, dtype=dtype, requires_grad=True)
     torch.manual_seed(1)
-    expected = alone(whole_input)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        expected = alone(whole_input)
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()
 
     shard = grid.shard(whole_input).detach().clone().requires_grad_()
     spatialize(module, grid)
     torch.manual_seed(1)
-    output = module(shard)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        output = module(shard)
+    assert output.dtype == expected.dtype, case.name
     (output * (weights if case.is_whole else part(grid, weights))).sum().backward()
     found = output.detach() if case.is_whole else grid.gather(output.detach())
     pairs = [(found, expected), (grid.gather(shard.grad), whole_input.grad)]

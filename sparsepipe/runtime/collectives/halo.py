@@ -62,7 +62,8 @@ def start_messages(
 ) -> Pending:
     """Begins to send tensors to ranks of ``group`` and to receive some from them.
 
-    Messages between two ranks arrive in the order in which they are given here.
+    Messages between two ranks arrive in the order in which they are given here. Those without an
+    element are not sent; both sides know of them.
 
     Args:
         sends: ranks in the group, with what they are sent.
@@ -76,12 +77,16 @@ def start_messages(
     operations = [
         dist.P2POp(dist.isend, tensor, group=group, group_peer=peer)
         for (peer, _), tensor in zip(sends, sent, strict=True)
+        if tensor.numel()
     ] + [
         dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer)
         for (peer, _), tensor in zip(receives, received, strict=True)
+        if tensor.numel()
     ]
+    if not operations:
+        return Pending(group, what, sent, received, [])
     with collective(what, group):
-        works = dist.batch_isend_irecv(operations) if operations else []
+        works = dist.batch_isend_irecv(operations)
     return Pending(group, what, sent, received, works)
 
 
@@ -89,12 +94,17 @@ def group_size(group: ProcessGroup | None) -> int:
     """Number of ranks of a group, None for that of all ranks.
 
     Raises:
-        ConfigError: there is no process group.
+        ConfigError: there is no process group, or this process is not in the one given.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError(
             "there is no process group, and so no ranks to cut a sample over",
             remedy="call torch.distributed.init_process_group first",
+        )
+    if dist.get_rank(group) < 0:
+        raise ConfigError(
+            f"rank {dist.get_rank()} is not in the process group that shares the sample",
+            remedy="give each rank the group that it belongs to",
         )
     return dist.get_world_size(group)
 

@@ -115,4 +115,4 @@ def test_thin_shards_get_their_halo_from_several_ranks() -> None:
 
 def test_an_empty_shard_needs_nothing() -> None:
     assert shares(1, 3)[0].size == 0
-    assert exchanges(3, [(EMPTY,), (Interval(0, 3),)])[0].pieces == ()
+    assert exchanges(3, ((EMPTY,), (Interval(0, 3),)))[0].pieces == ()
