@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -62,6 +63,7 @@ def sample_seconds(rank: int, sample: Sample, mode: str, steps: int) -> float:
     if mode == "one process":
         step = step_of(sample.layers(), sample.input(0), label, sums=False)
         return _timed(step, steps) / sample.batch_size
+    warnings.filterwarnings("ignore", message="Grad strides do not match")
     process_group.join("gloo", timeout_s=TIMEOUT_S)
     if mode == "ddp":
         model = DistributedDataParallel(sample.layers())

@@ -152,7 +152,21 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    local, shape = local_of(input), whole_shape(input)
+    local = local_of(input)
+    if local.is_cuda and torch.is_autocast_enabled("cuda"):
+        local = local.float()  # as PyTorch's does there
+    return _by_groups(input, local, num_groups, weight, bias, eps)
+
+
+def _by_groups(
+    input: Shard,
+    local: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    shape = whole_shape(input)
     grouped = local.reshape(shape[0], num_groups, shape[1] // num_groups, *local.shape[2:])
     count = shape[1:].numel() // num_groups
     over = _Over(tuple(range(2, grouped.dim())), count, eps, input.grid)
@@ -183,7 +197,7 @@ def _instance_norm(
                 F.batch_norm(local, running_mean, running_var, weight, bias, False, 0.0, eps), input
             )
         raise without_rule("an instance norm that tracks running statistics")
-    return _group_norm(_, input, input.shape[1], weight, bias, eps)  # type: ignore[no-any-return]
+    return _by_groups(input, local_of(input), input.shape[1], weight, bias, eps)
 
 
 @function_rule(F.layer_norm)

@@ -70,7 +70,7 @@ def _named(names: Sequence[str]) -> list[Any]:
 def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     flat = [each for each in [*args, *kwargs.values()] if isinstance(each, Tensor)]
     shards = [each for each in flat if isinstance(each, Shard)]
-    first = max(shards, key=lambda shard: local_of(shard).dim())
+    first = shards[0] if len(shards) == 1 else max(shards, key=lambda shard: shard.dim())
     for other in shards:
         if (other.dims, other.full) != (first.dims, first.full) or other.grid is not first.grid:
             raise without_rule(
@@ -85,9 +85,11 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return own_part(value, first) if is_wide and func is not torch.prelu else value
 
     result = func(*map(part, args), **{name: part(value) for name, value in kwargs.items()})
-    if result is None or not isinstance(result, Tensor):
+    if isinstance(result, Tensor):
+        return alike(result, first)
+    if result is NotImplemented:
         return result
-    return alike(result, first)
+    raise without_rule(f"{getattr(func, '__name__', func)} with these arguments")  # where(x)
 
 
 @function_rule(

@@ -69,6 +69,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "roll": lambda x, w: torch.roll(x, 1, -1),
     "flip": lambda x, w: x.flip(-1),
     "stack": lambda x, w: torch.stack([x, x]),
+    "where without values": lambda x, w: torch.where(x > 0),
     "variance": lambda x, w: x.var(),
     "slice": lambda x, w: x[..., ::2],
     "cat along width": lambda x, w: torch.cat([x, x], -1),
@@ -217,7 +218,7 @@ def test_bad_input_is_refused_on_every_rank_with_a_remedy() -> None:
         expected = {
             "ranks": "a grid of 2 x 2 needs 4 ranks, and the process group has 2",
             "no shape": "(0, 2) is no shape of a grid",
-            "voxels": "1 positions in dimension 2 cannot be cut into 2 shards",
+            "voxels": "1 positions in spatial dimension 0 cannot be cut into 2 shards",
             "dimensions": "a tensor of 1 dimensions has none for each of the grid's 2",
             "module": "the model (LSTM) has no rule",
             "nested module": "1.attention (MultiheadAttention) has no rule",
