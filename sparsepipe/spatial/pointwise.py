@@ -93,7 +93,7 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @function_rule(
-    *(getattr(Tensor, name) for name in _SAME),
+    *_named(_SAME),
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
     torch.autograd.backward,
