@@ -139,7 +139,8 @@ NOT_LIGHTNINGS = {
     "_get_default_store", "_get_backend", "_load_from_state_dict", "_exit", "_ncallbacks",
     "_run_exitfuncs", "_processes", "_caches", "_make", "_target_", "_replace", "_asdict",
     "_fields", "_value_", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
-    "_get_iterator", "_current_graph_task_id",
+    "_get_iterator", "_current_graph_task_id", "_is_torch_function_enabled",
+    "_DisableTorchDispatch",
 }  # fmt: skip
 """Private names of torch and others, which have their tests where they are used."""
 
