@@ -47,9 +47,10 @@ def _pool_windows(
 
 
 class _Recomputed(torch.autograd.Function):
-    """A layer behind moves, of which the shard without its halo is kept: what was there before.
+    """A layer that needs halos and keeps for its backward pass the shard without them.
 
-    The backward pass moves and computes again.
+    That is what the layer before has kept as well. The backward pass fetches the halos and computes
+    the layer again.
     """
 
     @staticmethod

@@ -60,9 +60,9 @@ class Shard(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What gets past all rules, as TorchScript does, is refused.
+        """Refuses operators that are reached without a rule, as by TorchScript.
 
-        But for the view that :func:`local_of` takes, and the copy that autograd saves.
+        Allowed are the view that :func:`local_of` takes, and the copy that autograd saves.
         """
         is_own = func is torch.ops.aten.alias.default and not torch._C._is_torch_function_enabled()
         if not is_own and func is not torch.ops.aten.detach.default:
@@ -102,22 +102,17 @@ def local_of(value: Tensor) -> Tensor:
             would act on gradients of shards as if they were whole.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        made_by = type(value.grad_fn).__name__ if is_made_by_function(value) else ""
-        if made_by not in _KNOWN_FUNCTIONS:
-            raise without_rule(f"the autograd function {made_by.removesuffix('Backward')}")
+        # Shards that rules return are views of what their own autograd functions have returned.
+        node: Any = value.grad_fn
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            made_by = type(node).__name__.removesuffix("Backward")
+            if made_by not in _KNOWN_FUNCTIONS:
+                raise without_rule(f"the autograd function {made_by}")
         return value.as_subclass(Tensor)
 
 
-_KNOWN_FUNCTIONS = ("", "CheckpointFunctionBackward", "BackwardHookFunctionBackward")
-"""Those of reentrant activation checkpointing and of hooks: by themselves they compute nothing."""
-
-
-def is_made_by_function(value: Tensor) -> bool:
-    """Whether an autograd function written in Python has returned this very tensor.
-
-    Rules never do: what they give is a view of that.
-    """
-    return isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
+_KNOWN_FUNCTIONS = ("CheckpointFunction", "BackwardHookFunction")
+"""Reentrant activation checkpointing and hooks, which compute nothing themselves."""
 
 
 def alike(local: Tensor, shard: Shard, *, full: Sequence[int] | None = None) -> Shard:
