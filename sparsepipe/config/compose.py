@@ -20,7 +20,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -89,7 +89,6 @@ _NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", 
 """How the overrides and groups begin that a run does not record."""
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
-_NAMED_NODE = re.compile(r"^[\w.-]+=\{\s*_target_\s*:")
 
 _COMPLETION_FLAGS = {"-sc", "--shell-completion"}
 _CONFIG_DIRECTORY = re.compile(r"(?:--config-dir|-cd)[= ]\s*(\S+)\s")
@@ -155,10 +154,21 @@ def admit(arguments: Sequence[str]) -> list[str]:
         if not _PLAIN_ASSIGNMENT.match(item) or item.startswith("hydra."):
             admitted.append(item)
             continue
-        if _NAMED_NODE.match(item):
+        if _names_node(item):
             admitted.append(f"++{item.partition('=')[0]}=null")
         admitted.append(f"++{item}")
     return admitted
+
+
+def _names_node(argument: str) -> bool:
+    """Whether a mapping with a ``_target_`` is given, or such mappings to choose from."""
+    if not argument.partition("=")[2].lstrip().startswith("{"):
+        return False
+    for override in _parse([argument]):
+        value = override.value()
+        options = value.list if isinstance(value, ChoiceSweep) else [value]
+        return any(isinstance(each, dict) and "_target_" in map(str, each) for each in options)
+    return False
 
 
 def _with_home_quoted(argument: str) -> str:

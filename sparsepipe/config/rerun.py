@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from sparsepipe.config.compose import (
 from sparsepipe.config.scales import STUDY
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.files import expanded
+
+log = logging.getLogger(__name__)
 
 FLAG = "--from"
 _NOT_TAKEN = ("force", "hydra", STUDY)
@@ -56,7 +59,14 @@ def from_run(arguments: Sequence[str]) -> list[str]:
     words = [str(word) for word in (run.get("hydra") or {}).get("overrides") or ()]
     try:
         begun = _composed(loader, words)
-    except (HydraException, OmegaConfBaseException):  # of another version, or of other directories
+    except (HydraException, OmegaConfBaseException) as error:  # of another version, or directories
+        log.warning(
+            "the overrides that %s was begun with no longer compose (%s): all of its values are "
+            "taken as they are, so that none follows from another one any more, such as data.seed "
+            "from seed",
+            source,
+            str(error).partition("\n")[0],
+        )
         words, begun = [], _composed(loader, [])
     taken = {key: value for key, value in run.items() if key not in _NOT_TAKEN}
     words = [word for word in words if not replaced(_name(word))]

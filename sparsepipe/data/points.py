@@ -113,6 +113,7 @@ class PointSet:
     def __post_init__(self) -> None:
         frames = self.frames
         lost_S = _is_far(frames.low_S3, frames.high_S3, times=_LOST)
+        lost_S &= frames.radius_S > 0  # a single point has no form
         if lost_S.any():
             index = int(np.flatnonzero(lost_S)[0])
             raise DataError(
@@ -158,15 +159,20 @@ def measure_cloud(points_P3: NDArray[Any]) -> tuple[FloatArray, float]:
     return center_3.astype(np.float32), float(radius)
 
 
-def measure_frames(points_SP3: NDArray[Any], scale: float) -> Frames:
-    """Frames of clouds with a common scale, computed in chunks.
+def measure_frames(
+    points_SP3: NDArray[Any], scale: float, *, offset_S3: ExactArray | None = None
+) -> Frames:
+    """Frames of clouds with a common scale, and perhaps offsets beside, computed in chunks.
 
     Those far from the origin are relative to the middle of their box. The log warns of points that
     are stored so coarsely, such as map coordinates in single precision, that their form is lost.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), CHUNK_SHAPES):
-        chunk_BP3 = points_SP3[start : start + CHUNK_SHAPES].astype(np.float64) * scale
+        rows = slice(start, start + CHUNK_SHAPES)
+        chunk_BP3 = points_SP3[rows].astype(np.float64) * scale
+        if offset_S3 is not None:
+            chunk_BP3 += offset_S3[rows, None]
         center_B13 = chunk_BP3.mean(axis=1, keepdims=True)
         radius_B = np.sqrt(np.square(chunk_BP3 - center_B13).sum(axis=2).max(axis=1))
         parts.append((chunk_BP3.min(axis=1), chunk_BP3.max(axis=1), center_B13[:, 0], radius_B))
@@ -174,7 +180,8 @@ def measure_frames(points_SP3: NDArray[Any], scale: float) -> Frames:
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
     if points_SP3.dtype.kind == "f":
-        _warn_of_coarse_points(points_SP3.dtype, low_S3, high_S3, scale)
+        without_S3 = 0.0 if offset_S3 is None else offset_S3
+        _warn_of_coarse_points(points_SP3.dtype, low_S3 - without_S3, high_S3 - without_S3, scale)
     far_S = _is_far(low_S3, high_S3, times=_FAR)
     origin_S3 = np.where(far_S[:, None], (low_S3 + high_S3) / 2, 0.0)
     low, high, center = (

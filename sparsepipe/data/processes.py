@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import get_context
+
+from sparsepipe.utils.parent import exit_with_parent
 
 MAIN_GUARD = 'your own script must start its work under if __name__ == "__main__":'
 """Part of a remedy: without this guard, every new process runs the whole script again."""
@@ -32,19 +33,6 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def exit_with_parent() -> None:
-    """Exit this process as soon as its parent has ended, however that happens."""
-    parent = parent_process()
-    if parent is None:
-        return
-
-    def follow_parent() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow_parent, daemon=True).start()
 
 
 def _start_worker() -> None:

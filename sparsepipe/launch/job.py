@@ -246,7 +246,24 @@ def _finished(directory: RunDir, spec: RunSpec, *, anew_since_s: float | None = 
         log.info("started anew and finished by another job of this sweep, nothing to do")
         return True
     log.info("finished before, nothing to do; force=true starts anew")
+    if _tested_last_weights(directory, spec):
+        log.warning(
+            "but the test's figures in %s are of the last weights, as in earlier versions, and "
+            "training tests the best ones now: task=evaluate checkpoint=%s does so without "
+            "training again, force=true trains again, and task.test_weights=last names a run that "
+            "tests the last ones",
+            directory.result,
+            directory.path,
+        )
     return True
+
+
+def _tested_last_weights(directory: RunDir, spec: RunSpec) -> bool:
+    """Whether a finished run has tested other weights than this version would."""
+    if spec.task.get("test_weights", "best") != "best" or not directory.best.exists():
+        return False
+    result = read_json(directory.result)
+    return "tested_checkpoint" not in result and any(key.startswith("test/") for key in result)
 
 
 def _finish(directory: RunDir) -> None:

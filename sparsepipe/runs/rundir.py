@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,15 @@ from sparsepipe.config.recomputation import (
 )
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
-from sparsepipe.utils.files import expanded, read_json, write_json, write_text_atomic
+from sparsepipe.utils.files import expanded, free_name, read_json, write_json, write_text_atomic
 
+_LOGGED = ("wandb", "mlflow", "tensorboard")
+"""Directories of trackers."""
 _ATTEMPT, _STARTS = ".attempt", ".starts"
 _MOST_EPOCHS = 2000
-"""Shorter trainings of more epochs are not looked for: that takes a twentieth of a second."""
+"""Numbers of epochs that are tried in turn, which takes a twentieth of a second; greater ones are
+those that files of configurations have."""
+_EPOCHS_IN_FILE = re.compile(r"^  max_epochs: (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +156,21 @@ class RunDir:
             # Moved first: a directory that is half removed must not look like a run.
             self.path.rename(self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}"))
         for aside in self.path.parent.glob(f".{self.run_id}.[0-9]*.[0-9]*"):
+            self._keep_logged(aside)
             shutil.rmtree(aside)  # one that was killed may have left its own
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(
             self.path / _STARTS, [*self.starts, time.time()]
         )  # before there is a config.yaml
         write_text_atomic(self.config, spec.to_yaml())
+
+    def _keep_logged(self, aside: Path) -> None:
+        """Moves what an earlier attempt logged to trackers, and may not be uploaded yet, here."""
+        for name in _LOGGED:
+            kept = self.path / f"{name}-earlier"
+            for logged in (*aside.glob(f"{name}-earlier/*"), *aside.glob(name)):
+                kept.mkdir(parents=True, exist_ok=True)
+                logged.rename(free_name(kept / logged.name))
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
@@ -215,11 +230,24 @@ def _shorter(identity: dict[str, Any], runs: Path) -> RunDir | None:
     there = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
     if not isinstance(epochs, int) or not there:
         return None
-    for fewer in range(min(epochs - 1, _MOST_EPOCHS), 0, -1):
+    fewest = range(min(epochs - 1, _MOST_EPOCHS), 0, -1)
+    for fewer in (*_epochs_of(runs, above=_MOST_EPOCHS, below=epochs), *fewest):
         found = RunDir(runs / _id_of({**identity, key: fewer}))
         if found.run_id in there and found.done.exists() and found.last.exists():
             return found
     return None
+
+
+def _epochs_of(runs: Path, *, above: int, below: int) -> list[int]:
+    """Numbers of epochs of the runs of an experiment, in descending order."""
+    if below <= above + 1:
+        return []
+    found: set[int] = set()
+    for config in runs.glob("*/config.yaml"):
+        with suppress(OSError):
+            numbers = _EPOCHS_IN_FILE.findall(config.read_text(encoding="utf-8"))
+            found.update(number for number in map(int, numbers) if above < number < below)
+    return sorted(found, reverse=True)
 
 
 def file_fingerprint(path: Path) -> str:

@@ -8,7 +8,6 @@ rows. MLflow, TensorBoard and Weights & Biases with a network resume by themselv
 
 from __future__ import annotations
 
-import itertools
 import json
 import numbers
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.callbacks.checkpoint import Resume
-from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.files import free_name, write_text_atomic
 
 STEP = "trainer/global_step"
 """Lightning's name for the training step that a row belongs to."""
@@ -83,12 +82,6 @@ class History:
         kept += [_without(row, known) for row in finished if row["epoch"] not in ended]
         kept.sort(key=lambda row: int(row[STEP]))
         write_text_atomic(self.path, "".join(map(_line, kept)))
-
-
-def free_name(path: Path) -> Path:
-    """The path, or the first of ``path.1``, ``path.2``, ... that nothing has."""
-    numbered = (path.with_name(f"{path.name}.{k}") for k in itertools.count(1))
-    return next(each for each in itertools.chain([path], numbered) if not os.path.lexists(each))
 
 
 def _line(row: Mapping[str, Any]) -> str:

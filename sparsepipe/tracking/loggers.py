@@ -20,7 +20,8 @@ from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.errors import ConfigError, OutputError
-from sparsepipe.tracking.history import STEP, History, free_name
+from sparsepipe.tracking.history import STEP, History
+from sparsepipe.utils.files import free_name
 
 _SET_VARIABLES: dict[str, str] = {}
 """Environment variables that a run of this process has set: settings that ``wandb.init`` lacks."""

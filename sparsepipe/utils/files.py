@@ -7,6 +7,7 @@ target: readers, also after a process was killed, find either the old content or
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -46,6 +47,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the reason why the block failed matters more
             temporary.unlink(missing_ok=True)
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the first of ``path.1``, ``path.2``, ... that nothing has."""
+    numbered = (path.with_name(f"{path.name}.{k}") for k in itertools.count(1))
+    return next(each for each in itertools.chain([path], numbered) if not os.path.lexists(each))
 
 
 def write_plain_json(path: Path, values: Any) -> None:

@@ -7,6 +7,8 @@ import multiprocessing.util
 import os
 import signal
 import sys
+import threading
+from multiprocessing import connection
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -36,6 +38,8 @@ class _Registered:
     """What multiprocessing knows this file by, and keeps a weak reference to."""
 
     done = False
+    by_main_thread = True
+    """Whether the fork that goes on was made by the main thread."""
 
 
 _registered = _Registered()
@@ -48,10 +52,35 @@ def end_workers_with_this() -> None:
     """
     if not _registered.done:
         _registered.done = True
+        os.register_at_fork(before=_note_thread)
         multiprocessing.util.register_after_fork(_registered, _follow)
+
+
+def exit_with_parent() -> None:
+    """Exits this process, which ``multiprocessing`` has started, as soon as its parent has ended.
+
+    A thread waits for that, so that a process that is stopped ends when it goes on.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def follow_parent() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+def _note_thread() -> None:
+    _registered.by_main_thread = threading.current_thread() is threading.main_thread()
 
 
 def _follow(_: object) -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None:
+    if parent is None or parent.pid is None:
+        return
+    if _registered.by_main_thread:
         end_with_parent(parent.pid)
+    else:  # the kernel would kill this process when that thread ends
+        exit_with_parent()

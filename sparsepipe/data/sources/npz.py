@@ -1,7 +1,8 @@
 """Point clouds in two npz files, ``train.npz`` and ``test.npz``.
 
 Each has ``points`` [S, P, 3] (floats, or integers with a factor ``scale`` to coordinates),
-``labels`` [S], ``classes`` (names) and optionally ``names`` [S].
+``labels`` [S], ``classes`` (names) and optionally ``names`` [S] and ``offset`` [3] or [S, 3], which
+is added to coordinates in double precision, as in LAS files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_values, explaining_storage, scan_files
-from sparsepipe.data.points import SPLITS, Frames, MappedArray, PointSet, Split, measure_frames
+from sparsepipe.data.points import (
+    SPLITS,
+    ExactArray,
+    Frames,
+    MappedArray,
+    PointSet,
+    Split,
+    measure_frames,
+)
 from sparsepipe.data.sources.base import CacheSettings, require_root, wrong_layout
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
@@ -32,7 +41,7 @@ _READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 
 WHERE_FROM = (
     "the bundle holds train.npz and test.npz with the arrays points, labels, classes, "
-    "names and scale; its shapes come from ModelNet, https://modelnet.cs.princeton.edu"
+    "names, scale and offset; its shapes come from ModelNet, https://modelnet.cs.princeton.edu"
 )
 
 
@@ -65,13 +74,16 @@ class NpzBundle:
         points = MappedArray(points_path)
         _check_arrays(path, points.array, small)
         scale = float(small.get("scale", 1.0))
-        frames = _frames(directory / "frames_2.npz", points.array, scale, cache)
         num_shapes = len(points.array)
+        offset_S3 = np.broadcast_to(small.get("offset", np.zeros(3)), (num_shapes, 3))
+        offset_S3 = offset_S3.astype(np.float64)
+        name = "frames_3.npz" if "offset" in small else "frames_2.npz"
+        frames = _frames(directory / name, points.array, scale, cache, offset_S3=offset_S3)
         names = small.get("names", np.char.add(f"{split}_", np.arange(num_shapes).astype(str)))
         return PointSet(
             points=points,
             rows_S=np.arange(num_shapes),
-            offset_S3=np.zeros((num_shapes, 3)),
+            offset_S3=offset_S3,
             step_S3=np.full((num_shapes, 3), scale),
             frames=frames,
             labels_S=small["labels"].astype(np.int64),
@@ -137,15 +149,32 @@ def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray
     scale = small.get("scale", np.ones(()))
     if scale.shape != () or scale.dtype.kind not in "iuf" or not 0 < scale < np.inf:
         raise _unreadable(path, f"scale is {scale}, not a positive number")
+    _check_offset(path, small.get("offset", np.zeros(3)), shapes=len(labels_S))
     names = small.get("names")
     if names is not None and names.shape != labels_S.shape:
         raise _unreadable(path, f"{len(labels_S)} shapes, but names of shape {names.shape}")
 
 
-def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSettings) -> Frames:
+def _check_offset(path: Path, offset: NDArray[Any], *, shapes: int) -> None:
+    if offset.shape not in ((3,), (shapes, 3)):
+        raise _unreadable(path, f"offset is of shape {offset.shape}, not [3] or [{shapes}, 3]")
+    if offset.dtype.kind not in "iuf":
+        raise _unreadable(path, "offset is not of numbers")
+    if not np.isfinite(offset).all():
+        raise _unreadable(path, "offset is not finite")
+
+
+def _frames(
+    path: Path,
+    points_SP3: NDArray[Any],
+    scale: float,
+    cache: CacheSettings,
+    *,
+    offset_S3: ExactArray,
+) -> Frames:
     """Frames of all clouds, computed once and saved next to the points."""
     if not path.is_file():
-        frames = measure_frames(points_SP3, scale)
+        frames = measure_frames(points_SP3, scale, offset_S3=offset_S3)
         bad_S = ~np.isfinite(frames.radius_S)
         if bad_S.any():
             raise DataError(

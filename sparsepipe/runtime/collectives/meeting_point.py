@@ -7,11 +7,14 @@ host, and else only on the interface by which the address is reached that the la
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import struct
 from collections.abc import Mapping
 from datetime import timedelta
+from ipaddress import IPv6Address
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsepipe.errors import ConfigError
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
+_GET_ADDRESSES, _IFREQ_BYTES = 0x8912, 40  # SIOCGIFCONF of linux/sockios.h, struct ifreq
 _BACKLOG = 4096
 
 
@@ -88,13 +91,21 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
         one_host: all ranks are on this host.
 
     Raises:
-        ConfigError: the address is one that only this host reaches.
+        ConfigError: the address is one that only this host reaches, or no interface leads to it:
+            gloo and NCCL would choose one by themselves.
     """
     missing = [name for name in INTERFACE_VARIABLES if not os.environ.get(name)]
     if not missing:
         return
     found = _loopback() if one_host else _interface_to(master)
-    for name in missing if found else ():
+    if not found:
+        place = "this host's loopback" if one_host else f"{master}, where ranks meet,"
+        raise ConfigError(
+            f"none of this host's interfaces leads to {place}",
+            remedy=f"set {' and '.join(missing)} to the interface by which the ranks reach each "
+            "other (`ip address` lists them)",
+        )
+    for name in missing:
         # NCCL would take a name for the beginning of one.
         os.environ[name] = f"={found}" if name.startswith("NCCL") else found
 
@@ -112,7 +123,7 @@ def _loopback() -> str:
 
 
 def _interface_to(master: str) -> str:
-    """The interface by which an address is reached; nothing where the system does not tell."""
+    """The interface by which an address is reached; empty where there is none."""
     family, address = _resolved(master)
     if _is_loopback(address):
         if _is_loopback(master) or master == "localhost":
@@ -123,27 +134,35 @@ def _interface_to(master: str) -> str:
             remedy="give the launcher an address instead of the name, or set GLOO_SOCKET_IFNAME "
             "to the interface of the network between the hosts",
         )
-    if family != socket.AF_INET:
-        return ""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))  # sends nothing, only looks for a route
         except OSError:
             return ""
         own = probe.getsockname()[0]
-        names = [name for _, name in socket.if_nameindex()]
-        return next((name for name in names if _address_of(name, probe) == own), "")
+    return next((name for name, each in _own_addresses(family) if each == own), "")
 
 
-def _address_of(interface: str, any_socket: socket.socket) -> str | None:
-    request = struct.pack("256s", interface.encode()[:15])
+def _own_addresses(family: socket.AddressFamily) -> list[tuple[str, str]]:
+    """Interfaces and their addresses, of which one may have several; empty where not on Linux."""
     try:
         import fcntl  # which Unix systems have
 
-        answer = fcntl.ioctl(any_socket.fileno(), _GET_ADDRESS, request)
-    except (ImportError, OSError):  # it has none
-        return None
-    return socket.inet_ntoa(answer[20:24])
+        if family == socket.AF_INET6:
+            lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").split("\n")
+            rows = [line.split() for line in lines if line]
+            return [(row[-1], str(IPv6Address(int(row[0], 16)))) for row in rows]
+        content = bytearray(_IFREQ_BYTES * 1024)
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        with socket.socket(family, socket.SOCK_DGRAM) as any_socket:
+            request = struct.pack("iP", len(content), pointer)
+            answer = fcntl.ioctl(any_socket, _GET_ADDRESSES, request)
+    except (ImportError, OSError):
+        return []
+    end: int = struct.unpack("iP", answer)[0]
+    entries = [content[n : n + _IFREQ_BYTES] for n in range(0, end, _IFREQ_BYTES)]
+    names = [entry[:16].split(b"\0")[0].decode().partition(":")[0] for entry in entries]
+    return [(name, socket.inet_ntoa(e[20:24])) for name, e in zip(names, entries, strict=True)]
 
 
 def _resolved(address: str) -> tuple[socket.AddressFamily, str]:

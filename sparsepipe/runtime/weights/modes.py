@@ -256,6 +256,8 @@ def _checksum(tensor: Tensor) -> Tensor:
         flat = real.as_strided((real.numel(),), (1,), 0)
     else:
         flat = real.reshape(-1)
+    if flat.storage_offset() * flat.element_size() % 8:  # a part of a larger tensor
+        flat = flat.clone()
     whole = flat.numel() - flat.numel() * real.element_size() % 8 // real.element_size()
     rest = flat[whole:].double().sum()
     return torch.stack([flat[:whole].view(torch.int64).sum(), rest.view(torch.int64)])

@@ -135,7 +135,7 @@ class LoopPatches:
         trainer = self._trainer
         step = trainer.global_step
         if internals.finds_learning_rate(trainer):
-            self._agreed = trainer.should_stop  # by all ranks, of each of which it was broadcast
+            self._agreed = trainer.should_stop  # the finder has broadcast it
         requested = trainer.should_stop and not self._agreed
         self._agreed = self._agreed or self._stop.reached(step, requested=requested)
         trainer.should_stop = self._agreed

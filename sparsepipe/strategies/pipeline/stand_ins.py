@@ -17,7 +17,7 @@ from sparsepipe.strategies import trainer_internals as internals
 
 
 class Absence:
-    """Knows when code of the user's may meet stand-ins; one for all of those of a module.
+    """Knows when code of the user's may meet stand-ins; all those of a module share one.
 
     In a step a penalty over all parameters would count for those of one stage only: there the
     parameters of other ranks are in their places, and raise when they are used. A hook may well go

@@ -85,6 +85,17 @@ def test_values_that_changed_their_defaults_since_are_the_runs(tmp_path: Path) -
     assert again(tmp_path, "optim.optimizer.lr=0.01").optim.optimizer.arguments["lr"] == 0.01
 
 
+def test_overrides_that_no_longer_compose(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec = recorded(tmp_path, "data=shapes", "seed=4")
+    again(tmp_path)
+    assert "no longer compose" not in caplog.text
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("data=shapes", "data=gone"))
+    assert again(tmp_path).flat() == spec.flat()
+    assert "the overrides that" in caplog.text
+    assert "no longer compose" in caplog.text
+
+
 def test_options_stay_in_front(tmp_path: Path) -> None:
     recorded(tmp_path, "data=shapes", "seed=4")
     words = from_run(["-m", f"--from={tmp_path}", "optim.optimizer.lr=0.1,0.2"])
@@ -123,14 +134,23 @@ def test_values_are_read_as_they_were_written(value: object) -> None:
     assert parsed.value() == value
 
 
-def test_a_node_that_is_named_anew_replaces_the_former() -> None:
-    node = (
-        "optim.schedule={_target_: torch.optim.lr_scheduler.StepLR, _partial_: true, step_size: 2}"
-    )
+@pytest.mark.parametrize(
+    "node",
+    [
+        "{_target_: torch.optim.lr_scheduler.StepLR, _partial_: true, step_size: 2}",
+        "{step_size: 2, _partial_: true, _target_: torch.optim.lr_scheduler.StepLR}",
+    ],
+)
+def test_a_node_that_is_named_anew_replaces_the_former(node: str) -> None:
+    node = f"optim.schedule={node}"
     spec = composed("data=shapes", "optim=adamw", node)
     assert spec.optim.schedule is not None
     assert set(spec.optim.schedule.arguments) == {"_partial_", "step_size"}
     assert admit([node]) == ["++optim.schedule=null", f"++{node}"]
+    swept = f"{node},{{gamma: 1, _target_: a.b}}"
+    assert admit([swept]) == ["++optim.schedule=null", f"++{swept}"]
+    inner = "optim.schedule={a: {_target_: b}}"
+    assert admit([inner]) == [f"++{inner}"]
 
 
 @pytest.mark.full

@@ -42,6 +42,20 @@ def written_integers(
     return bundle(root, settings, points=integers_SP3, scale=np.float64(1e-4))
 
 
+def written_with_offset(
+    points_SP3: NDArray[np.float64], root: Path, settings: CacheSettings
+) -> PointSet:
+    """With an offset beside, as LAS files have it, so that 32 bits are enough."""
+    offset_3 = np.floor(points_SP3[0, 0] / 1000) * 1000
+    integers_SP3 = np.rint((points_SP3 - offset_3) * 1e4).astype(np.int32)
+    found = bundle(root, settings, points=integers_SP3, scale=np.float64(1e-4), offset=offset_3)
+    origin_S3 = 0 if found.frames.origin_S3 is None else found.frames.origin_S3
+    middle_S3 = (found.frames.low_S3 + found.frames.high_S3.astype(np.float64)) / 2 + origin_S3
+    expected_S3 = (points_SP3.min(axis=1) + points_SP3.max(axis=1)) / 2
+    np.testing.assert_allclose(middle_S3, expected_S3, atol=1e-3)
+    return found
+
+
 def bundle(root: Path, settings: CacheSettings, **arrays: NDArray[np.generic]) -> PointSet:
     for split in ("train", "test"):
         labels_S, classes = np.arange(SHAPES) % 2, np.array(["a", "b"])
@@ -90,7 +104,9 @@ def assert_same(found: list[set[tuple[int, ...]]], expected: list[set[tuple[int,
 
 
 @pytest.mark.parametrize("span", ["extent", "cube", "sphere"])
-@pytest.mark.parametrize("source", [written_npz, written_integers, written_text, written_arrays])
+@pytest.mark.parametrize(
+    "source", [written_npz, written_integers, written_with_offset, written_text, written_arrays]
+)
 def test_voxels_of_clouds(
     source: Callable[..., PointSet], span: Span, tmp_path: Path, settings: CacheSettings
 ) -> None:
@@ -138,6 +154,18 @@ def test_coarse_points_are_told(
     moved_SP3 = (clouds() + 5e6).astype(np.float32)
     bundle(tmp_path, settings, points=moved_SP3)
     assert "3 of 3 shapes have points in float32 so far from the origin" in caplog.text
+
+
+def test_a_shape_of_a_single_point_lies_anywhere(tmp_path: Path) -> None:
+    points_SP3 = np.full((SHAPES, POINTS, 3), 7, "f4")
+    np.save(tmp_path / "points.npy", points_SP3)
+    corner_S3, zero_S3 = points_SP3[:, 0], np.zeros((SHAPES, 3))
+    points = PointSet(
+        MappedArray(tmp_path / "points.npy"), np.arange(SHAPES), zero_S3, zero_S3 + 1,
+        Frames(corner_S3, corner_S3, corner_S3, np.zeros(SHAPES, "f4")),
+        np.zeros(SHAPES, np.int64), ("a", "b", "c"), ("x",),
+    )  # fmt: skip
+    assert points.cloud(0)[0].tolist() == [7, 7, 7]
 
 
 def test_frames_in_single_precision_far_away_are_refused(tmp_path: Path) -> None:

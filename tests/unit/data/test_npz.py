@@ -74,6 +74,9 @@ def test_real_bundle_fills_the_known_number_of_voxels(
         ({"labels": np.full(12, None)}, "Object arrays"),
         ({"scale": np.ones(3)}, "not a positive number"),
         ({"scale": np.float32(0)}, "not a positive number"),
+        ({"offset": np.ones(2)}, r"offset is of shape \(2,\), not \[3\] or \[12, 3\]"),
+        ({"offset": np.array([0, np.inf, 0])}, "offset is not finite"),
+        ({"offset": np.array(["a", "b", "c"])}, "offset is not of numbers"),
         ({"names": np.array(["one"])}, r"12 shapes, but names of shape \(1,\)"),
     ],
 )

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.runs.rundir import RunDir, file_fingerprint
-from sparsepipe.utils.files import read_json
+from sparsepipe.runs.rundir import RunDir, file_fingerprint, run_dir
+from sparsepipe.utils.files import read_json, write_plain_json
 from tests.support.command_line import Shell, checkpoint, composed, rows
 
 AGAIN = composed("experiment=tiny")
@@ -64,12 +65,42 @@ def test_an_attempt_counts_where_it_is_killed_as_it_begins(
     assert found == {directory.run_id, f".{directory.run_id}.attempt"}, "and nothing is left aside"
 
 
+def test_what_was_logged_to_trackers_stays(directory: RunDir) -> None:
+    for count in range(1, 3):
+        (directory.path / "wandb" / "offline-run").mkdir(parents=True)
+        (directory.path / "wandb" / "offline-run" / "rows.wandb").write_text(str(count))
+        directory.open(FORCED)
+        assert not (directory.path / "wandb").exists()
+        kept = sorted((directory.path / "wandb-earlier").glob("wandb*/offline-run/rows.wandb"))
+        assert [file.read_text() for file in kept] == ["1", "2"][:count]
+    assert not list(directory.path.parent.glob(f".{directory.run_id}.[0-9]*.[0-9]*"))
+
+
 def test_what_an_older_version_has_noted_counts(directory: RunDir) -> None:
     (directory.path / ".attempt").write_text("3")
     assert directory.attempt == 3
     directory.open(AGAIN)
     shutil.rmtree(directory.path)
     assert directory.attempt == 3
+
+
+@pytest.mark.parametrize("epochs", [3, 5000])
+def test_a_shorter_run_is_found(tmp_path: Path, epochs: int) -> None:
+    def found(epochs: int) -> RunDir:
+        changed = {"trainer.max_epochs": epochs, "paths.outputs": str(tmp_path)}
+        spec = AGAIN.replace(changed)
+        return run_dir(
+            spec, inventory=build_inventory(spec), ranks=1, data_fingerprint="a",
+            checkpoint_fingerprint=None,
+        )  # fmt: skip
+
+    shorter = found(epochs)
+    shorter.open(AGAIN.replace({"trainer.max_epochs": epochs}))
+    shorter.checkpoints.mkdir()
+    shorter.last.touch()
+    shorter.finish({})
+    assert found(epochs + 1).shorter == shorter
+    assert found(epochs - 1).shorter is None
 
 
 def test_other_runs_are_left_alone(directory: RunDir) -> None:
@@ -125,6 +156,13 @@ def test_finished_run_is_skipped_and_force_starts_anew(
     assert job() == run
     assert job("data.num_workers=1", "task.gallery=3") == run
     assert (run / "metrics.csv").stat().st_mtime_ns == written
+    assert "last weights" not in caplog.text
+    result = read_json(run / "result.json")
+    del result["tested_checkpoint"]  # as of an earlier version
+    write_plain_json(run / "result.json", result)
+    assert job() == run
+    assert "of the last weights, as in earlier versions, and training" in caplog.text
+    caplog.clear()
     (run / "stray").touch()
     assert job("force=true") == run
     assert (run / "metrics.csv").stat().st_mtime_ns != written

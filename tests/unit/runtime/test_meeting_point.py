@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import rendezvous
-from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives import meeting_point, process_group
 from sparsepipe.runtime.collectives.meeting_point import (
     choose_interfaces,
     keep_store,
@@ -77,6 +77,37 @@ def test_the_interface_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(outer, one_host=True, GLOO_SOCKET_IFNAME="ib0") == ["ib0", "=lo"]
     both = dict.fromkeys(INTERFACES, "ib0")
     assert chosen("nowhere.invalid", one_host=False, **both) == ["ib0", "ib0"]
+
+
+def test_no_interface_leads_to_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo would listen on that of the host's name."""
+    for name in INTERFACES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(meeting_point, "_own_addresses", lambda _: [])
+    with pytest.raises(ConfigError, match=r"leads to 192\.0\.2\.1, where ranks meet") as error:
+        choose_interfaces("192.0.2.1", one_host=False)
+    assert "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME" in error.value.remedy
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "other"),
+    [
+        (socket.AF_INET, "127.0.0.1", "198.51.100.7"),
+        (socket.AF_INET6, "::1", "2001:db8::7"),
+    ],
+)
+def test_an_interface_has_several_addresses(
+    monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily, own: str, other: str
+) -> None:
+    found = meeting_point._own_addresses(family)
+    if family == socket.AF_INET or found:  # some machines have no IPv6
+        assert ("lo", own) in found
+    further = [*found, ("ib0", "203.0.113.9"), ("ib0", other)]
+    monkeypatch.setattr(meeting_point, "_own_addresses", lambda _: further)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: None)
+    monkeypatch.setattr(socket.socket, "getsockname", lambda _: (other, 9))
+    assert meeting_point._interface_to(other) == "ib0"
 
 
 def test_a_name_that_leads_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,22 @@ def test_writes_through_data_are_found_by_their_values(shape: tuple[int, ...], k
         weights.begin(1, version=0)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_writes_to_parts_of_a_larger_tensor_are_found(at: int) -> None:
+    """As LSTMs on a GPU have their weights: in one tensor, wherever each begins."""
+    flat = torch.arange(12.0)
+    parameters = {"a": nn.Parameter(torch.ones(2))}
+    parameters["a"].data = flat[at : at + 5]
+    weights = Weights(parameters, Mode.STASH)
+    weights.begin(0, version=0)
+    weights.note_values()
+    flat[[at - 1, at + 5]] += 1
+    weights.check_values()
+    flat[at] += 1
+    with pytest.raises(ConfigError, match="a was changed between two updates"):
+        weights.begin(1, version=0)
+
+
 def test_writes_through_data_are_let_be_where_nothing_is_in_flight() -> None:
     layer = nn.Linear(3, 2)
     weights = Weights(dict(layer.named_parameters()), Mode.STASH)
