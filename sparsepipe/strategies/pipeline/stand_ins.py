@@ -57,9 +57,10 @@ class Absence:
         rank_zero_warn(
             f"{hook} goes through the parameters of {type(self._module).__name__}, and in a "
             "pipeline each rank has those of its own stage only: a norm, a sum or an average over "
-            "them is not that of the whole network. What changes each parameter by itself is "
-            "right, as every rank does so to its own. For the rest, use a checkpoint: it holds the "
-            "whole network."
+            "them is not that of the whole network, and a loop over them and over those of a whole "
+            "copy, such as a momentum teacher, pairs the wrong ones. What changes each parameter "
+            "by itself is right, as every rank does so to its own. For the rest, use a checkpoint: "
+            "it holds the whole network."
         )
 
     def _hook(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,6 +11,7 @@ from pytorch_lightning.utilities import grad_norm
 from torch import Tensor, nn
 
 from tests.integration.habits.habit import Base, Habit, calling, hook
+from tests.integration.habits.in_steps import Distilled
 
 
 class ParameterHooked(Base):
@@ -160,6 +162,21 @@ def _penalised(self: Base, optimizer: Any) -> None:
         for parameter in self.parameters():
             assert parameter.grad is not None
             parameter.grad.add_(parameter.sign(), alpha=1e-3)
+
+
+class MomentumTeacher(Distilled):
+    """As BYOL and DINO have one; its layers are alike, so that wrong pairs raise no error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))).double()
+        self.teacher = copy.deepcopy(self.layers).requires_grad_(False)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pairs = zip(self.teacher.parameters(), self.layers.parameters(), strict=False)
+        with torch.no_grad():
+            for slow, quick in pairs:
+                slow.lerp_(quick, 0.1)
 
 
 class Ema(pl.Callback):
@@ -317,6 +334,20 @@ HOOKS = [
             len(plain) == 6
             and all(map(torch.equal, ranks[0], plain[:2]))
             and all(map(torch.equal, ranks[1], plain[2:]))
+        ),
+        warns=_STAGE_ONLY,
+        synchronous=False,
+    ),
+    Habit(
+        written="a momentum teacher (BYOL, DINO), `AveragedModel.update_parameters`",
+        verdict="different",
+        note="a whole copy is paired with each rank's own stage, and so another loss is trained, "
+        "which rank 0 warns of: `parallel=dp`",
+        module=MomentumTeacher,
+        strategy={"send_input": True},
+        seen=lambda trainer, module: [p.clone() for p in module.teacher.parameters()],
+        differs=lambda plain, ranks: (
+            not any(all(map(torch.equal, plain, teacher)) for teacher in ranks)
         ),
         warns=_STAGE_ONLY,
         synchronous=False,
