@@ -6,7 +6,18 @@ profiling and partitioning, and the LightningModule is written as for one device
 
 from sparsepipe.models.classifier import Classifier, LRSchedule
 from sparsepipe.models.cnn import cnn_5x5
+from sparsepipe.models.cnn_nd import cnn1d, cnn2d, cnn3d
+from sparsepipe.models.convnext import (
+    convnext_base,
+    convnext_large,
+    convnext_small,
+    convnext_tiny,
+    convnext_xl,
+)
+from sparsepipe.models.densenet import densenet3d
+from sparsepipe.models.fcn import fcn2d
 from sparsepipe.models.resnet import sparse_resnet18, sparse_resnet34, sparse_resnet50
+from sparsepipe.models.unet import unet3d
 from sparsepipe.models.vgg import (
     dense_vgg11_bn,
     dense_vgg13_bn,
@@ -21,11 +32,21 @@ from sparsepipe.models.vgg import (
 __all__ = [
     "Classifier",
     "LRSchedule",
+    "cnn1d",
+    "cnn2d",
+    "cnn3d",
     "cnn_5x5",
+    "convnext_base",
+    "convnext_large",
+    "convnext_small",
+    "convnext_tiny",
+    "convnext_xl",
     "dense_vgg11_bn",
     "dense_vgg13_bn",
     "dense_vgg16_bn",
     "dense_vgg19_bn",
+    "densenet3d",
+    "fcn2d",
     "sparse_resnet18",
     "sparse_resnet34",
     "sparse_resnet50",
@@ -33,4 +54,5 @@ __all__ = [
     "sparse_vgg13_bn",
     "sparse_vgg16_bn",
     "sparse_vgg19_bn",
+    "unet3d",
 ]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.metrics import Accuracy, Confusion, MeanIoU, ious_of
 from sparsepipe.utils.extensions import build_trusted
 
 
@@ -120,26 +120,31 @@ class LRSchedule:
 
 
 class Classifier(pl.LightningModule):
-    """Cross-entropy classification of shapes.
+    """Cross-entropy classification of shapes, or of each voxel of a shape (segmentation).
 
     A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
-    ``layers`` requires), ``label`` (int64 [B]) and ``index`` (int64 [B], the shape's number in
-    its split). The input is cast to the dtype of the network's parameters, because Lightning's
-    ``precision="bf16-true"`` and the like cast plain tensors only.
+    ``layers`` requires), ``label`` (int64 [B]; of each voxel [B, X, Y, Z], where -100 is ignored)
+    and ``index`` (int64 [B], the shape's number in its split). Signals and images are grids of one
+    and two dimensions. The input is cast to the dtype of the network's parameters, because
+    Lightning's ``precision="bf16-true"`` and the like cast plain tensors only.
 
     Logged: ``train/loss`` and ``train/accuracy`` per step and per epoch (with Lightning's
     suffixes ``_step`` and ``_epoch``), ``val/…`` and ``test/…`` per epoch, and
     ``test/class_accuracy``, the mean of the per-class accuracies. Losses are cross-entropies in
     nats without label smoothing, so that splits are comparable; with label smoothing,
-    ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1].
+    ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1]. With labels of
+    each voxel, samples and accuracies are those of voxels, and ``val/mean_iou``, ``test/mean_iou``
+    and ``test/iou/<class>`` are added: intersection over union of the voxels that are of a class
+    and those that are predicted to be, over all voxels of a split.
 
     Checkpoints of a run hold the arguments as hyperparameters, so that ``load_from_checkpoint``
     builds the network again; only classes and functions of SparsePipe and PyTorch are called for
     that (see :func:`sparsepipe.utils.extensions.is_trusted`), others are passed as arguments.
 
     Args:
-        layers: the network, which maps the input to logits [B, K]; or a mapping with ``_target_``
-            that says how to build it, as ``optimizer`` and ``schedule`` may be.
+        layers: the network, which maps the input to logits [B, K], or [B, K, X, Y, Z] of each
+            voxel; or a mapping with ``_target_`` that says how to build it, as ``optimizer`` and
+            ``schedule`` may be.
         num_classes: K.
         optimizer: called with the parameters.
         schedule: the learning-rate schedule, if any; or what makes a scheduler of an optimizer,
@@ -152,7 +157,8 @@ class Classifier(pl.LightningModule):
 
     Raises:
         ConfigError: fewer than two classes; when training starts, an unsuitable input,
-            optimizer or schedule.
+            optimizer or schedule, or labels of voxels for a network that classifies shapes, or the
+            reverse.
     """
 
     def __init__(
@@ -178,13 +184,14 @@ class Classifier(pl.LightningModule):
         self.label_smoothing = label_smoothing
         self._optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _built(optimizer)
         self._schedule = LRSchedule.of(_built(schedule))
-        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.confusion = MulticlassConfusionMatrix(num_classes)
+        self.train_accuracy = Accuracy()
+        self.val_accuracy = Accuracy()
+        self.val_iou = MeanIoU(num_classes)
+        self.confusion = Confusion(num_classes)
         self.test_confusion: Tensor | None = None
 
     def forward(self, x: Any) -> Tensor:
-        """Logits [B, K] of a batch's input.
+        """Logits [B, K] of a batch's input, or [B, K, X, Y, Z].
 
         Raises:
             ConfigError: a dense input for a sparse network, or the reverse.
@@ -226,8 +233,7 @@ class Classifier(pl.LightningModule):
                 )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        label_B = batch["label"]
-        logits_BK = _at_least_float32(self(batch["input"]))
+        logits_BK, label_B = self._logits_and_labels(batch)
         objective = loss = F.cross_entropy(logits_BK, label_B)
         size = label_B.numel()
         if self.label_smoothing:
@@ -248,15 +254,16 @@ class Classifier(pl.LightningModule):
         return objective
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        label_B = batch["label"]
-        logits_BK = _at_least_float32(self(batch["input"]))
+        logits_BK, label_B = self._logits_and_labels(batch)
         self.val_accuracy(logits_BK, label_B)
         self._log_epoch("val/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
         self._log_epoch("val/accuracy", self.val_accuracy, label_B.numel())
+        if label_B.dim() > 1:
+            self.val_iou.update(logits_BK, label_B)
+            self._log_epoch("val/mean_iou", self.val_iou, label_B.numel())
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        label_B = batch["label"]
-        logits_BK = _at_least_float32(self(batch["input"]))
+        logits_BK, label_B = self._logits_and_labels(batch)
         self._log_epoch("test/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
         self.confusion.update(logits_BK, label_B)
 
@@ -275,6 +282,12 @@ class Classifier(pl.LightningModule):
         # The counts already include all ranks, so that no synchronisation is needed.
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
+        if self.confusion.of_voxels:
+            iou_K = ious_of(counts_KK)
+            self.log("test/mean_iou", iou_K.nanmean(), prog_bar=True)
+            for name, iou in zip(self.class_names, iou_K, strict=True):
+                if not iou.isnan():
+                    self.log(f"test/iou/{name}", iou)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """The optimizer of the given parameters.
@@ -301,6 +314,19 @@ class Classifier(pl.LightningModule):
             validated_every=self.trainer.check_val_every_n_epoch or 1,
         )
         return {"optimizer": optimizer, "lr_scheduler": entry}
+
+    def _logits_and_labels(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        logits, label = _at_least_float32(self(batch["input"])), batch["label"]
+        expected = [*logits.shape[:1], *logits.shape[2:]]
+        if list(label.shape) != expected:
+            kinds = ("each voxel", "segmentation"), ("each sample", "classification")
+            wanted, head = kinds[label.dim() == 1]
+            raise ConfigError(
+                f"the data have labels of {wanted}, {list(label.shape)}, and the network's logits "
+                f"{list(logits.shape)} go with labels {expected}",
+                remedy=f"choose model.head={head}, or data with other labels (data.labels)",
+            )
+        return logits, label
 
     def _cast(self, x: Any) -> Any:
         parameter = next(self.layers.parameters(), None)
@@ -331,7 +357,7 @@ def _required_input_type(layers: nn.Sequential) -> type | None:
         first = next(iter(first), None)
     if isinstance(first, sparse.Conv3d):
         return sparse.SparseTensor
-    return Tensor if isinstance(first, nn.Conv3d) else None
+    return Tensor if isinstance(first, nn.Conv1d | nn.Conv2d | nn.Conv3d) else None
 
 
 def _check_input(x: Any, expected: type) -> None:

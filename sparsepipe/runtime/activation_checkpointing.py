@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
@@ -51,8 +52,11 @@ _second_run = ContextVar("_second_run", default=False)
 
 
 def recomputing() -> bool:
-    """Whether layers are running for the second time, in the backward."""
-    return _second_run.get()
+    """Whether layers are running for the second time, in the backward.
+
+    Also those that checkpoint themselves: what runs while autograd goes back has run before.
+    """
+    return _second_run.get() or torch._C._current_graph_task_id() != -1
 
 
 class RecomputedSpan:

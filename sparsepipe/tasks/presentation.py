@@ -127,9 +127,12 @@ def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) ->
         mean = values.get("test/class_accuracy")
         over = "" if mean is None else f" (mean over classes {100 * mean:.1f} %)"
         parts.append(f"test accuracy {100 * values['test/accuracy']:.1f} %{over}")
+    if "test/mean_iou" in values:
+        parts.append(f"mean IoU {100 * values['test/mean_iou']:.1f} %")
     counts_KK = getattr(module, "test_confusion", None)
     if counts_KK is not None:
-        parts.append(f"{int(counts_KK.sum()):,} shapes")
+        noun = "voxels" if "test/mean_iou" in values else "shapes"
+        parts.append(f"{int(counts_KK.sum()):,} {noun}")
     if values.get("inference_shapes_per_s"):
         parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
     if parts:
@@ -215,6 +218,8 @@ def _holds_clouds(batch: Any) -> bool:
     if not isinstance(batch, dict) or not {"input", "label"} <= batch.keys():
         return False
     x = batch["input"]
+    if batch["label"].dim() > 1:  # of voxels: no shape is of one class
+        return False
     return hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5)
 
 

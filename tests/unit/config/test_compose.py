@@ -188,7 +188,7 @@ def test_several_mistakes_are_reported_at_once() -> None:
         pytest.param(
             ["model=mpl"],
             2,
-            "'model' has no option 'mpl' (nearest: 'mlp'); there are: cnn_5x5, dense_vgg11",
+            "'model' has no option 'mpl' (nearest: 'mlp'); there are: cnn1d, cnn2d, cnn3d,",
             marks=pytest.mark.full,
         ),
         pytest.param(

@@ -202,6 +202,73 @@ def test_an_input_of_the_other_form_is_refused(form) -> None:
     assert f"data.representation={form}" in error.value.remedy
 
 
+class Bands(torch.utils.data.Dataset):
+    """Signals whose positions are labelled by their sign; every fifth one is not."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(count)
+        self.x = torch.randn(count, 1, 12, generator=generator)
+        self.y = (self.x[:, 0] > 0).long()
+        self.y[:, ::5] = -100
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"input": self.x[index], "label": self.y[index], "index": index}
+
+
+def test_voxels_are_classified_and_reported_as_a_count_by_hand_gives(tmp_path) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 3, 1))
+    names = ("low", "high", "never")
+    sgd = partial(torch.optim.SGD, lr=0.5)
+    module = Classifier(layers, num_classes=3, optimizer=sgd, class_names=names)
+    run = trainer(tmp_path, max_epochs=4)
+    run.fit(module, DataLoader(Bands(60), batch_size=10), DataLoader(Bands(25), batch_size=10))
+    validated = {name: float(value) for name, value in run.callback_metrics.items()}
+    test_set = Bands(25)
+    logged = run.test(module, DataLoader(test_set, batch_size=10), verbose=False)[0]
+
+    with torch.no_grad():
+        logits = layers(test_set.x)
+    seen, guess = test_set.y >= 0, logits.argmax(1)
+    right = (guess == test_set.y)[seen].float().mean().item()
+    overlaps = [((guess == k) & (test_set.y == k)).sum().item() for k in range(2)]
+    unions = [(((guess == k) & seen) | (test_set.y == k)).sum().item() for k in range(2)]
+    ious = [a / b for a, b in zip(overlaps, unions, strict=True)]
+    assert right > 0.9
+    assert logged["test/accuracy"] == validated["val/accuracy"] == pytest.approx(right)
+    assert [logged["test/iou/low"], logged["test/iou/high"]] == pytest.approx(ious)
+    assert "test/iou/never" not in logged
+    assert logged["test/mean_iou"] == validated["val/mean_iou"] == pytest.approx(sum(ious) / 2)
+    assert module.test_confusion.sum() == seen.sum()
+    loss = nn.functional.cross_entropy(logits, test_set.y)
+    assert logged["test/loss"] == pytest.approx(loss.item(), rel=1e-2)
+    (predicted, *_) = run.predict(module, DataLoader(test_set, batch_size=25))
+    assert torch.equal(predicted["prediction"], guess)
+    assert predicted["probability"].shape == test_set.y.shape
+
+
+@pytest.mark.parametrize(
+    ("layers", "label", "head"),
+    [
+        (nn.Sequential(nn.Conv1d(1, 3, 1)), torch.zeros(2, dtype=torch.int64), "classification"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(4, 3)),
+            torch.zeros(2, 4, dtype=torch.int64),
+            "segmentation",
+        ),
+    ],
+)
+def test_labels_that_do_not_go_with_the_head_are_refused(layers, label, head) -> None:
+    module = Classifier(layers, num_classes=3, optimizer=torch.optim.SGD)
+    batch = {"input": torch.zeros(2, 1, 4), "label": label, "index": torch.arange(2)}
+    with pytest.raises(ConfigError, match="logits") as error:
+        module.training_step(batch, 0)
+    assert f"model.head={head}" in error.value.remedy
+
+
 @pytest.mark.parametrize("classes", [0, 1])
 def test_one_class_is_nothing_to_learn(classes) -> None:
     with pytest.raises(ConfigError, match=f"to tell apart: {classes}"):

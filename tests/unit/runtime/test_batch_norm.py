@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.chain import Block
 from sparsepipe.runtime.batch_norm import MinibatchNorms, Moments, NormMode, check_norms, norms_of
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.stage import Stage
@@ -65,6 +66,24 @@ def test_statistics_move_as_by_the_whole_minibatch(kind: str, mode: NormMode) ->
         expected(x.double())
         for name, value in norm.named_buffers():
             same(value.double(), expected.get_buffer(name).double())
+
+
+@pytest.mark.parametrize("mode", [DEFERRED, RUNNING])
+def test_layers_that_checkpoint_themselves_count_once(mode: NormMode) -> None:
+    plain = Block(nn.Conv1d(5, 5, 3), nn.BatchNorm1d(5), nn.Tanh())
+    again = Block(*copy.deepcopy(list(plain)), checkpointing=True)
+
+    def backward(outputs: list[Any]) -> None:
+        for output in outputs:
+            output.square().sum().backward()
+
+    for x in minibatches((7,)):
+        for net in (plain, again):
+            gathered(net, x.tensor_split(4), mode, backward)
+    for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+    for mine, theirs in zip(again.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("kind", KINDS)

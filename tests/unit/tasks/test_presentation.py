@@ -77,6 +77,28 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
     assert [int(np.unique(shape[:, 0]).item()) for shape in drawn["shapes"]] == numbers
 
 
+class LabelledVoxels(Grids):
+    """As many labels as voxels."""
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        labels = torch.zeros(SHAPES, 2, 2, dtype=torch.int64)
+        shapes: Any = [{**s, "label": labels} for s in super().test_dataloader().dataset]
+        return DataLoader(shapes, batch_size=5)
+
+
+def test_voxels_have_no_gallery_but_a_mean_iou(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sparsepipe.plots.gallery.prediction_gallery", pytest.fail)
+    module = Reader()
+    run: Any = SimpleNamespace(directory=RunDir(tmp_path))
+    presentation.draw_test(run, module, LabelledVoxels(), gallery=12)
+    assert not module.events
+    with caplog.at_level("INFO"):
+        presentation.log_test(run, module, {"test/accuracy": 0.5, "test/mean_iou": 0.25})
+    assert "test accuracy 50.0 %, mean IoU 25.0 %, 2 voxels" in caplog.text
+
+
 def test_one_batch_at_a_time_is_placed_for_timing() -> None:
     module = Reader()
     trainer: Any = SimpleNamespace(

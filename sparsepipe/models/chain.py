@@ -1,0 +1,207 @@
+"""Blocks of layers in a chain, with skips: the entries of networks that compute on dense grids.
+
+A pipeline runs the entries of an ``nn.Sequential`` one after the other, and each sees only what
+the entry before it returned. What a later entry needs, such as the skips of a U-Net, is therefore
+handed on: the value of a chain is a tensor, or a tuple of that tensor and of those that are kept
+for later, of which the last one kept is the last. Entries here compute on the first one and pass
+the others by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from sparsepipe.errors import ConfigError
+
+Value = Tensor | tuple[Tensor, ...]
+"""Of a chain: a tensor, or that and what is kept for later."""
+Head = Literal["classification", "segmentation"]
+"""What a network ends with: logits [B, K] of each sample, or [B, K, *spatial] of each position."""
+
+CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {
+    1: nn.Conv1d,
+    2: nn.Conv2d,
+    3: nn.Conv3d,
+}
+NORMS: dict[int, type[_NormBase]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+MAX_POOLS: dict[int, type[nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d]] = {
+    1: nn.MaxPool1d,
+    2: nn.MaxPool2d,
+    3: nn.MaxPool3d,
+}
+_GLOBAL_POOLS: dict[int, Callable[[int], nn.Module]] = {
+    1: nn.AdaptiveAvgPool1d,
+    2: nn.AdaptiveAvgPool2d,
+    3: nn.AdaptiveAvgPool3d,
+}
+_LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What a chain computes on, and what it keeps for later."""
+    return (value, ()) if isinstance(value, Tensor) else (value[0], tuple(value[1:]))
+
+
+def joined(value: Tensor, kept: tuple[Tensor, ...]) -> Value:
+    """The inverse of :func:`parted`."""
+    return (value, *kept) if kept else value
+
+
+class Block(nn.Sequential):
+    """Layers that run one after the other on the value of a chain.
+
+    Args:
+        layers: each takes a tensor and returns one.
+        keep: what is kept for later, if anything: the block's input or its output.
+        checkpointing: keep the input only, and compute what is between again in the backward pass.
+        least: positions that the value has at least along each spatial dimension.
+    """
+
+    def __init__(
+        self,
+        *layers: nn.Module,
+        keep: Literal["input", "output"] | None = None,
+        checkpointing: bool = False,
+        least: int = 1,
+    ) -> None:
+        super().__init__(*layers)
+        self.keep = keep
+        self.checkpointing = checkpointing
+        self.least = least
+
+    def forward(self, input: Value) -> Value:
+        """The value behind the layers, with what was and is kept.
+
+        Raises:
+            ConfigError: the value has fewer than ``least`` positions along a dimension.
+        """
+        value, kept = parted(input)
+        sizes = list(value.shape[2:])
+        if min(sizes) < self.least:
+            raise ConfigError(
+                f"samples of {sizes} are smaller than the network takes: {self.least} along each "
+                "dimension",
+                remedy="take larger samples, or a network with fewer levels of resolution",
+            )
+        layers: Callable[..., Tensor] = super().forward
+        result = recomputed(self, layers, value) if self.checkpointing else layers(value)
+        if self.keep is not None:
+            kept = (*kept, value if self.keep == "input" else result)
+        return joined(result, kept)
+
+
+class Resized(nn.Module):
+    """The value interpolated linearly to the spatial size of what was kept last, which is dropped.
+
+    Args:
+        dimensions: spatial ones.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.dimensions = dimensions
+
+    def forward(self, input: Value) -> Value:
+        """[B, C, *spatial] of the kept one's spatial size."""
+        value, kept = parted(input)
+        size = list(kept[-1].shape[2:])
+        mode = _LINEAR[self.dimensions]
+        return joined(F.interpolate(value, size, mode=mode, align_corners=False), kept[:-1])
+
+
+def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """``function(*inputs)``, of which the backward pass computes again what it needs.
+
+    The second run leaves no trace: random draws are those of the first, and batch norms of
+    ``module`` count a batch once.
+    """
+    result: Tensor = checkpoint(
+        function,
+        *inputs,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), _on_copies(module)),
+    )
+    return result
+
+
+@contextmanager
+def _on_copies(module: nn.Module) -> Iterator[None]:
+    """Batch norms update copies of their statistics, which are dropped."""
+    found = [
+        (norm, dict(norm._buffers)) for norm in module.modules() if isinstance(norm, _NormBase)
+    ]
+    for norm, buffers in found:
+        norm._buffers.update(
+            {name: None if each is None else each.clone() for name, each in buffers.items()}
+        )
+    try:
+        yield
+    finally:
+        for norm, buffers in found:
+            norm._buffers.update(buffers)
+
+
+def convolved(
+    dimensions: int,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int = 3,
+    *,
+    norm: bool = True,
+) -> list[nn.Module]:
+    """A convolution that keeps odd and even sizes, batch norm if wanted, ReLU.
+
+    Initialised as in He et al., "Delving Deep into Rectifiers".
+    """
+    layer = CONVOLUTIONS[dimensions](
+        in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=not norm
+    )
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return [layer, *([NORMS[dimensions](out_channels)] if norm else []), nn.ReLU()]
+
+
+def check_head(head: str) -> None:
+    """Refuse a head that there is not.
+
+    Raises:
+        ConfigError: it is none of :data:`Head`.
+    """
+    if head not in ("classification", "segmentation"):
+        raise ConfigError(
+            f"model.head is {head!r}",
+            remedy="choose classification (labels of each sample) or segmentation (of each voxel)",
+        )
+
+
+def entry_keep(head: str) -> Literal["input"] | None:
+    """What the first block of a network keeps whose segmentation ends with :class:`Resized`."""
+    return "input" if head == "segmentation" else None
+
+
+def head_entries(
+    head: str, dimensions: int, channels: int, num_classes: int, *, dropout: float
+) -> list[nn.Module]:
+    """The last entries of a network behind features [B, ``channels``, *spatial].
+
+    Classification: the mean over all positions, dropout and a linear layer. Segmentation: dropout
+    and a convolution of one position, whose logits are interpolated to the size of the input, which
+    the first block has kept.
+    """
+    if head == "classification":
+        return [
+            _GLOBAL_POOLS[dimensions](1),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(channels, num_classes),
+        ]
+    score = CONVOLUTIONS[dimensions](channels, num_classes, 1)
+    return [Block(nn.Dropout(dropout), score), Resized(dimensions)]

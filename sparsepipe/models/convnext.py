@@ -1,0 +1,232 @@
+"""ConvNeXt on images, with the parameter names of torchvision, so that its weights load.
+
+Source: Liu, Mao, Wu, Feichtenhofer, Darrell and Xie, "A ConvNet for the 2020s" (CVPR 2022),
+section 2; LayerScale (Touvron et al., "Going Deeper with Image Transformers") and stochastic depth
+(Huang et al., "Deep Networks with Stochastic Depth") as there. Initialised as torchvision does.
+
+    net = convnext_tiny(1000)
+    net.load_state_dict(torch.load("convnext_tiny-983f1562.pth"))
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.models.chain import (
+    Block,
+    Head,
+    Resized,
+    check_head,
+    entry_keep,
+    recomputed,
+)
+from sparsepipe.models.sizes import check_sizes, scaled
+
+_NORM_EPS = 1e-6
+_EXPANSION = 4
+
+
+class Permute(nn.Module):
+    """Dimensions in another order.
+
+    Args:
+        order: of the dimensions.
+    """
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = tuple(order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The permuted view."""
+        return x.permute(self.order)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of each position of [B, C, H, W]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, H, W]."""
+        channels_last = super().forward(input.permute(0, 2, 3, 1))
+        return channels_last.permute(0, 3, 1, 2)
+
+
+class StochasticDepth(nn.Module):
+    """Drops a branch for some samples of a batch in training ("row" mode), and scales the others.
+
+    Args:
+        probability: that a sample drops it, in [0, 1).
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeros, or ``x / (1 - probability)``, for each sample."""
+        if not self.training or self.probability == 0:
+            return x
+        survival = 1 - self.probability
+        shape = [x.shape[0], *[1] * (x.dim() - 1)]
+        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(survival)
+        return x * kept.div_(survival)
+
+    def extra_repr(self) -> str:
+        return f"probability={self.probability:g}"
+
+
+class CNBlock(nn.Module):
+    """``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper.
+
+    Args:
+        channels: of input and output.
+        layer_scale: initial value of the scale of each channel.
+        stochastic_depth: probability that a sample skips the block.
+        checkpointing: keep the input only.
+    """
+
+    def __init__(
+        self, channels: int, *, layer_scale: float, stochastic_depth: float, checkpointing: bool
+    ) -> None:
+        super().__init__()
+        hidden = _EXPANSION * channels
+        self.block = nn.Sequential(
+            nn.Conv2d(channels, channels, 7, padding=3, groups=channels),
+            Permute((0, 2, 3, 1)),
+            nn.LayerNorm(channels, eps=_NORM_EPS),
+            nn.Linear(channels, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, channels),
+            Permute((0, 3, 1, 2)),
+        )
+        self.layer_scale = nn.Parameter(torch.full((channels, 1, 1), layer_scale))
+        self.stochastic_depth = StochasticDepth(stochastic_depth)
+        self.checkpointing = checkpointing
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W]."""
+        return recomputed(self, self._sum, x) if self.checkpointing else self._sum(x)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        branch: Tensor = self.stochastic_depth(self.layer_scale * self.block(x))
+        return x + branch
+
+
+def convnext(
+    num_classes: int,
+    *,
+    channels: Sequence[int],
+    blocks: Sequence[int],
+    in_channels: int = 3,
+    head: Head = "classification",
+    width: float = 1.0,
+    layer_scale: float = 1e-6,
+    stochastic_depth: float = 0.0,
+    checkpointing: bool = False,
+) -> nn.Sequential:
+    """ConvNeXt: [B, in_channels, H, W] to logits [B, num_classes], or [B, num_classes, H, W].
+
+    The entries are ``features``, which are a chain of the stem, four stages and the layers between
+    them, ``avgpool`` and ``classifier``: a pipeline splits the chain (``layers=layers.features``).
+    For segmentation ``classifier`` maps each position, and its logits are interpolated to the size
+    of the image. Height and width may be any of at least 32.
+
+    Args:
+        num_classes: K.
+        channels: of each stage.
+        blocks: of each stage.
+        in_channels: channels of an image; 3 in published weights.
+        head: ``classification`` or ``segmentation``.
+        width: multiplies the channels; 1 in published weights.
+        layer_scale: initial value of LayerScale.
+        stochastic_depth: probability that a sample skips the last block; that of the others rises
+            linearly from 0.
+        checkpointing: keep the input of each block only.
+
+    Raises:
+        ConfigError: not as many channels as blocks, an unknown head, a width that is not positive,
+            a stochastic depth outside [0, 1), or no channels or classes.
+    """
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=0.0)
+    check_head(head)
+    if not 0 <= stochastic_depth < 1:
+        raise ConfigError(
+            f"model.stochastic_depth is {stochastic_depth}", remedy="choose a probability in [0, 1)"
+        )
+    if not blocks or len(blocks) != len(channels) or min(blocks) < 1:
+        raise ConfigError(
+            f"a ConvNeXt of {list(blocks)} blocks with {list(channels)} channels",
+            remedy="give a number of blocks and of channels for each stage",
+        )
+    sizes = [scaled(each, width) for each in channels]
+    stem = nn.Conv2d(in_channels, sizes[0], 4, stride=4)
+    least = 2 ** (len(sizes) + 1)
+    features: list[nn.Module] = [Block(stem, _norm(sizes[0]), keep=entry_keep(head), least=least)]
+    done = 0
+    for stage, (count, size) in enumerate(zip(blocks, sizes, strict=True)):
+        if stage:
+            before = sizes[stage - 1]
+            features.append(Block(_norm(before), nn.Conv2d(before, size, 2, stride=2)))
+        layers = []
+        for _ in range(count):
+            depth = stochastic_depth * done / max(sum(blocks) - 1, 1)
+            layers.append(
+                CNBlock(
+                    size,
+                    layer_scale=layer_scale,
+                    stochastic_depth=depth,
+                    checkpointing=checkpointing,
+                )
+            )
+            done += 1
+        features.append(Block(*layers))
+    net = nn.Sequential(
+        OrderedDict({"features": nn.Sequential(*features), **_ends(head, sizes[-1], num_classes)})
+    )
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return net
+
+
+def _norm(channels: int) -> LayerNorm2d:
+    return LayerNorm2d(channels, eps=_NORM_EPS)
+
+
+def _ends(head: str, channels: int, num_classes: int) -> dict[str, nn.Module]:
+    """What follows the features, by torchvision's names."""
+    norm = _norm(channels)
+    if head == "segmentation":
+        return {
+            "classifier": Block(norm, nn.Conv2d(channels, num_classes, 1)),
+            "resize": Resized(2),
+        }
+    return {
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "classifier": nn.Sequential(norm, nn.Flatten(), nn.Linear(channels, num_classes)),
+    }
+
+
+convnext_tiny = partial(
+    convnext, channels=(96, 192, 384, 768), blocks=(3, 3, 9, 3), stochastic_depth=0.1
+)
+convnext_small = partial(
+    convnext, channels=(96, 192, 384, 768), blocks=(3, 3, 27, 3), stochastic_depth=0.4
+)
+convnext_base = partial(
+    convnext, channels=(128, 256, 512, 1024), blocks=(3, 3, 27, 3), stochastic_depth=0.5
+)
+convnext_large = partial(
+    convnext, channels=(192, 384, 768, 1536), blocks=(3, 3, 27, 3), stochastic_depth=0.5
+)
+convnext_xl = partial(
+    convnext, channels=(256, 512, 1024, 2048), blocks=(3, 3, 27, 3), stochastic_depth=0.5
+)

@@ -1,0 +1,131 @@
+"""The fully convolutional network FCN-8s on images.
+
+Source: Long, Shelhamer and Darrell, "Fully Convolutional Networks for Semantic Segmentation"
+(CVPR 2015), section 4.2: VGG16 whose linear layers are convolutions, scores of its last layer and
+of its pools 4 and 3, added up on the way back to the size of the image by transposed convolutions
+that begin as bilinear interpolation; the scores of the skips begin at zero. Tsaris and Hinkle train
+an FCN2D on images that are cut over a grid of workers.
+
+Otherwise than there, convolutions keep sizes (the paper pads the image by 100 pixels and crops),
+and there is a batch norm behind each, since we begin without ImageNet's weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.models.chain import (
+    Block,
+    Head,
+    Value,
+    check_head,
+    convolved,
+    entry_keep,
+    joined,
+    parted,
+)
+from sparsepipe.models.sizes import check_sizes, scaled
+
+_BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
+"""Convolutions before each pool, and their channels."""
+_LEAST = 2 ** len(_BLOCKS)
+"""Pixels along each side."""
+_SKIPS = (3, 4)
+"""Pools whose outputs are kept."""
+_FULL = 4096
+
+
+class UpScore(nn.Module):
+    """Scores in the size of what was kept last, to which those of what was kept are added.
+
+    Args:
+        num_classes: channels of the scores.
+        factor: by which what was kept is larger.
+        skip_channels: channels of what was kept; None: only its size is used.
+    """
+
+    def __init__(self, num_classes: int, *, factor: int, skip_channels: int | None = None) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(
+            num_classes, num_classes, 2 * factor, stride=factor, padding=factor // 2, bias=False
+        )
+        with torch.no_grad():
+            self.up.weight.copy_(_bilinear(num_classes, factor))
+        self.score = None if skip_channels is None else nn.Conv2d(skip_channels, num_classes, 1)
+        if self.score is not None:
+            for parameter in self.score.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, input: Value) -> Value:
+        """[B, K, *spatial] of the kept one's spatial size, which may be odd."""
+        value, kept = parted(input)
+        result = self.up(value, output_size=list(kept[-1].shape[2:]))
+        if self.score is not None:
+            result = result + self.score(kept[-1])
+        return joined(result, kept[:-1])
+
+
+def _bilinear(channels: int, factor: int) -> Tensor:
+    """Weights [C, C, 2 factor, 2 factor] of a transposed convolution that interpolates."""
+    taps = 1 - (torch.arange(2 * factor) + 0.5 - factor).abs() / factor
+    weight = torch.zeros(channels, channels, 2 * factor, 2 * factor)
+    each = torch.arange(channels)
+    weight[each, each] = taps[:, None] * taps
+    return weight
+
+
+def fcn2d(
+    num_classes: int,
+    *,
+    in_channels: int = 3,
+    head: Head = "segmentation",
+    width: float = 1.0,
+    dropout: float = 0.5,
+    batch_norm: bool = True,
+    checkpointing: bool = False,
+) -> nn.Sequential:
+    """FCN-8s: [B, in_channels, H, W] to logits [B, num_classes, H, W], or [B, num_classes].
+
+    Height and width may be any of at least 32. For classification the coarse scores are averaged,
+    and there are no skips.
+
+    Args:
+        num_classes: K.
+        in_channels: channels of an image.
+        head: ``segmentation`` or ``classification``.
+        width: multiplies the channels of every hidden layer.
+        dropout: probability of both dropout layers.
+        batch_norm: behind each convolution but those of scores.
+        checkpointing: keep the input of each convolution's block only.
+
+    Raises:
+        ConfigError: an unknown head, a width that is not positive, a dropout outside [0, 1), or no
+            channels or classes.
+    """
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
+    check_head(head)
+    is_dense = head == "segmentation"
+    entries: list[nn.Module] = []
+    channels, kept = in_channels, []
+    for number, (count, block_channels) in enumerate(_BLOCKS, 1):
+        out_channels = scaled(block_channels, width)
+        for _ in range(count):
+            layers = convolved(2, channels, out_channels, norm=batch_norm)
+            keep, least = None if entries else entry_keep(head), 1 if entries else _LEAST
+            entries.append(Block(*layers, keep=keep, checkpointing=checkpointing, least=least))
+            channels = out_channels
+        is_kept = is_dense and number in _SKIPS
+        entries.append(Block(nn.MaxPool2d(2), keep="output" if is_kept else None))
+        kept.append(channels)
+    hidden = scaled(_FULL, width)
+    for kernel_size in (7, 1):
+        layers = convolved(2, channels, hidden, kernel_size, norm=batch_norm)
+        entries.append(Block(*layers, nn.Dropout(dropout), checkpointing=checkpointing))
+        channels = hidden
+    entries.append(Block(nn.Conv2d(channels, num_classes, 1)))
+    if not is_dense:
+        return nn.Sequential(*entries, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for number in reversed(_SKIPS):
+        entries.append(UpScore(num_classes, factor=2, skip_channels=kept[number - 1]))
+    return nn.Sequential(*entries, UpScore(num_classes, factor=2 ** _SKIPS[0]))

@@ -1,0 +1,118 @@
+"""The 3D U-Net.
+
+Source: Çiçek, Abdulkadir, Lienkamp, Brox and Ronneberger, "3D U-Net: Learning Dense Volumetric
+Segmentation from Sparse Annotation" (MICCAI 2016), section 2. Otherwise than there, convolutions
+are padded, so that there is a label for each voxel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.models.chain import (
+    Block,
+    Head,
+    Value,
+    check_head,
+    convolved,
+    head_entries,
+    joined,
+    parted,
+    recomputed,
+)
+from sparsepipe.models.sizes import check_sizes, scaled
+
+_CHANNELS = 32
+
+
+class Up(nn.Module):
+    """Doubles the resolution, puts what was kept last beside it, and convolves both.
+
+    Args:
+        in_channels: of the value, which the transposed convolution keeps.
+        skip_channels: of what was kept; the output has as many.
+        checkpointing: keep the inputs only.
+    """
+
+    def __init__(self, in_channels: int, skip_channels: int, *, checkpointing: bool) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose3d(in_channels, in_channels, 2, stride=2, bias=False)
+        self.block = nn.Sequential(
+            *convolved(3, in_channels + skip_channels, skip_channels),
+            *convolved(3, skip_channels, skip_channels),
+        )
+        self.checkpointing = checkpointing
+
+    def forward(self, input: Value) -> Value:
+        """[B, C, *spatial] of the kept one's channels and spatial size, which may be odd."""
+        value, kept = parted(input)
+        skip = kept[-1]
+        if self.checkpointing:
+            result = recomputed(self, self._merged, value, skip)
+        else:
+            result = self._merged(value, skip)
+        return joined(result, kept[:-1])
+
+    def _merged(self, value: Tensor, skip: Tensor) -> Tensor:
+        raised = self.up(value, output_size=list(skip.shape[2:]))
+        merged: Tensor = self.block(torch.cat((skip, raised), 1))
+        return merged
+
+
+def unet3d(
+    num_classes: int,
+    *,
+    in_channels: int = 1,
+    head: Head = "segmentation",
+    levels: int = 4,
+    width: float = 1.0,
+    dropout: float = 0.0,
+    checkpointing: bool = False,
+) -> nn.Sequential:
+    """3D U-Net: [B, in_channels, D, H, W] to logits [B, num_classes, D, H, W], or [B, num_classes].
+
+    Sizes may be any of at least ``2 ** (levels - 1)``. For classification the features of the last
+    level are averaged over all voxels.
+
+    Args:
+        num_classes: K.
+        in_channels: channels of a volume.
+        head: ``segmentation`` or ``classification``.
+        levels: of resolution.
+        width: multiplies the channels of every hidden layer.
+        dropout: probability of the dropout before the last layer.
+        checkpointing: keep the input of each level's block only.
+
+    Raises:
+        ConfigError: fewer than two levels, an unknown head, a width that is not positive, a dropout
+            outside [0, 1), or no channels or classes.
+    """
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
+    check_head(head)
+    if levels < 2:
+        raise ConfigError(f"model.levels is {levels}", remedy="choose 2 levels or more")
+    entries: list[nn.Module] = []
+    channels, skips = in_channels, []
+    for level in range(levels):
+        if level:
+            entries.append(Block(nn.MaxPool3d(2)))
+        first, second = (scaled(_CHANNELS * 2**n, width) for n in (level, level + 1))
+        layers = [*convolved(3, channels, first), *convolved(3, first, second)]
+        entries.append(
+            Block(
+                *layers,
+                keep="output" if level + 1 < levels else None,
+                checkpointing=checkpointing,
+                least=2 ** (levels - 1 - level),
+            )
+        )
+        skips.append(second)
+        channels = second
+    for skip_channels in reversed(skips[:-1]):
+        entries.append(Up(channels, skip_channels, checkpointing=checkpointing))
+        channels = skip_channels
+    if head == "segmentation":
+        return nn.Sequential(*entries, nn.Dropout(dropout), nn.Conv3d(channels, num_classes, 1))
+    return nn.Sequential(*entries, *head_entries(head, 3, channels, num_classes, dropout=dropout))

@@ -1,0 +1,77 @@
+"""Plain CNNs on signals, images and volumes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sparsepipe import models
+from sparsepipe.errors import ConfigError
+
+SIZES = {1: (29,), 2: (13, 22), 3: (7, 8, 5)}
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_logits_of_samples_and_of_voxels_of_any_size(dimensions: int) -> None:
+    make = getattr(models, f"cnn{dimensions}d")
+    x = torch.randn(2, 3, *SIZES[dimensions])
+    assert make(5, in_channels=3, width=0.2)(x).shape == (2, 5)
+    voxels = make(5, in_channels=3, width=0.2, head="segmentation")
+    logits = voxels(x)
+    assert logits.shape == (2, 5, *SIZES[dimensions])
+    F.cross_entropy(logits, torch.zeros(2, *SIZES[dimensions], dtype=torch.int64)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in voxels.parameters())
+
+
+def test_levels_double_channels_and_halve_the_resolution() -> None:
+    net = models.cnn2d(10, levels=4, convolutions=3, kernel_size=5)
+    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [32] * 3 + [64] * 3 + [128] * 3 + [256] * 3
+    assert {m.kernel_size for m in convolutions} == {(5, 5)}
+    assert sum(isinstance(m, nn.MaxPool2d) for m in net.modules()) == 3
+    features = nn.Sequential(*list(net)[:-4])
+    assert features(torch.zeros(1, 1, 32, 48)).shape == (1, 256, 4, 6)
+
+
+def test_it_is_a_chain_of_one_entry_for_each_block() -> None:
+    net = models.cnn3d(4, head="segmentation")
+    assert len(net) == 3 * 2 + 2 + 2
+    value = x = torch.randn(1, 1, 5, 6, 7)
+    net.eval()
+    for entry in net:
+        value = entry(value)
+    assert torch.equal(value, net(x))
+
+
+def test_a_segmentation_learns_where_a_signal_is_high() -> None:
+    torch.manual_seed(0)
+    net = models.cnn1d(2, width=0.5, levels=2, head="segmentation")
+    x = F.interpolate(torch.randn(16, 1, 10), 40)
+    label = (x[:, 0] > 0).long()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(30):
+        loss = F.cross_entropy(net(x), label)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (net(x).argmax(1) == label).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"levels": 0},
+        {"convolutions": 0},
+        {"kernel_size": 4},
+        {"head": "detection"},
+        {"width": 0.0},
+        {"dropout": 1.0},
+        {"in_channels": 0},
+    ],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError) as error:
+        models.cnn2d(10, **wrong)
+    assert error.value.remedy

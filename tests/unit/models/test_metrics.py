@@ -1,0 +1,60 @@
+"""Metrics of samples and voxels beside torchmetrics' and counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassJaccardIndex,
+)
+
+from sparsepipe.models.metrics import IGNORED, Accuracy, Confusion, MeanIoU, ious_of
+
+CLASSES = 4
+
+
+def batches(size: tuple[int, ...], *, ignored: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    found = []
+    for _ in range(3):
+        logits = torch.randn(5, CLASSES, *size)
+        label = torch.randint(CLASSES, (5, *size))
+        if ignored:
+            label[torch.rand(5, *size) < 0.3] = IGNORED
+        found.append((logits, label))
+    return found
+
+
+@pytest.mark.parametrize("size", [(), (7,), (4, 5), (3, 4, 2)])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_they_are_torchmetrics(size: tuple[int, ...], ignored: bool) -> None:
+    if ignored and not size:
+        pytest.skip("labels of samples are never ignored")
+    more = {"ignore_index": IGNORED} if ignored else {}
+    pairs = [
+        (Accuracy(), MulticlassAccuracy(CLASSES, average="micro", **more)),
+        (Confusion(CLASSES), MulticlassConfusionMatrix(CLASSES, **more)),
+        (MeanIoU(CLASSES), MulticlassJaccardIndex(CLASSES, **more)),
+    ]
+    for mine, theirs in pairs:
+        for batch in batches(size, ignored=ignored):
+            torch.testing.assert_close(mine(*batch), theirs(*batch))
+        torch.testing.assert_close(mine.compute(), theirs.compute())
+        mine.reset()
+        batch = batches(size, ignored=ignored)[1]
+        mine.update(*batch)
+        theirs.reset()
+        theirs.update(*batch)
+        torch.testing.assert_close(mine.compute(), theirs.compute())
+
+
+def test_a_class_that_nobody_saw_has_no_iou() -> None:
+    counts = torch.tensor([[3, 1, 0], [2, 4, 0], [0, 0, 0]])
+    assert ious_of(counts)[:2].tolist() == pytest.approx([3 / 6, 4 / 7])
+    assert ious_of(counts)[2].isnan()
+    mean = MeanIoU(3)
+    mean.confmat += counts
+    mean._update_count = 1
+    assert float(mean.compute()) == pytest.approx((3 / 6 + 4 / 7) / 2)

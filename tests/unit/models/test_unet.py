@@ -1,0 +1,70 @@
+"""The 3D U-Net: the paper's size, skips, and volumes of any size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparsepipe import models
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.stage import Stage
+
+
+def test_its_parameters_are_the_papers_19069955() -> None:
+    """Which counts of a batch norm its shift only: the bias of the convolution before it."""
+    with torch.device("meta"):
+        net = models.unet3d(3, in_channels=3)
+    scales = sum(m.weight.numel() for m in net.modules() if isinstance(m, nn.BatchNorm3d))
+    assert sum(p.numel() for p in net.parameters()) - scales == 19_069_955
+
+
+@pytest.mark.parametrize("size", [(8, 8, 8), (9, 11, 13), (15, 8, 10)])
+def test_each_voxel_has_logits(size: tuple[int, int, int]) -> None:
+    x = torch.randn(2, 1, *size)
+    assert models.unet3d(4, width=0.1)(x).shape == (2, 4, *size)
+    assert models.unet3d(4, width=0.1, head="classification")(x).shape == (2, 4)
+
+
+def test_skips_carry_what_the_bottom_has_lost() -> None:
+    torch.manual_seed(0)
+    net = models.unet3d(2, width=0.1, levels=3).eval()
+    x = torch.randn(1, 1, 8, 8, 8, requires_grad=True)
+    bottom = next(e for e, entry in enumerate(net) if type(entry).__name__ == "Up") - 1
+    value = net[:bottom](x)
+    nothing = torch.zeros_like(value[0])
+    net[bottom:]((nothing, *value[1:]))[0, 0, 4, 4, 4].backward()
+    seen = x.grad.nonzero()[:, 2:]
+    assert len(seen) > 1
+    assert (seen - 4).abs().max() < 8
+
+
+def test_gradients_reach_every_parameter() -> None:
+    net = models.unet3d(3, width=0.1, levels=2, checkpointing=True)
+    net(torch.randn(2, 1, 5, 6, 7)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["plain", "checkpointing"])
+def test_stages_of_a_pipeline_hand_skips_on(again: bool) -> None:
+    """Cut anywhere, two stages equal the whole network."""
+    torch.manual_seed(0)
+    net = models.unet3d(3, width=0.1, levels=3, checkpointing=again).double()
+    x = torch.randn(2, 1, 6, 5, 7, dtype=torch.float64)
+    net(x).square().sum().backward()
+    expected = [p.grad for p in net.parameters()]
+    for cut in range(1, len(net)):
+        net.zero_grad()
+        stages = [Stage(net, net, first=a, last=b - 1) for a, b in ((0, cut), (cut, len(net)))]
+        first = stages[0].forward(x, minibatch=0)
+        close = lambda run: (run().square().sum(), None)  # noqa: E731
+        last = stages[1].forward(first.output, minibatch=0, close=close)
+        first.backward(last.backward(None))
+        for parameter, gradient in zip(net.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [{"levels": 1}, {"head": "boxes"}, {"width": 0}])
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        models.unet3d(10, **wrong)
