@@ -6,7 +6,6 @@ import functools
 import math
 import multiprocessing
 import resource
-import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -176,21 +175,36 @@ def test_a_small_network_learns_what_no_linear_model_of_means_does(
 
 
 def test_of_several_processes_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads do as well: the lock is that of a file."""
-    written: list[str] = []
     write = GeneratedVolumes._write
 
-    def counted(self: GeneratedVolumes, split: Any, *rest: Any) -> None:
-        written.append(split)
+    def noted(self: GeneratedVolumes, split: Any, *rest: Any) -> None:
+        with (tmp_path / "written").open("a") as file:
+            file.write(f"{split}\n")
         write(self, split, *rest)
 
-    monkeypatch.setattr(GeneratedVolumes, "_write", counted)
-    threads = [threading.Thread(target=drawn, args=(tmp_path, [64, 64])) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(written) == ["test", "train"]
+    monkeypatch.setattr(GeneratedVolumes, "_write", noted)
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=drawn, args=(tmp_path / "cache", [96, 96])) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert sorted((tmp_path / "written").read_text().split()) == ["test", "train"]
+
+
+@pytest.mark.full
+def test_worker_processes_read_the_part(tmp_path: Path) -> None:
+    data = drawn(tmp_path, [24, 31])
+    whole = next(iter(data.test_dataloader()))
+    data._num_workers = 1
+    loader = data.test_dataloader()
+    loader.dataset.read_part((slice(12, 24), slice(0, 15)))
+    batch = next(iter(loader))
+    assert torch.equal(batch["input"], whole["input"][..., 12:24, 0:15])
+    assert torch.equal(batch["label"], whole["label"][..., 12:24, 0:15])
 
 
 def test_what_is_interrupted_leaves_no_sample_behind(
