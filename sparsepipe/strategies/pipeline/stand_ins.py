@@ -9,11 +9,14 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import trainer_internals as internals
+
+_ZEROING = "on_validation_model_zero_grad"
 
 
 class Absence:
@@ -64,8 +67,13 @@ class Absence:
         )
 
     def _hook(self) -> str | None:
+        """The user's hook that is running; Lightning's own zeroes each parameter by itself."""
         module = self._module
-        return internals.current_hook(module) if isinstance(module, pl.LightningModule) else None
+        if not isinstance(module, pl.LightningModule):
+            return None
+        hook = internals.current_hook(module)
+        is_lightnings = hook == _ZEROING and not is_overridden(_ZEROING, module)
+        return None if is_lightnings else hook
 
 
 class RemoteParameter(Tensor):

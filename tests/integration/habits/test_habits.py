@@ -60,8 +60,9 @@ def named(*verdicts: str, early: bool | None = None, synchronous: bool = False) 
 
 @pytest.mark.parametrize("name", named("same"))
 def test_same(name: str) -> None:
-    for outcome, _, steps in run_shared(on_a_rank, 2, name, "asynchronous"):
+    for outcome, texts, steps in run_shared(on_a_rank, 2, name, "asynchronous"):
         assert steps
+        assert not any("zero_grad goes through" in text for text in texts)
         assert equal(outcome, plainly(name), exactly=True)
 
 
