@@ -4,8 +4,8 @@ Everything in one run, one thread for each process, gloo on loopback:
 
 - *training*: steps (forward, loss, backward, sum of gradients, update) of a CNN on images, a
   3D U-Net and a ConvNeXt, in one process, on the shards of two ranks, in two with DDP, which has a
-  sample for each rank, and as an asynchronous pipeline of two stages, cut where the layers' times
-  are shared best. Repetitions of all rows take turns; medians of samples a second are printed, and
+  sample for each rank, and in a Trainer by an asynchronous pipeline of two stages, cut by the
+  layers' times. Repetitions of all rows take turns; medians of samples a second are printed, and
   their ratio to one process, whose goal is 1.8 for shards.
 - *dtensor*: the cases of the tests of spatial parallelism, by shards and by torch's DTensor on a
   mesh of two ranks: how many equal one process, differ in silence, or are refused.
@@ -27,12 +27,11 @@ import statistics
 from collections.abc import Sequence
 
 import torch
-from pipeline_bound import layer_seconds
 from pipeline_ranks import RankFailed, on_ranks
 from pipeline_training import Way, train
 from spatial_dtensor import compare
 from spatial_link import exposed
-from spatial_steps import MODES, sample_seconds
+from spatial_steps import MODES, layer_seconds, sample_seconds
 from spatial_workloads import NAMES, Sample, workload
 
 from sparsepipe.schedule import Plan
@@ -46,7 +45,7 @@ PARTS = ("training", "dtensor", "link")
 
 def pipeline_seconds(sample: Sample, minibatches: int) -> float:
     """Of a minibatch, in the middle of an epoch of a Trainer."""
-    seconds = on_ranks(layer_seconds, 2, sample, 1)[0]
+    seconds = on_ranks(layer_seconds, 1, sample)[0]
     cuts = balanced(seconds, [1, 1])
     plan = Plan.of(config="1-1", cuts=cuts, num_layers=len(seconds))
     way = Way(name="pipeline", ranks=2, plan=plan, metrics=False)
@@ -57,17 +56,18 @@ def pipeline_seconds(sample: Sample, minibatches: int) -> float:
 def training(sample: Sample, options: argparse.Namespace) -> None:
     """Prints samples a second of all rows."""
     rows: dict[str, list[float]] = {}
+    has_pipeline = options.pipeline
     for _ in range(options.repeats):
         for mode, ranks in MODES.items():
             found = on_ranks(sample_seconds, ranks, sample, mode, options.steps)
             rows.setdefault(mode, []).append(1 / max(found))
-        if options.pipeline:
+        if has_pipeline:
             try:
                 rate = sample.batch_size / pipeline_seconds(sample, max(options.steps, 8))
                 rows.setdefault("pipeline", []).append(rate)
             except RankFailed as error:
                 print(f"  a pipeline has no row: {str(error).strip().splitlines()[-1]}")
-                options.pipeline = False
+                has_pipeline = False
     print(f"{sample}")
     one = statistics.median(rows["one process"])
     for name, rates in rows.items():

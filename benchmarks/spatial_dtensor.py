@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def _evaluate(
     rank: int, name: str, dimensions: int, numbers: Sequence[int], directory: str
 ) -> None:
     """Appends the outcome of each case to a file of this rank."""
+    warnings.filterwarnings("ignore", category=UserWarning)  # that torch gives for some cases
     process_group.join("gloo", timeout_s=TIMEOUT_S)
     chosen, grid = cases(dimensions), Grid((*[1] * (dimensions - 1), RANKS))
     with Path(directory, f"{rank}.jsonl").open("a", encoding="utf-8") as file:

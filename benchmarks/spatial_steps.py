@@ -75,6 +75,18 @@ def sample_seconds(rank: int, sample: Sample, mode: str, steps: int) -> float:
     return taken_s / sample.batch_size / (MODES[mode] if mode == "ddp" else 1)
 
 
+@torch.no_grad()
+def layer_seconds(rank: int, sample: Sample) -> list[float]:
+    """Processor time of each layer's forward pass, to cut a pipeline by."""
+    value, layers, seconds = sample.input(0), sample.layers(), list[float]()
+    layers(value)  # warms up
+    for layer in layers:
+        began_s = time.process_time()
+        value = layer(value)
+        seconds.append(time.process_time() - began_s)
+    return seconds
+
+
 def _together(step: Callable[[], None]) -> None:
     step()
     dist.barrier()
