@@ -241,7 +241,8 @@ class SpatialStrategy(DataParallelStrategy):
         def shard(leaf: Any) -> Any:
             if not is_cut(leaf):
                 return leaf
-            local = leaf if read_in_parts else grid.shard(leaf)
+            # A copy, beside which nothing keeps the whole batch in memory.
+            local = leaf if read_in_parts else grid.shard(leaf).clone()
             return shard_of(local, grid, range(-grid.dimensions, 0), read_in_parts or sizes)
 
         return pytree.tree_map(shard, batch)
