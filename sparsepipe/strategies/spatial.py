@@ -19,6 +19,7 @@ import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
@@ -115,7 +116,8 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        super().setup_distributed()
+        with isolate_rng():  # draws go on where the script left them, as on one device
+            super().setup_distributed()
         check_grid(self._shape or "auto", replicas=self._replicas, ranks=self.world_size)
         process_group.share_samples(self._ranks_per_replica)
         self._groups = self._made_groups()

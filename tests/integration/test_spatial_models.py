@@ -81,7 +81,9 @@ def trained(
     readers, reader = (1, 0) if alone else (replicas, rank * replicas // ranks)
     sampler = DistributedSampler(data, readers, reader, shuffle=False)
     torch.manual_seed(1)
-    trainer.fit(module, DataLoader(data, batch_size=BATCH // replicas, sampler=sampler))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "5")  # to which Lightning's DDP would reset the masks
+        trainer.fit(module, DataLoader(data, batch_size=BATCH // replicas, sampler=sampler))
     if path is not None:
         trainer.save_checkpoint(path)
     return {name: value.clone() for name, value in module.layers.state_dict().items()}

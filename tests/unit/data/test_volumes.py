@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import resource
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from sparsepipe.data.dataloaders import EvalSampler
 from sparsepipe.data.volumes import generated
 from sparsepipe.data.volumes.drawing import TEXTURES, draw_labels, draw_objects
 from sparsepipe.errors import ConfigError, DataError
+from tests.support.processes import run
 
 
 def drawn(
@@ -276,7 +276,7 @@ def within(mib: float, work: Callable[[], Any]) -> Any:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def read_a_quarter(root: Path, kind: str, results: Connection) -> None:
+def read_a_quarter(rank: int, root: Path, kind: str) -> tuple[bool, float, bool]:
     source: Any = VolumeFiles
     if kind == "generated":
         source = functools.partial(GeneratedVolumes, sizes=SIZES_64_MIB, train_samples=1)
@@ -288,12 +288,13 @@ def read_a_quarter(root: Path, kind: str, results: Connection) -> None:
     def read() -> torch.Tensor:
         return next(iter(loader))["input"]
 
-    results.send(within(48, read) is None)
+    fits = within(48, read) is not None
     dataset.read_part(QUARTER)
     before_mib = memory_mib("RssAnon")
     part = within(24, read)
-    results.send(memory_mib("RssAnon") - before_mib)
-    results.send(torch.equal(part[0], torch.from_numpy(samples.read_input(0, QUARTER))))
+    held_mib = memory_mib("RssAnon") - before_mib
+    is_right = torch.equal(part[0], torch.from_numpy(samples.read_input(0, QUARTER)))
+    return fits, held_mib, is_right
 
 
 @pytest.mark.parametrize("kind", ["generated", "files"])
@@ -310,18 +311,11 @@ def test_a_rank_never_holds_the_whole_sample(tmp_path: Path, kind: str) -> None:
         path.parent.mkdir(parents=True)
         values = np.lib.format.open_memmap(path, "w+", np.int16, SIZES_64_MIB)
         values[QUARTER] = 7
-    here, there = multiprocessing.Pipe()
-    # Forked, because importing all of this anew would take most of the time.
-    context = multiprocessing.get_context("fork")
-    reader = context.Process(target=read_a_quarter, args=(tmp_path, kind, there))
-    reader.start()
-    there.close()
-    try:
-        assert here.recv(), "reading the whole fits: the limit does not hold"
-        assert here.recv() < 20, "more than a quarter of 64 MiB is held"
-        assert here.recv()
-    finally:
-        reader.join(60)
+    # In a new process, whose heap has no room left by earlier tests.
+    ((fits, held_mib, is_right),) = run(read_a_quarter, 1, tmp_path, kind)
+    assert not fits, "reading the whole fits: the limit does not hold"
+    assert held_mib < 20, "more than a quarter of 64 MiB is held"
+    assert is_right
 
 
 @pytest.mark.parametrize(("group", "dimensions"), [("signals", 1), ("images", 2), ("volumes", 3)])
