@@ -208,28 +208,17 @@ def _squeezed(shard: Shard, dims: Sequence[int]) -> Shard:
     return shard_of(local, shard.grid, moved_dims, shard.full)
 
 
-@function_rule(torch.sum, Tensor.sum)
-def _sum(
-    _: Any,
+@function_rule(torch.sum, Tensor.sum, torch.mean, Tensor.mean)
+def _sum_or_mean(
+    func: Callable[..., Tensor],
     input: Shard,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    return _reduced(torch.sum, _of_dtype(input, dtype), dim, keepdim)
-
-
-@function_rule(torch.mean, Tensor.mean)
-def _mean(
-    _: Any,
-    input: Shard,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    return _reduced(torch.mean, _of_dtype(input, dtype), dim, keepdim)
+    how = torch.sum if func in (torch.sum, Tensor.sum) else torch.mean
+    return _reduced(how, _of_dtype(input, dtype), dim, keepdim)
 
 
 def _of_dtype(shard: Shard, dtype: torch.dtype | None) -> Shard:
