@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -245,6 +246,12 @@ def pipeline_trainer(config: str, cuts: list[int], **options: Any) -> pl.Trainer
             **options,
         }
     )
+
+
+def own_node(rank: int, ranks: int, *, accelerator: str) -> dict[str, Any]:
+    """What a Trainer is given where each rank is a host of its own with the same device."""
+    os.environ.update(LOCAL_RANK="0", GROUP_RANK=str(rank))
+    return {"accelerator": accelerator, "devices": 1, "num_nodes": ranks}
 
 
 def plain_trainer(**options: Any) -> pl.Trainer:

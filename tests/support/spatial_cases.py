@@ -129,12 +129,16 @@ def _resamplings(n: int, size: tuple[int, ...]) -> Iterator[Case]:
 
 
 def errors(
-    rank: int, shape: tuple[int, ...], dimensions: int, overlap: bool = True
+    rank: int,
+    shape: tuple[int, ...],
+    dimensions: int,
+    overlap: bool = True,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """The largest relative error of each case on a grid, of outputs, gradients and buffers."""
     torch.set_num_threads(1)
     grid = Grid(shape, overlap=overlap)
-    return {case.name: error(case, grid) for case in cases(dimensions)}
+    return {case.name: error(case, grid, device=device) for case in cases(dimensions)}
 
 
 def rounding_errors(rank: int, shape: tuple[int, ...]) -> dict[str, float]:
@@ -151,13 +155,16 @@ def rounding_errors(rank: int, shape: tuple[int, ...]) -> dict[str, float]:
     return found
 
 
-def error(case: Case, grid: Grid, *, dtype: torch.dtype = torch.float64) -> float:
+def error(
+    case: Case, grid: Grid, *, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> float:
     """The largest relative error of a case, of outputs, gradients and buffers."""
     torch.manual_seed(0)
     low = dtype == torch.bfloat16
-    module = case.make().to(torch.float32 if low else dtype)
+    module = case.make().to(device, torch.float32 if low else dtype)
     alone = copy.deepcopy(module)
-    whole_input = torch.randn(2, CHANNELS, *case.size, dtype=dtype, requires_grad=True)
+    whole_input = torch.randn(2, CHANNELS, *case.size, dtype=dtype, device=device)
+    whole_input.requires_grad_()
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
         expected = alone(whole_input)

@@ -82,7 +82,7 @@ def cases() -> Iterator[Case]:
             yield Case(name, size, make, head, again)
 
 
-def errors(rank: int, ranks: int, plain: bool) -> dict[str, float]:
+def errors(rank: int, ranks: int, plain: bool, device: str = "cpu") -> dict[str, float]:
     """The largest relative error of each case on a grid.
 
     Args:
@@ -90,11 +90,13 @@ def errors(rank: int, ranks: int, plain: bool) -> dict[str, float]:
         ranks: of the grid.
         plain: call the network with plain shards, as a script does; or a step of the classifier
             with shards, as a strategy does.
+        device: that computes.
     """
     torch.set_num_threads(1)
     compare = _of_network if plain else _of_step
     grids = {dimensions: Grid(shape) for dimensions, shape in GRIDS[ranks].items()}
-    return {case.title: compare(case, grids[len(case.size)]) for case in cases()}
+    with torch.device(device):
+        return {case.title: compare(case, grids[len(case.size)]) for case in cases()}
 
 
 def error_with_empty_shards(rank: int) -> float:
@@ -142,15 +144,15 @@ def _of_network(case: Case, grid: Grid) -> float:
 
 def _of_step(case: Case, grid: Grid) -> float:
     net, alone = (_classifier(each) for each in _made(case))
-    generator = torch.Generator().manual_seed(2)
+    torch.manual_seed(2)
     label_size = case.size if case.head == "segmentation" else ()
     batch = {
-        "input": torch.randn(2, 1, *case.size, dtype=torch.float64, generator=generator),
-        "label": torch.randint(CLASSES, (2, *label_size), generator=generator),
+        "input": torch.randn(2, 1, *case.size, dtype=torch.float64),
+        "label": torch.randint(CLASSES, (2, *label_size)),
         "index": torch.arange(2),
     }
     if label_size:
-        batch["label"][torch.rand(2, *label_size, generator=generator) < 0.1] = -100
+        batch["label"][torch.rand(2, *label_size) < 0.1] = -100
     shards = {name: _cut(grid, each, len(case.size)) for name, each in batch.items()}
     spatialize(net.layers, grid)
     pairs = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ class Pending:
     Args:
         group: of the ranks.
         what: purpose, in errors.
+        device: where what they bring is wanted.
         sent: tensors that must stay as they are until they have left.
         received: of the messages to this rank, in their order.
         works: of the backend.
@@ -33,6 +35,7 @@ class Pending:
 
     group: ProcessGroup | None
     what: str
+    device: torch.device
     sent: list[Tensor]
     received: list[Tensor]
     works: list[dist.Work]
@@ -49,7 +52,7 @@ class Pending:
                     work.wait()
             self.works.clear()
             self.sent.clear()
-        return self.received
+        return [each.to(self.device, non_blocking=True) for each in self.received]
 
 
 def start_messages(
@@ -72,8 +75,15 @@ def start_messages(
         group: None for all ranks.
         what: purpose, in errors.
     """
-    sent = [tensor.contiguous() for _, tensor in sends]
-    received = [like.new_empty(shape) for _, shape in receives]
+    staged = like.is_cuda and _over_gloo(group)  # which sends from host memory only
+    place: dict[str, Any] = {"device": "cpu", "pin_memory": True} if staged else {}
+    sent = [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format, **place).copy_(tensor)
+        if staged
+        else tensor.contiguous()
+        for _, tensor in sends
+    ]
+    received = [like.new_empty(shape, **place) for _, shape in receives]
     operations = [
         dist.P2POp(dist.isend, tensor, group=group, group_peer=peer)
         for (peer, _), tensor in zip(sends, sent, strict=True)
@@ -83,11 +93,15 @@ def start_messages(
         for (peer, _), tensor in zip(receives, received, strict=True)
         if tensor.numel()
     ]
-    if not operations:
-        return Pending(group, what, sent, received, [])
-    with collective(what, group):
-        works = dist.batch_isend_irecv(operations)
-    return Pending(group, what, sent, received, works)
+    works: list[dist.Work] = []
+    if operations:
+        with collective(what, group):
+            works = dist.batch_isend_irecv(operations)
+    return Pending(group, what, like.device, sent, received, works)
+
+
+def _over_gloo(group: ProcessGroup | None) -> bool:
+    return bool(dist.get_backend(group) == "gloo")
 
 
 def group_size(group: ProcessGroup | None) -> int:
@@ -142,7 +156,8 @@ def gather_numbers(
     numbers: Sequence[int], group: ProcessGroup | None, *, device: torch.device, what: str
 ) -> list[tuple[int, ...]]:
     """The integers of each rank of a group; all ranks give as many."""
-    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    place = torch.device("cpu") if _over_gloo(group) else device
+    own = torch.tensor(numbers, dtype=torch.int64, device=place)
     theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with collective(what, group):
         dist.all_gather(theirs, own, group=group)

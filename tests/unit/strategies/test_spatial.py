@@ -22,7 +22,7 @@ from sparsepipe.callbacks import WriteShards
 from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import best_grid
 from sparsepipe.strategies import SpatialStrategy, check_grid
-from tests.support.pipeline_cases import QUIET
+from tests.support.pipeline_cases import QUIET, own_node
 from tests.support.processes import run, run_shared
 
 SIZES = (10, 12)
@@ -150,6 +150,7 @@ def trained(
     in_parts: bool = False,
     clip: float | None = None,
     path: Path | None = None,
+    accelerator: str = "cpu",
 ) -> dict[str, Any]:
     torch.manual_seed(3)
     net = Net(recompute=recompute).double()
@@ -158,9 +159,8 @@ def trained(
     ranks = 1 if grid is None else replicas * torch.Size(grid).numel()
     strategy: Any = "auto" if grid is None else SpatialStrategy(grid=grid, replicas=replicas)
     trainer = pl.Trainer(
-        **QUIET,
+        **{**QUIET, **_places(rank, ranks, accelerator)},
         max_steps=STEPS,
-        devices=ranks,
         strategy=strategy,
         use_distributed_sampler=False,
         gradient_clip_val=clip,
@@ -174,12 +174,12 @@ def trained(
     if path is not None:
         trainer.save_checkpoint(path / "whole.ckpt")
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    predicted = torch.cat(trainer.predict(net, evaluation))  # type: ignore[arg-type]
+    predicted = torch.cat(trainer.predict(net, evaluation)).cpu()  # type: ignore[arg-type]
     return {
-        "weights": {name: value.clone() for name, value in net.state_dict().items()},
+        "weights": {name: value.cpu() for name, value in net.cpu().state_dict().items()},
         "losses": net.losses,
         "metrics": values,
-        "counts": net.counts,
+        "counts": None if net.counts is None else net.counts.cpu(),
         "predicted": predicted,
         "forwards": [
             name
@@ -187,6 +187,12 @@ def trained(
             if isinstance(vars(each).get("forward"), functools.partial)
         ],
     }
+
+
+def _places(rank: int, ranks: int, accelerator: str) -> dict[str, Any]:
+    if accelerator == "cpu":
+        return {"devices": ranks}
+    return own_node(rank, ranks, accelerator=accelerator)
 
 
 def gap(mine: Any, theirs: Any) -> float:

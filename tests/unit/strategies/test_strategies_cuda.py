@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.support.pipeline_cases import (
     Net,
     dealt,
     make_loader,
+    own_node,
     same,
     weights,
 )
@@ -59,16 +59,9 @@ DATA_PARALLEL = {"normless": "dense", "sparse_normless": "sparse"}
 """Networks, and whose data they get."""
 
 
-def own_node(rank: int) -> dict[str, Any]:
-    """What a Trainer is given where each rank is a host of its own with the same device."""
-    os.environ["LOCAL_RANK"] = "0"
-    os.environ["GROUP_RANK"] = str(rank)
-    return {"accelerator": ACCELERATOR, "devices": 1, "num_nodes": RANKS}
-
-
 def train(rank: int) -> dict[str, Any]:
     """All cases in the same processes, one after the other."""
-    places = own_node(rank)
+    places = own_node(rank, RANKS, accelerator=ACCELERATOR)
     return {
         "asynchronous": exactness_cases.train(rank, ASYNCHRONOUS, **places),
         "synchronous": synchronous_cases.train(rank, SYNCHRONOUS, **places),
