@@ -23,9 +23,8 @@ from spatial_steps import step_of
 from torch import nn
 
 from sparsepipe.models import cnn3d, convnext_xl
-from sparsepipe.runtime.collectives import process_group
-from sparsepipe.spatial import Grid, spatialize
-from sparsepipe.spatial import grid as moves
+from sparsepipe.runtime.collectives import halo, process_group
+from sparsepipe.spatial import Grid, grid, spatialize
 from sparsepipe.spatial.grid import best_grid
 
 COLUMNS: Mapping[str, str] = {
@@ -120,9 +119,9 @@ def _rank(rank: int, case: Case, kind: str) -> dict[str, Any]:
     shared = case.ranks > 1
     if shared:
         process_group.join("gloo", timeout_s=_LIMIT_S)
-        grid = Grid(best_grid(case.size, case.ranks))
-        x = grid.shard(x).clone()
-        spatialize(model, grid)
+        places = Grid(best_grid(case.size, case.ranks))
+        x = places.shard(x).clone()
+        spatialize(model, places)
     step = step_of(model, x, label, sums=shared)
     step()  # which makes the optimizer's state
     torch.cuda.empty_cache()
@@ -145,11 +144,11 @@ def _rank(rank: int, case: Case, kind: str) -> dict[str, Any]:
 def _counted() -> Iterator[list[int]]:
     """Sizes in bytes of the messages between shards that this rank sends meanwhile."""
     sizes: list[int] = []
-    start = moves.start_messages
+    start = halo.start_messages
 
     def counting(sends: Any, receives: Any, **more: Any) -> Any:
         sizes.extend(tensor.nbytes for _, tensor in sends)
         return start(sends, receives, **more)
 
-    with patch.object(moves, "start_messages", counting):
+    with patch.object(grid, "start_messages", counting):
         yield sizes
