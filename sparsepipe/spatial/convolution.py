@@ -17,7 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.spatial.grid import Fetch, GiveBack, Grid, Move, fetch, give_back
+from sparsepipe.spatial.grid import (
+    Fetch,
+    GiveBack,
+    Grid,
+    Move,
+    fetch,
+    fetched,
+    give_back,
+    pairs,
+    without_padding,
+)
 from sparsepipe.spatial.intervals import Interval, Window, shares, window_exchanges
 from sparsepipe.spatial.shard import (
     Shard,
@@ -108,15 +118,14 @@ class _Settings:
 
     def prepared(self, local: Tensor) -> Tensor:
         """The inputs of this rank's outputs."""
-        ready = fetch(local, self.halo.moves, self.grid)
-        return F.pad(ready, self.halo.padding) if any(self.halo.padding) else ready
+        return fetch(local, self.halo.moves, self.grid, self.halo.padding)
 
     def ready_shape(self, local: Tensor) -> tuple[int, ...]:
         """The shape of what :meth:`prepared` makes."""
         shape = list(local.shape)
         for move in self.halo.moves:
             shape[move.dim] = move.exchange.needed
-        for dim, pads in enumerate(zip(*[iter(self.halo.padding)] * 2, strict=True), 1):
+        for dim, pads in enumerate(pairs(self.halo.padding), 1):
             shape[-dim] += sum(pads)
         return tuple(shape)
 
@@ -278,22 +287,19 @@ class _Convolution(torch.autograd.Function):
             if not nothing:
                 unseen = gradient.new_empty(1).expand(shape)
                 into = _backward(gradient, unseen, weight, settings, [True, False, False])[0]
-            into = F.pad(into, [-value for value in pads]) if any(pads) else into
+            into = without_padding(into, pads)
         if fetching is not None:
-            ready = fetching.wait()
-            for move in moves[1:]:
-                ready = Fetch.start(ready, move, settings.grid).wait()
+            ready = fetched(fetching, moves[1:], pads)
         if of_input:
-            giving = GiveBack.start(into, moves[-1], settings.grid)
+            giving = GiveBack.start(into, moves[-1], settings.grid, is_own=True)
         taps = None
         if of_weight:
             taps = torch.zeros_like(weight)
             if not nothing:
-                ready = F.pad(ready, pads) if any(pads) else ready
                 taps = _backward(gradient, ready, weight, settings, [False, True, False])[1]
         result = None
         if giving is not None:
-            result = give_back(giving.wait(), moves[:-1], settings.grid)
+            result = give_back(giving.wait(), moves[:-1], settings.grid, is_own=True)
         return result, taps, bias, None, None
 
 

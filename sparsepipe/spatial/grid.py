@@ -299,8 +299,8 @@ class Fetch:
         )
         return cls(local, move, grid, pending)
 
-    def wait(self) -> Tensor:
-        """What this rank needs, in order."""
+    def wait(self, padding: Sequence[int] = ()) -> Tensor:
+        """What this rank needs, in order, between zeros as ``torch.nn.functional.pad`` has them."""
         received = iter(self.pending.wait())
         held, own = self.move.exchange.held.start, self.grid.coordinate(self.move.axis)
         dim = self.move.dim
@@ -310,9 +310,21 @@ class Fetch:
             else next(received)
             for piece in self.move.exchange.pieces
         ]
-        if not parts:
-            return self.local.narrow(dim, 0, 0)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        parts = parts or [self.local.narrow(dim, 0, 0)]
+        if not any(padding):
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        # All parts go to their places at once: large samples are not copied twice.
+        shape = list(self.local.shape)
+        shape[dim] = self.move.exchange.needed
+        for place, pads in enumerate(pairs(padding), 1):
+            shape[-place] += sum(pads)
+        padded = self.local.new_zeros(shape)
+        inside = without_padding(padded, padding)
+        start = 0
+        for part in parts:
+            inside.narrow(dim, start, part.shape[dim]).copy_(part)
+            start += part.shape[dim]
+        return padded
 
 
 @dataclass(slots=True)
@@ -323,9 +335,11 @@ class GiveBack:
     move: Move
     grid: Grid
     pending: Pending
+    is_own: bool
 
     @classmethod
-    def start(cls, gradient: Tensor, move: Move, grid: Grid) -> GiveBack:
+    def start(cls, gradient: Tensor, move: Move, grid: Grid, *, is_own: bool = False) -> GiveBack:
+        """Begins; a gradient that nobody else needs (``is_own``) is added to in its place."""
         peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
         sends = [
             (peer(piece.rank), part) for piece, part in _parts(gradient, move) if piece.rank != own
@@ -341,15 +355,19 @@ class GiveBack:
             group=grid.group,
             what="moving gradients of halos between shards",
         )
-        return cls(gradient, move, grid, pending)
+        return cls(gradient, move, grid, pending, is_own)
 
     def wait(self) -> Tensor:
         """The gradient of this rank's shard."""
         move, own = self.move, self.grid.coordinate(self.move.axis)
         held, shape = move.exchange.held, list(self.gradient.shape)
-        shape[move.dim] = held.size
-        total = self.gradient.new_zeros(shape)
         kept = [(piece, part) for piece, part in _parts(self.gradient, move) if piece.rank == own]
+        if len(kept) == 1 and kept[0][0].interval == held:
+            total = kept.pop()[1]
+            total = total if self.is_own else total.clone()
+        else:
+            shape[move.dim] = held.size
+            total = self.gradient.new_zeros(shape)
         for piece, part in [*kept, *zip(move.exchange.sends, self.pending.wait(), strict=True)]:
             start, size = piece.interval.start - held.start, piece.interval.size
             total.narrow(move.dim, start, size).add_(part)
@@ -363,18 +381,38 @@ def _parts(gradient: Tensor, move: Move) -> Iterator[tuple[Piece, Tensor]]:
         start += piece.interval.size
 
 
-def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """What this rank needs after all moves; not recorded by autograd."""
+def fetch(local: Tensor, moves: Sequence[Move], grid: Grid, padding: Sequence[int] = ()) -> Tensor:
+    """What this rank needs after all moves, between zeros; not recorded by autograd."""
+    return fetched(Fetch.start(local, moves[0], grid), moves[1:], padding)
+
+
+def fetched(fetching: Fetch, moves: Sequence[Move], padding: Sequence[int] = ()) -> Tensor:
+    """What this rank needs after a move that has begun and those behind it, between zeros."""
     for move in moves:
-        local = Fetch.start(local, move, grid).wait()
-    return local
+        fetching = Fetch.start(fetching.wait(), move, fetching.grid)
+    return fetching.wait(padding)
 
 
-def give_back(gradient: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """The adjoint of :func:`fetch`."""
+def give_back(
+    gradient: Tensor, moves: Sequence[Move], grid: Grid, *, is_own: bool = False
+) -> Tensor:
+    """The adjoint of :func:`fetch`, without padding; what ``is_own`` is used up."""
     for move in reversed(moves):
-        gradient = GiveBack.start(gradient, move, grid).wait()
+        gradient = GiveBack.start(gradient, move, grid, is_own=is_own).wait()
+        is_own = True
     return gradient
+
+
+def pairs(padding: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """How much is padded before and after, of the last dimension first."""
+    return zip(padding[::2], padding[1::2], strict=True)
+
+
+def without_padding(value: Tensor, padding: Sequence[int]) -> Tensor:
+    """The view of a padded tensor that is between the padding."""
+    for dim, (before, after) in enumerate(pairs(padding), 1):
+        value = value.narrow(-dim, before, value.shape[-dim] - before - after)
+    return value
 
 
 def _own(value: Tensor, given: Tensor) -> Tensor:

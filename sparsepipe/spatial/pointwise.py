@@ -314,11 +314,12 @@ def _dropout(
     """By this rank's part of the mask of the whole, which every rank draws by its generator."""
     if not training or p == 0:
         return input
-    shape = whole_shape(input)
+    shape, draw = whole_shape(input), torch.dropout
     if func in _CHANNEL_DROPOUTS:
-        shape = torch.Size([*shape[:2], *[1] * (len(shape) - 2)])
+        # Of one position, by the function that draws for all: devices draw otherwise for others.
+        shape, draw = torch.Size([*shape[:2], *[1] * (len(shape) - 2)]), torch.feature_dropout
     local = local_of(input)
-    mask = own_part(F.dropout(local.new_ones(shape), p), input).clone()
+    mask = own_part(draw(local.new_ones(shape), p, True), input).clone()
     return alike(local.mul_(mask) if inplace else local * mask, input)
 
 

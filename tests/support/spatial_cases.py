@@ -141,17 +141,18 @@ def errors(
     return {case.name: error(case, grid, device=device) for case in cases(dimensions)}
 
 
-def rounding_errors(rank: int, shape: tuple[int, ...]) -> dict[str, float]:
+def rounding_errors(rank: int, shape: tuple[int, ...], device: str = "cpu") -> dict[str, float]:
     """The same of layers with inputs in bfloat16, under autocast, where PyTorch has them."""
     torch.set_num_threads(1)
     grid, found = Grid(shape), {}
     for case in cases(len(shape)):
         try:
-            with torch.autocast("cpu", torch.bfloat16):
-                case.make()(torch.randn(2, CHANNELS, *case.size, dtype=torch.bfloat16))
+            with torch.autocast(device, torch.bfloat16):
+                layer = case.make().to(device)
+                layer(torch.randn(2, CHANNELS, *case.size, dtype=torch.bfloat16, device=device))
         except (RuntimeError, NotImplementedError):
             continue
-        found[case.name] = error(case, grid, dtype=torch.bfloat16)
+        found[case.name] = error(case, grid, dtype=torch.bfloat16, device=device)
     return found
 
 
@@ -166,7 +167,7 @@ def error(
     whole_input = torch.randn(2, CHANNELS, *case.size, dtype=dtype, device=device)
     whole_input.requires_grad_()
     torch.manual_seed(1)
-    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+    with torch.autocast(device, torch.bfloat16, enabled=low):
         expected = alone(whole_input)
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()
@@ -174,7 +175,7 @@ def error(
     shard = grid.shard(whole_input).detach().clone().requires_grad_()
     spatialize(module, grid)
     torch.manual_seed(1)
-    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+    with torch.autocast(device, torch.bfloat16, enabled=low):
         output = module(shard)
     assert output.dtype == expected.dtype, case.name
     (output * (weights if case.is_whole else part(grid, weights))).sum().backward()

@@ -31,3 +31,9 @@ def test_layers_equal_one_process(grid: tuple[int, ...]) -> None:
 def test_networks_equal_one_process(plain: bool) -> None:
     for found in run_shared(spatial_networks.errors, 2, 2, plain, DEVICE, limit_s=240):
         assert {name: error for name, error in found.items() if not error <= NETWORKS_BOUND} == {}
+
+
+def test_mixed_precision_equals_one_process_but_for_rounding() -> None:
+    for found in run_shared(spatial_cases.rounding_errors, 2, (1, 2), DEVICE):
+        assert len(found) > 50
+        assert {name: error for name, error in found.items() if not error <= 0.03} == {}

@@ -151,13 +151,16 @@ def trained(
     clip: float | None = None,
     path: Path | None = None,
     accelerator: str = "cpu",
+    backend: str = "gloo",
 ) -> dict[str, Any]:
     torch.manual_seed(3)
     net = Net(recompute=recompute).double()
     if replicas > 1:  # their batch norms and masks are those of half minibatches
         net.down[1].norm, net.down[1].dropout = nn.GroupNorm(2, 6).double(), nn.Identity()
     ranks = 1 if grid is None else replicas * torch.Size(grid).numel()
-    strategy: Any = "auto" if grid is None else SpatialStrategy(grid=grid, replicas=replicas)
+    strategy: Any = "auto"
+    if grid is not None:
+        strategy = SpatialStrategy(grid=grid, replicas=replicas, process_group_backend=backend)
     trainer = pl.Trainer(
         **{**QUIET, **_places(rank, ranks, accelerator)},
         max_steps=STEPS,
