@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from sparsepipe.runtime.collectives.halo import add_up
 from sparsepipe.spatial.grid import Grid
-from sparsepipe.spatial.reductions import wide
+from sparsepipe.spatial.reductions import widened
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
@@ -39,10 +39,12 @@ class _Normalised(torch.autograd.Function):
     def forward(
         ctx: Any, value: Tensor, weight: Tensor | None, bias: Tensor | None, over: _Over
     ) -> tuple[Tensor, Tensor, Tensor]:
+        # Large samples: what can be computed in the place of the result takes no memory of its own.
         group, what = over.grid.group, "adding up the statistics of a norm"
-        mean = add_up(wide(value).sum(over.dims, keepdim=True), group, what=what) / over.count
+        sums = value.sum(over.dims, keepdim=True, dtype=widened(value.dtype))
+        mean = add_up(sums, group, what=what) / over.count
         result = value - mean
-        squares = result.square().sum(over.dims, keepdim=True)
+        squares = torch.linalg.vector_norm(result, dim=over.dims, keepdim=True).square()
         variance = add_up(squares, group, what=what) / over.count
         inverse = (variance + over.eps).rsqrt()
         ctx.over = over
@@ -58,16 +60,22 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         value, weight, bias, mean, inverse = ctx.saved_tensors
         over: _Over = ctx.over
-        normal = (value - mean) * inverse
-        gradient = gradient.to(normal.dtype)
-        of_weight = None if weight is None else (gradient * normal).sum_to_size(weight.shape)
-        of_bias = None if bias is None else gradient.sum_to_size(bias.shape)
-        if weight is not None:
-            gradient = gradient * weight
-        sums = [part.sum(over.dims, keepdim=True) for part in (gradient, gradient * normal)]
+        gradient = gradient.to(mean.dtype)
+        result = value - mean
+        # Over positions that have one weight, and then over those that have one mean.
+        affine = weight if weight is not None else bias
+        dims = [dim for dim in over.dims if affine is None or affine.shape[dim] == 1]
+        sums = gradient.sum(dims, keepdim=True)
+        products = result.mul_(gradient).sum(dims, keepdim=True) * inverse
+        of_weight = None if weight is None else products.sum_to_size(weight.shape)
+        of_bias = None if bias is None else sums.sum_to_size(bias.shape)
+        scaled = [each if weight is None else each * weight for each in (sums, products)]
+        parts = torch.stack([each.sum(over.dims, keepdim=True) for each in scaled])
         what = "adding up the gradients of a norm"
-        first, second = add_up(torch.stack(sums), over.grid.group, what=what) / over.count
-        result = (gradient - first - normal * second) * inverse
+        first, second = inverse * add_up(parts, over.grid.group, what=what) / over.count
+        torch.sub(value, mean, out=result)
+        result.mul_(-second * inverse).sub_(first)
+        result.addcmul_(gradient, inverse if weight is None else inverse * weight)
         return result.to(value.dtype), of_weight, of_bias, None
 
 

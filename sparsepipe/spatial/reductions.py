@@ -111,12 +111,9 @@ def over_shards(value: Tensor, grid: Grid) -> Tensor:
     return result
 
 
-def wide(value: Tensor) -> Tensor:
-    """Values of half precision in single precision, others as they are."""
-    return value.float() if value.dtype in _HALF else value
-
-
-_HALF = (torch.float16, torch.bfloat16)
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """In which sums of values of a dtype are made: single precision for half precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tensor:
@@ -134,8 +131,7 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
         result: Tensor = _LargestShared.apply(local, list(dims), grid)  # type: ignore[no-untyped-call]
         return result
     dtype = how(local.new_zeros(1)).dtype  # PyTorch's choice, under autocast as well
-    kept = torch.float32 if dtype in _HALF else dtype
-    summed = over_shards(local.sum(list(dims), keepdim=True, dtype=kept), grid)
+    summed = over_shards(local.sum(list(dims), keepdim=True, dtype=widened(dtype)), grid)
     if how is torch.mean:
         summed = summed / math.prod(whole_shape(shard)[dim] for dim in dims)
     return summed.to(dtype)
@@ -167,7 +163,8 @@ def first_largest(shard: Shard) -> Tensor:
 
 def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
     """The sum of all ranks' losses, made in single precision at least."""
-    return over_shards(wide(losses).sum(), grid).to(losses.dtype)
+    summed = losses.sum(dtype=widened(losses.dtype))
+    return over_shards(summed, grid).to(losses.dtype)
 
 
 def _dims_of(shard: Shard, dim: int | Sequence[int] | None) -> list[int]:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from sparsepipe.spatial.convolution import halo_of, of_each
 from sparsepipe.spatial.grid import Grid, Move, fetch, give_back, moved
 from sparsepipe.spatial.intervals import Interval, Window, exchanges, shares
-from sparsepipe.spatial.reductions import first_largest, total, wide
+from sparsepipe.spatial.reductions import first_largest, total, widened
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
@@ -243,7 +243,7 @@ def _picked(local: Tensor, dim: int, rows: Sequence[Sequence[tuple[int, float]]]
         index = torch.tensor([row[tap][0] for row in rows], device=local.device)
         part = local.index_select(local.dim() + dim, index)
         if any(row[tap][1] != 1 for row in rows):
-            part = wide(part)
+            part = part.to(widened(part.dtype))
             weight = part.new_tensor([row[tap][1] for row in rows])
             part = part * weight.view(-1, *[1] * (-dim - 1))
         result = part if tap == 0 else result + part
@@ -266,6 +266,9 @@ def _interpolate(
         raise without_rule(f"interpolate with mode={mode!r}" + " and antialias" * antialias)
     count = input.dim() - 2
     whole = input.shape[2:]
+    like = local_of(input).new_zeros([1, 1, *[2] * count])
+    # PyTorch's choice, under autocast as well.
+    input = input.to(F.interpolate(like, scale_factor=2.0, mode=mode).dtype)  # type: ignore[assignment]
     scales: list[float | None] = [None] * count
     if size is not None:
         sizes = of_each(size, count)
