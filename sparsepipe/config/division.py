@@ -28,6 +28,7 @@ class Division:
         config: devices of each stage, such as ``"2-1"``; None: one device a stage.
         cuts: first layer of each stage but the first; None: equal shares.
         balance: what is shared evenly where there are no cuts.
+        grids: of each stage, in a plan file that has any.
         num_layers: layers that a plan file is for.
         devices: that a plan file names, one for each rank; None where there is no file.
         details: further entries of a plan file.
@@ -36,6 +37,7 @@ class Division:
     config: str | None
     cuts: tuple[int, ...] | None
     balance: str
+    grids: tuple[tuple[int, ...] | None, ...] | None = None
     num_layers: int | None = None
     devices: tuple[str, ...] | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -47,17 +49,19 @@ class Division:
 
     @property
     def replicas(self) -> tuple[int, ...] | None:
-        """Devices of each stage; None where it suits any number of stages.
+        """Replicas of each stage; None where it suits any number of stages.
 
         Raises:
             PlanError: ``config`` is malformed.
         """
         if self.config is None:
             return None if self.cuts is None else (1,) * (len(self.cuts) + 1)
-        parts = self.config.split("-")
-        # As many layers as stages fit any config; its form is what is checked here.
-        plan = Plan.of(config=self.config, cuts=range(1, len(parts)), num_layers=len(parts))
-        return plan.replicas_of_stages
+        return self._stages(self.config).replicas_of_stages
+
+    def _stages(self, config: str) -> Plan:
+        """A plan with these stages; as many layers as there are of them fit any config."""
+        count = len(config.split("-"))
+        return Plan.of(config=config, cuts=range(1, count), num_layers=count, grids=self.grids)
 
     @property
     def num_ranks(self) -> int | None:
@@ -67,7 +71,7 @@ class Division:
             PlanError: ``config`` is malformed.
         """
         replicas = self.replicas
-        return None if replicas is None else sum(replicas)
+        return None if replicas is None else self._stages("-".join(map(str, replicas))).num_ranks
 
     def check(self, *, num_layers: int) -> None:
         """Refuses what does not fit a model.
@@ -91,15 +95,15 @@ class Division:
 
     def name(self, rank: int, *, ranks: int) -> str:
         """A rank and its stage, for messages."""
-        config = self.config or "-".join("1" * ranks)
-        parts = config.split("-")
-        plan = Plan.of(config=config, cuts=range(1, len(parts)), num_layers=len(parts))
+        plan = self._stages(self.config or "-".join("1" * ranks))
         return f"rank {rank} (stage {plan.stage_of(rank)})"
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments ``config``, ``cuts`` and ``balance`` of a strategy that splits models."""
+        """The arguments of a strategy that splits models; ``grids`` where there are any."""
         cuts = None if self.cuts is None else list(self.cuts)
-        return {"config": self.config, "cuts": cuts, "balance": self.balance}
+        grids = None if self.grids is None else [each and list(each) for each in self.grids]
+        given = {"config": self.config, "cuts": cuts, "balance": self.balance}
+        return given if grids is None else {**given, "grids": grids}
 
 
 def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
@@ -116,6 +120,11 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
     if splits and (misplaced := [name for name in _HANDED_ON if name in given]):
         raise ConfigError(
             f"parallel.strategy.{misplaced[0]} is set", remedy=f"set parallel.plan.{misplaced[0]}"
+        )
+    if splits and "grids" in given:
+        raise ConfigError(
+            "parallel.strategy.grids is set",
+            remedy="give a plan file, parallel.plan.file, in which stages have a grid",
         )
     if chosen is None:
         return None
@@ -183,6 +192,7 @@ def read_plan_file(
         config=read.config,
         cuts=read.cuts,
         balance=balance,
+        grids=tuple(stage.grid for stage in read.stages) if read.has_grids else None,
         num_layers=read.num_layers,
         devices=tuple(name for stage in read.stages for name in stage.devices),
         details=read.details,

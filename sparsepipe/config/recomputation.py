@@ -109,7 +109,12 @@ def _refuse_file(spec: RunSpec) -> None:
         )
     assert division.config is not None
     assert division.num_layers is not None
-    plan = Plan.of(config=division.config, cuts=division.cuts or (), num_layers=division.num_layers)
+    plan = Plan.of(
+        config=division.config,
+        cuts=division.cuts or (),
+        num_layers=division.num_layers,
+        grids=division.grids,
+    )
     if not is_automatic(parallel):
         given_spans(replace(plan, details=division.details), parallel)
 

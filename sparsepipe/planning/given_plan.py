@@ -43,6 +43,11 @@ def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str,
             "there is one device to simulate, and nothing that it would wait for",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
         )
+    if division.grids is not None:
+        raise ConfigError(
+            "nothing predicts how long a stage that is a grid takes",
+            remedy="give a plan without grids, or train with task=train",
+        )
     plan = _by_hand(division, inventory, num_layers)
     return recomputing(plan, spec, inventory, profiles)
 

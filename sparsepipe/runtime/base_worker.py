@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.stage import Flight, Leaves, Stage
-from sparsepipe.runtime.transport import Kind, Message, Network, message_name
+from sparsepipe.runtime.transport import Kind, Message, Network, SharedMessages, message_name
 from sparsepipe.schedule import Plan
 
 _Events = TypeVar("_Events")
@@ -100,13 +100,18 @@ class MinibatchEvents(Protocol):
 class StageMessages:
     """Messages of a rank by stage: the plan says which of its ranks a minibatch belongs to.
 
+    Args:
+        shared: hands on what the first rank of this rank's grid has received; None: there is none.
+
     Attributes:
         first: number, in messages and in errors about them, of the schedule's minibatch 0.
     """
 
-    def __init__(self, plan: Plan, network: Network) -> None:
+    def __init__(self, plan: Plan, network: Network, shared: SharedMessages | None) -> None:
         self._plan = plan
         self._network = network
+        self._shared = shared
+        self.leads = shared is None or shared.leads
         self.first = 0
         self._held_back = False
 
@@ -132,15 +137,21 @@ class StageMessages:
         *,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """Sends to the rank of ``stage`` that handles ``minibatch``."""
+        """Sends to the rank of ``stage`` that handles ``minibatch``; only one of a grid does."""
+        if not self.leads:
+            return
         message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
         target = self._plan.rank_for(stage, minibatch)
         self._network.send(kind, target, message, held_back=self._held_back)
 
     def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
         """The message of the rank of ``stage`` that handles ``minibatch``."""
-        source = self._plan.rank_for(stage, minibatch)
-        return self._network.receive(kind, source, minibatch=self.first + minibatch)
+        source, number = self._plan.rank_for(stage, minibatch), self.first + minibatch
+        return self.share(partial(self._network.receive, kind, source, minibatch=number))
+
+    def share(self, make: Callable[[], Message]) -> Message:
+        """What ``make`` returns on this rank, or on the first of its grid, which alone calls it."""
+        return make() if self._shared is None else self._shared.share(make)
 
     def release(self, minibatch: int) -> None:
         self._network.release(self.first + minibatch)
@@ -168,6 +179,7 @@ class StageWorker(ABC, Generic[_Events]):
         stage: Stage,
         replicas: Replicas,
         network: Network,
+        shared: SharedMessages | None,
         steps: Steps,
         events: _Events,
         slowed: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -181,7 +193,7 @@ class StageWorker(ABC, Generic[_Events]):
         self._stage = stage
         self._replicas = replicas
         self.network = network
-        self._messages = StageMessages(plan, network)
+        self._messages = StageMessages(plan, network, shared)
         self._steps = steps
         self._events = events
         self._slowed = slowed
@@ -224,7 +236,7 @@ class StageWorker(ABC, Generic[_Events]):
         first, self._evaluated = self._evaluated, self._evaluated + count
         found = []
         for minibatch in range(first, first + count):
-            if self._plan.rank_for(self._number, minibatch) == self._rank:
+            if self._plan.rank_for(self._number, minibatch) == self._plan.leader_of(self._rank):
                 with self._noting(f"forward of batch {minibatch} of the evaluation"):
                     found += self._evaluate_one(minibatch, batch, replies=replies)
                     self._messages.release(minibatch)
@@ -262,10 +274,14 @@ class StageWorker(ABC, Generic[_Events]):
         """
         if self._last:
             return None, batch
-        with self._slowed():
-            value, rest = self._steps.open(batch)
-        self._messages.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
-        return value, rest
+
+        def opened() -> Message:
+            with self._slowed():
+                value, rest = self._steps.open(batch)
+            self._messages.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
+            return Message(minibatch=minibatch, tree=value)
+
+        return self._messages.share(opened).tree, None
 
     def _rest(self, minibatch: int) -> Any:
         return self._messages.receive(Kind.BATCH, 0, minibatch).tree if self._last else None

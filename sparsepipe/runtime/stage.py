@@ -23,6 +23,8 @@ returns the loss and a value that is passed on to the worker."""
 Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
 """The step of the only stage: the same, but it computes the input of the layers, and calls its
 argument with that."""
+Around = Callable[[Callable[[Any], Any], Any], Any]
+"""Calls its first argument, the layers, with the second one, their input, in another form."""
 Leaves = Mapping[str, Tensor] | None
 """Weights of a minibatch by the names of parameters; those that are missing, or all where there is
 None, are the module's own."""
@@ -100,6 +102,7 @@ class Stage:
             as they are.
         recomputed: spans of these entries, in order, of whose activations only the input is kept
             in training; their backward runs them forward once more.
+        around: what lets the layers work on another form of whole samples, such as shards.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Stage:
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         randomness: KeyedRandomness | None = None,
         recomputed: Sequence[range] = (),
+        around: Around | None = None,
     ) -> None:
         assert 0 <= first <= last < len(layers), (first, last, len(layers))
         self._caller = _Caller(module)
@@ -123,6 +127,7 @@ class Stage:
             span.start: RecomputedSpan(layers, span, randomness=randomness) for span in recomputed
         }
         self._parts = _parts(self._span, recomputed)
+        self._around = around
 
     def forward(
         self,
@@ -192,6 +197,10 @@ class Stage:
         )
 
     def _run(self, value: Any, *, minibatch: int | None) -> Any:
+        compute = partial(self._computed, minibatch=minibatch)
+        return compute(value) if self._around is None else self._around(compute, value)
+
+    def _computed(self, value: Any, *, minibatch: int | None) -> Any:
         keyed = self._randomness if minibatch is not None else None
         with nullcontext() if keyed is None else keyed.preserved():
             for part in self._parts:

@@ -21,7 +21,7 @@ from sparsepipe.runtime.base_worker import Microbatch, MinibatchEvents, StageWor
 from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import Part, split
 from sparsepipe.runtime.stage import Flight
-from sparsepipe.runtime.transport import Kind
+from sparsepipe.runtime.transport import Kind, Message
 from sparsepipe.schedule import Action, MinibatchSupply
 from sparsepipe.schedule.synchronous import MicrobatchOrder
 
@@ -96,7 +96,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._messages.begin(number * self._microbatches, parts=self._microbatches)
         if self._first:
             with self._noting(f"cutting minibatch {number}"):
-                self._read = self._cut(batch if self._replica < count else None, count)
+                reads = self._messages.leads and self._replica < count
+                self._read = self._cut(batch if reads else None, count)
         self._taken_gradients()  # any that are left there are not this minibatch's
         with self._norms.gathering():
             for action in self._order(
@@ -163,14 +164,15 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         """A microbatch that is read here, with the step run up to its layers, or received."""
         if self._first:
             part, weight = self._read.pop(number)
-            samples, value, rest = part.samples, None, None
+            shares = {"samples": part.samples, "weight": weight}
+            meta = self._messages.share(lambda: Message(minibatch=number, meta=shares)).meta
+            samples, value, rest = meta["samples"], None, None
             if samples:
                 with explaining_single_values(
                     samples, parts=self._microbatches, before_layers=True
                 ):
                     value, rest = self._open(number, part.batch)
-            rest = rest if self._last else None  # which the last stage has been sent
-            return _Opened(samples=samples, weight=weight, value=value, rest=rest)
+            return _Opened(samples=samples, weight=meta["weight"], value=value, rest=rest)
         message = self._messages.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]
         rest = self._rest(number) if samples else None

@@ -12,7 +12,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any, Self
 
 from sparsepipe.errors import PlanError
@@ -35,16 +35,18 @@ class Stage:
 
     Args:
         layers: numbers of its first and its last layer, both included, from 0.
-        devices: names of the devices, one for each replica.
+        devices: names of the devices, one for each replica; or for each rank of the grid.
+        grid: shape of the grid of ranks that share each sample; None: each has whole samples.
     """
 
     layers: tuple[int, int]
     devices: tuple[str, ...]
+    grid: tuple[int, ...] | None = None
 
     @property
     def replicas(self) -> int:
-        """r, ranks that hold this stage."""
-        return len(self.devices)
+        """r, how often this stage is there: a grid is one replica."""
+        return len(self.devices) if self.grid is None else 1
 
     @property
     def num_layers(self) -> int:
@@ -69,6 +71,7 @@ class Plan:
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
     _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The first rank of each stage, and how many there are: plans may have thousands."""
+    _replicas_before: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -82,20 +85,31 @@ class Plan:
                     remedy="let stages follow one another from layer 0 on, each with one layer "
                     "or more",
                 )
+            _check_grid(number, stage)
             if not stage.devices:
                 raise PlanError(f"stage {number} has no devices", remedy="give it one or more")
             begin = last + 1
-        firsts = (0, *accumulate(stage.replicas for stage in self.stages))
+        firsts = (0, *accumulate(len(stage.devices) for stage in self.stages))
+        before = (0, *accumulate(stage.replicas for stage in self.stages))
         object.__setattr__(self, "_firsts", firsts)
+        object.__setattr__(self, "_replicas_before", before)
 
     @classmethod
-    def of(cls, *, config: str, cuts: Sequence[int], num_layers: int) -> Self:
+    def of(
+        cls,
+        *,
+        config: str,
+        cuts: Sequence[int],
+        num_layers: int,
+        grids: Sequence[Sequence[int] | None] | None = None,
+    ) -> Self:
         """A plan by hand.
 
         Args:
             config: replicas of each stage, such as ``"2-1"``.
             cuts: the first layer of each stage but the first.
             num_layers: of the model.
+            grids: of each stage, None for those whose ranks have whole samples.
 
         Raises:
             PlanError: they do not fit one another.
@@ -117,16 +131,19 @@ class Plan:
                 f"cuts {list(cuts)} do not split {num_layers} layers into {len(parts)} stages",
                 remedy=f"give increasing numbers from 1 to {num_layers - 1}",
             )
-        ranks = iter(range(sum(map(int, parts))))
-        return cls(
-            stages=tuple(
+        ranks = count()
+        stages = []
+        shapes = grids_of(parts, grids)
+        for s, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
+            devices = int(part) * math.prod(shape or (1,))
+            stages.append(
                 Stage(
                     layers=(bounds[s], bounds[s + 1] - 1),
-                    devices=tuple(f"rank {next(ranks)}" for _ in range(int(part))),
+                    devices=tuple(f"rank {next(ranks)}" for _ in range(devices)),
+                    grid=shape,
                 )
-                for s, part in enumerate(parts)
             )
-        )
+        return cls(stages=tuple(stages))
 
     @property
     def num_stages(self) -> int:
@@ -145,7 +162,7 @@ class Plan:
 
     @property
     def config(self) -> str:
-        """Replicas of each stage, such as ``"2-1"``."""
+        """Replicas of each stage, such as ``"2-1"``; a grid is one."""
         return "-".join(str(stage.replicas) for stage in self.stages)
 
     @property
@@ -155,11 +172,16 @@ class Plan:
 
     @property
     def replicas_of_stages(self) -> tuple[int, ...]:
-        """Ranks that hold each stage."""
+        """How often each stage is there."""
         return tuple(stage.replicas for stage in self.stages)
 
+    @property
+    def has_grids(self) -> bool:
+        """Whether the ranks of a stage share samples."""
+        return any(stage.grid is not None for stage in self.stages)
+
     def replicas(self, stage: int) -> int:
-        """Ranks that hold ``stage``."""
+        """How often ``stage`` is there."""
         return self.stages[stage].replicas
 
     def ranks_of(self, stage: int) -> range:
@@ -172,12 +194,17 @@ class Plan:
         return bisect_right(self._firsts, rank) - 1
 
     def replica_of(self, rank: int) -> int:
-        """Which of its stage's replicas ``rank`` is."""
-        return rank - self.ranks_of(self.stage_of(rank)).start
+        """Which of its stage's replicas ``rank`` is; 0 for all ranks of a grid."""
+        stage = self.stage_of(rank)
+        return 0 if self.stages[stage].grid is not None else rank - self._firsts[stage]
 
     def rank_of(self, stage: int, replica: int) -> int:
-        """The rank of a replica of ``stage``."""
+        """The rank of a replica of ``stage``; of a grid the one that speaks to other stages."""
         return self.ranks_of(stage)[replica]
+
+    def leader_of(self, rank: int) -> int:
+        """The rank that speaks to other stages for ``rank``: itself, or the first of its grid."""
+        return self.rank_of(self.stage_of(rank), self.replica_of(rank))
 
     def rank_for(self, stage: int, minibatch: int) -> int:
         """The rank that handles ``minibatch`` in ``stage``."""
@@ -197,15 +224,19 @@ class Plan:
     def warmup(self, stage: int) -> int:
         """Forwards that a replica of ``stage`` runs ahead of its first backward.
 
-        ``(R_s - 1) // r_s`` with ``R_s`` the ranks from this stage on; at stage 0 one less
+        ``(R_s - 1) // r_s`` with ``R_s`` the replicas from this stage on; at stage 0 one less
         than PipeDream's NOAM (section 3.2), since the next forward comes before the backward.
         """
-        ranks = self.num_ranks - self._firsts[stage]
-        return (ranks - 1) // self.replicas(stage)
+        replicas = self._replicas_before[-1] - self._replicas_before[stage]
+        return (replicas - 1) // self.replicas(stage)
 
     def to_json(self) -> str:
         """The plan file's text; :meth:`from_json` reads it back."""
-        stages = [{"layers": list(s.layers), "devices": list(s.devices)} for s in self.stages]
+        stages = [
+            {"layers": list(s.layers), "devices": list(s.devices)}
+            | ({} if s.grid is None else {"grid": list(s.grid)})
+            for s in self.stages
+        ]
         return (
             json.dumps({"config": self.config, "stages": stages, **self.details}, indent=2) + "\n"
         )
@@ -223,6 +254,7 @@ class Plan:
                 Stage(
                     layers=(int(entry["layers"][0]), int(entry["layers"][1])),
                     devices=tuple(str(device) for device in entry["devices"]),
+                    grid=None if entry.get("grid") is None else tuple(map(int, entry["grid"])),
                 )
                 for entry in value["stages"]
             )
@@ -239,6 +271,37 @@ class Plan:
                 remedy="correct one of the two",
             )
         return plan
+
+
+def grids_of(
+    replicas: Sequence[object], grids: Sequence[Sequence[int] | None] | None
+) -> list[tuple[int, ...] | None]:
+    """The grid of each of as many stages as there are ``replicas``.
+
+    Raises:
+        PlanError: there are more or fewer grids than stages.
+    """
+    if grids is None:
+        return [None] * len(replicas)
+    if len(grids) != len(replicas):
+        raise PlanError(
+            f"{len(grids)} grids are given for {len(replicas)} stages",
+            remedy="give one for each stage, such as [null, [1, 2]]; null is for one device",
+        )
+    return [None if grid is None else tuple(map(int, grid)) for grid in grids]
+
+
+def _check_grid(number: int, stage: Stage) -> None:
+    if stage.grid is None:
+        return
+    size = math.prod(stage.grid) if stage.grid and min(stage.grid) > 0 else 0
+    if size < 2 or size != len(stage.devices):
+        shape = " x ".join(map(str, stage.grid))
+        raise PlanError(
+            f"stage {number} is a grid of {shape} on {len(stage.devices)} devices",
+            remedy="give it as many devices as the product of the grid, two or more, and one "
+            "replica; leave the grid out for one device",
+        )
 
 
 def balanced(costs: Sequence[float], replicas: Sequence[int]) -> list[int]:

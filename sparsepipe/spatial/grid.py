@@ -162,8 +162,7 @@ class Grid:
             return handle_torch_function(Grid.gather, (local,), self, local)
         self._check_dimensions(local)
         moves = whole_on_all(self, range(-self.dimensions, 0), self.whole_sizes(local))
-        whole: Tensor = _Gather.apply(local, self, tuple(moves))  # type: ignore[no-untyped-call]
-        return whole
+        return gather_moved(local, moves, self)
 
     def whole_sizes(self, local: Tensor) -> tuple[int, ...]:
         """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
@@ -450,6 +449,18 @@ class _Gather(torch.autograd.Function):
             held = move.exchange.held
             gradient = gradient.narrow(move.dim, held.start, held.size)
         return gradient, None, None
+
+
+def gather_moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
+    """The whole that moves bring together; of its gradient, equal on all ranks, each keeps a part.
+
+    Args:
+        local: this rank's shard.
+        moves: as :func:`whole_on_all` makes them.
+        grid: of the ranks.
+    """
+    whole: Tensor = _Gather.apply(local, grid, tuple(moves))  # type: ignore[no-untyped-call]
+    return whole
 
 
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:

@@ -99,6 +99,26 @@ class _Leave(torch.autograd.Function):
         return gradient / ctx.size, None
 
 
+class _Enter(torch.autograd.Function):
+    """Before it all ranks have computed the same; its gradient is the sum of all parts."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, grid: Grid) -> Tensor:
+        ctx.grid = grid
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return add_up(gradient, ctx.grid.group, what="adding up gradients over shards"), None
+
+
+def enter(value: Tensor, grid: Grid) -> Tensor:
+    """A value that all ranks have computed as one device would; the inverse of :func:`leave`."""
+    result: Tensor = _Enter.apply(value, grid)  # type: ignore[no-untyped-call]
+    return result
+
+
 def leave(value: Tensor, grid: Grid) -> Tensor:
     """A value that all ranks have, for computing on with it as one device would."""
     result: Tensor = _Leave.apply(value, grid.size)  # type: ignore[no-untyped-call]

@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.spatial.grid import Grid, moved, whole_on_all
+from sparsepipe.spatial.grid import Grid, fetch, gather_moved, moved, whole_on_all
 
 FunctionRule = Callable[..., Any]
 
@@ -152,6 +153,38 @@ def cut(whole: Tensor, grid: Grid) -> Shard:
         held = grid.held(axis, whole.shape[dim])
         local = local.narrow(dim, held.start, held.size)
     return shard_of(local, grid, dims, whole.shape[-grid.dimensions :])
+
+
+class _Shared(torch.autograd.Function):
+    """A rank's shard of a whole whose gradient is wanted whole on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, grid: Grid) -> Tensor:
+        ctx.grid, ctx.sizes = grid, whole.shape[-grid.dimensions :]
+        return grid.shard(whole).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        grid: Grid = ctx.grid
+        moves = whole_on_all(grid, range(-grid.dimensions, 0), ctx.sizes)
+        return fetch(gradient.contiguous(), moves, grid), None
+
+
+def share(whole: Tensor, grid: Grid) -> Shard:
+    """This rank's shard of what all ranks have computed as one device would.
+
+    Unlike with :func:`cut`, gradients of the whole are whole: all ranks have the same.
+    """
+    local: Tensor = _Shared.apply(whole, grid)  # type: ignore[no-untyped-call]
+    return shard_of(local, grid, range(-grid.dimensions, 0), whole.shape[-grid.dimensions :])
+
+
+def gathered(shard: Shard) -> Tensor:
+    """The whole on every rank, for computing on with it as one device would."""
+    return gather_moved(
+        local_of(shard), whole_on_all(shard.grid, shard.dims, shard.full), shard.grid
+    )
 
 
 def own_part(value: Tensor, shard: Shard) -> Tensor:

@@ -17,8 +17,8 @@ import sparsepipe.spatial.resampling  # noqa: F401
 from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.normalization import batch_norm
-from sparsepipe.spatial.reductions import leave
-from sparsepipe.spatial.shard import Shard, local_of, shard_of
+from sparsepipe.spatial.reductions import enter, leave
+from sparsepipe.spatial.shard import Shard, gathered, local_of, shard_of, share
 
 _Module = TypeVar("_Module", bound=nn.Module)
 ModuleRule = Callable[..., Any]
@@ -149,6 +149,20 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
     Raises:
         ConfigError: as :func:`spatialize`.
     """
+    check_rules(model)
+    unspatialize(model)
+    for module in model.modules():
+        if (found := _rule_of(module)) is not None:
+            before = vars(module).get("forward")
+            module.forward = _SpatialForward(module, grid, found, False, before)
+
+
+def check_rules(model: nn.Module) -> None:
+    """Checks that there are rules for the modules of a model.
+
+    Raises:
+        ConfigError: as :func:`spatialize`.
+    """
     ruled = [name for name, module in model.named_modules() if _rule_of(module) is not None]
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") or not outer for outer in ruled)
@@ -165,11 +179,6 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
                 "for rules",
                 remedy="spatialize the module that it was compiled from",
             )
-    unspatialize(model)
-    for module in model.modules():
-        if (found := _rule_of(module)) is not None:
-            before = vars(module).get("forward")
-            module.forward = _SpatialForward(module, grid, found, False, before)
 
 
 def unspatialize(model: _Module) -> _Module:
@@ -208,3 +217,45 @@ def _outermost(forward: Callable[..., Any], grid: Grid, *args: Any, **kwargs: An
     args, kwargs = tree_map(enter, args), tree_map(enter, kwargs)
     result = forward(*args, **kwargs)
     return tree_map(give, result) if plain else result
+
+
+def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
+    """Calls layers (:func:`spatialize_layers`) with shards of samples that all ranks have.
+
+    What the layers give is whole again on every rank, as gradients are before and behind them; of
+    the gradients of parameters each rank has a part.
+
+    Args:
+        grid: of the ranks that call this together.
+        layers: that act on shards.
+        whole: a pytree. Its first tensor with a batch and a channel dimension before the grid's is
+            the sample; what has its spatial sizes is cut as well.
+
+    Raises:
+        ConfigError: there is no such tensor, or a sample has fewer positions than shards.
+    """
+    tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, Tensor)]
+    sample = next((leaf for leaf in tensors if leaf.dim() >= grid.dimensions + 2), None)
+    if sample is None:
+        raise ConfigError(
+            f"a grid of {' x '.join(map(str, grid.shape))} is given no tensor with "
+            f"{grid.dimensions} dimensions behind batch and channel",
+            remedy="give the grid one entry for each spatial dimension, and layers whose input has "
+            "these",
+        )
+    sizes = sample.shape[-grid.dimensions :]
+    grid.check(sizes)
+
+    def cut_one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.dim() > grid.dimensions and leaf.shape[-grid.dimensions :] == sizes:
+            return share(leaf, grid)
+        return enter(leaf, grid)
+
+    def whole_one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return gathered(leaf) if isinstance(leaf, Shard) else leave(leaf, grid)
+
+    return tree_map(whole_one, layers(tree_map(cut_one, whole)))

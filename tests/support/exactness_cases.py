@@ -11,8 +11,8 @@ from pytorch_lightning import Callback
 from tests.support.pipeline_cases import dealt, make_loader, make_net, pipeline_trainer, weights
 
 PLANS = {
-    "1-1": {"dense": [3], "sparse": [17], "residual": [7]},
-    "1-1-1": {"dense": [2, 5], "sparse": [10, 24]},
+    "1-1": {"dense": [3], "sparse": [17], "residual": [7], "image": [4]},
+    "1-1-1": {"dense": [2, 5], "sparse": [10, 24], "image": [3, 5]},
     "2-1": {"dense": [4], "sparse": [20], "residual": [6]},
     "1-2": {"dense": [3], "sparse": [14]},
     "1-2-1": {"dense": [1, 5], "sparse": [7, 25]},
@@ -32,6 +32,7 @@ class Case:
     minibatches: int = 7  # of an epoch; whole rounds are dealt by Lightning, others by Dealt
     epochs: int = 2
     step_size: int = 0  # of a schedule that halves the learning rate
+    grids: Any = None  # of each stage
 
     @property
     def cuts(self) -> list[int]:
@@ -81,6 +82,7 @@ def train(rank: int, cases: Sequence[Case], **places: Any) -> list[Any]:
             case.cuts,
             mode=case.mode,
             predict_backward=case.predict_backward,
+            grids=case.grids,
             max_epochs=case.epochs,
             callbacks=[Recording()],
             **places,

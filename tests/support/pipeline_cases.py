@@ -43,6 +43,14 @@ class Dense(Dataset[Any]):
         return self.x[index], self.y[index]
 
 
+class Images(Dense):
+    """Random images of 7 x 10 with labels."""
+
+    def __init__(self, size: int = 4 * BATCH, *, seed: int = 7) -> None:
+        super().__init__(size, seed=seed)
+        self.x = torch.randn(size, 2, 7, 10, generator=torch.Generator().manual_seed(seed))
+
+
 class Sparse(Dataset[Any]):
     """Random sites in a grid of 8 with labels."""
 
@@ -102,6 +110,21 @@ def wide_layers() -> nn.Sequential:
     )
 
 
+def image_layers(*, dropout: float = 0.0) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1, bias=False),
+        nn.BatchNorm2d(5),
+        nn.Dropout(dropout) if dropout else nn.ReLU(),
+        nn.Conv2d(5, 6, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(6, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, CLASSES),
+    )
+
+
 def sparse_layers() -> nn.Sequential:
     return sparse_vgg(11, CLASSES, width=1 / 16, dropout=0.0)
 
@@ -113,6 +136,7 @@ def residual_layers() -> nn.Sequential:
 LAYERS: Mapping[str, Callable[[], nn.Sequential]] = {
     "dense": dense_layers,
     "wide": wide_layers,
+    "image": image_layers,
     "sparse": sparse_layers,
     "residual": residual_layers,
 }
@@ -188,8 +212,9 @@ def make_net(net: str, **options: Any) -> Net:
 
 
 def make_loader(net: str, *, batches: int, shuffle: bool = False, seed: int = 7) -> DataLoader[Any]:
-    if net in ("dense", "wide"):
-        return DataLoader(Dense(batches * BATCH, seed=seed), batch_size=BATCH, shuffle=shuffle)
+    if net in ("dense", "wide", "image"):
+        data = (Images if net == "image" else Dense)(batches * BATCH, seed=seed)
+        return DataLoader(data, batch_size=BATCH, shuffle=shuffle)
     return DataLoader(
         Sparse(batches * BATCH, seed=seed),
         batch_size=BATCH,
@@ -235,7 +260,10 @@ QUIET = {
 def pipeline_trainer(config: str, cuts: list[int], **options: Any) -> pl.Trainer:
     strategy = {
         key: options.pop(key)
-        for key in ("mode", "predict_backward", "keyed_randomness", "send_input", "layers")
+        for key in (
+            *("mode", "predict_backward", "keyed_randomness", "send_input", "layers"),
+            "grids",
+        )
         if key in options
     }
     return pl.Trainer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,12 +20,14 @@ from tests.support.pipeline_cases import (
     LAYERS,
     QUIET,
     Dense,
+    Images,
     Net,
     Sparse,
     collate_sparse,
     dealt,
     dense_layers,
     frozen_layers,
+    image_layers,
     weights,
 )
 
@@ -39,11 +42,15 @@ NETS = {
     "bare": dense_layers,
     "frozen": frozen_layers,
     "drop": drop_layers,
+    "image_drop": partial(image_layers, dropout=0.3),
     "norm_drop": norm_drop_layers,
     "sparse_drop": sparse_drop_layers,
 }
 SPARSE = ("sparse", "sparse_normless", "sparse_drop", "residual")
+IMAGES = ("image", "image_drop")
 CUTS = {
+    "image": {2: [4], 3: [3, 5]},
+    "image_drop": {2: [4], 3: [3, 5]},
     "normless": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
     "dense": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
     "bare": {3: [2, 3]},
@@ -72,6 +79,7 @@ class Case:
     unkeyed: bool = False  # draws as they come, of nets that draw
     clip: float | None = None  # the norm that gradients are clipped to
     precision: Any = "32-true"
+    grids: Any = None  # of each stage
 
     @property
     def replicas(self) -> list[int]:
@@ -92,13 +100,15 @@ class Case:
 
 def make_net(case: Case) -> Net:
     torch.manual_seed(11)
-    return Net(NETS[case.net](), optimizer=case.optimizer)
+    net = Net(NETS[case.net](), optimizer=case.optimizer)
+    return net.double() if case.precision == "64-true" else net
 
 
 def dataset(case: Case) -> Any:
     if case.dealt:
         return Dense(case.dealt * DEALT)
-    return (Sparse if case.net in SPARSE else Dense)(case.samples)
+    kinds = {**dict.fromkeys(SPARSE, Sparse), **dict.fromkeys(IMAGES, Images)}
+    return kinds.get(case.net, Dense)(case.samples)
 
 
 def collated(case: Case, items: list[Any]) -> Any:
@@ -134,6 +144,7 @@ def train_one(
             batch_norm=case.batch_norm,
             config=case.config,
             cuts=case.cuts,
+            grids=case.grids,
             recompute=case.recompute,
             keyed_randomness=case.keyed,
             timeout_s=60,

@@ -189,6 +189,30 @@ class Replicas:
         _fill(buffers, flat)
 
 
+class GridRanks(Replicas):
+    """The ranks of a stage that is a grid: each has a part of every gradient.
+
+    Their statistics are those of whole samples, and equal.
+    """
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    def average(
+        self, gradients: Mapping[str, Tensor | None], *, minibatches: int = 1
+    ) -> dict[str, Tensor | None]:
+        """The gradient of the one minibatch of a round: the sum of its parts; a collective."""
+        assert minibatches == 1, "a grid takes part in every round"
+        return self.total(gradients)
+
+    def gather(self, vector: Tensor) -> list[Tensor]:
+        return [vector]
+
+    def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
+        """Nothing: they are equal."""
+
+
 def _flattened(buffers: list[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in buffers])
 

@@ -20,7 +20,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs
 from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
-from sparsepipe.strategies.pipeline.stage_plan import Balance
+from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
 
 
@@ -106,6 +106,9 @@ class PipelineStrategy(StagedStrategy):
     Args:
         config: replicas of each stage, such as "2-1"; by default one device a stage.
         cuts: first layer of each stage but the first; by default computed.
+        grids: of each stage the shape of the grid of ranks that share each sample (spatial
+            parallelism), such as [None, [1, 2]]; None for those of one device, or of replicas.
+            A grid counts as one replica in ``config``.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
             ``parameters`` or ``layers``.
         layers: name of the Sequential; by default the one there is.
@@ -132,6 +135,7 @@ class PipelineStrategy(StagedStrategy):
         *,
         config: str | None = None,
         cuts: Sequence[int] | None = None,
+        grids: Grids | None = None,
         balance: Balance = "flops",
         layers: str | None = None,
         mode: Mode | str = Mode.STASH,
@@ -147,6 +151,7 @@ class PipelineStrategy(StagedStrategy):
         super().__init__(
             config=config,
             cuts=cuts,
+            grids=grids,
             balance=balance,
             layers=layers,
             timeout_s=timeout_s,

@@ -19,13 +19,15 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.base_worker import StageWorker, merge_in_order
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.halo import ProcessGroup
 from sparsepipe.runtime.collectives.process_group import destroy_group, make_stage_group
-from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.runtime.collectives.replicas import GridRanks, Replicas
 from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
-from sparsepipe.runtime.transport import Network
+from sparsepipe.runtime.transport import Network, SharedMessages
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.metrics import Metrics
+from sparsepipe.strategies.pipeline.grids import on_shards
 from sparsepipe.strategies.pipeline.layers import Placement, Shard
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs
 from sparsepipe.strategies.pipeline.optimizer_step import OptimizerStep
@@ -175,9 +177,10 @@ class Pipeline:
         self._metrics = metrics
         self._shard = shard
         self._trained = trained
-        last = plan.num_stages - 1
-        self._last_replica = plan.replica_of(rank) if plan.stage_of(rank) == last else None
-        self._reads = plan.stage_of(rank) == 0
+        last, leads = plan.num_stages - 1, plan.leader_of(rank) == rank
+        is_last = plan.stage_of(rank) == last and leads
+        self._last_replica = plan.replica_of(rank) if is_last else None
+        self._reads = plan.stage_of(rank) == 0 and leads
         self._end = end
 
     @property
@@ -233,7 +236,8 @@ class Pipeline:
         """Logs of all minibatches, in order; metrics get the merged states of all replicas."""
         mine = self._events.take()
         replica = self._last_replica
-        own = None if replica is None else (mine, self._metrics.take_updated())
+        states = self._metrics.take_updated()
+        own = None if replica is None else (mine, states)
         everyone: list[Any] = process_group.gather_objects(own, what="exchanging what was logged")
         self._metrics.merge([states for _, states in everyone], replica=replica)
         return merge_in_order([logs for logs, _ in everyone])
@@ -266,6 +270,7 @@ def make_pipeline(
     if optimizer is not None:
         norm = sharded.global_norm() if settings.clips_globally and plan.num_stages > 1 else None
         updates = OptimizerStep(module, parameters, optimizer, precision, norm=norm)
+    together = _Connections(settings, plan=plan, rank=rank, device=device)
     stage = _stage(
         settings,
         placement,
@@ -273,8 +278,8 @@ def make_pipeline(
         rank=rank,
         autocast=precision.forward_context,
         randomness=randomness,
+        group=together.replicas,
     )
-    together = _Connections(settings, plan=plan, rank=rank, device=device)
     metrics = Metrics(module)
     metrics.detach()
     steps = ModuleSteps(
@@ -290,8 +295,9 @@ def make_pipeline(
         plan=plan,
         rank=rank,
         stage=stage,
-        replicas=Replicas(together.replicas, parameters),
+        replicas=(GridRanks if together.shared else Replicas)(together.replicas, parameters),
         network=together.network,
+        shared=together.shared,
         steps=steps,
         events=events,
         slowed=settings.slowed,
@@ -317,10 +323,14 @@ def _stage(
     rank: int,
     autocast: Callable[[], AbstractContextManager[Any]],
     randomness: KeyedRandomness | None,
+    group: ProcessGroup | None,
 ) -> Stage:
     plan = placement.plan
     number = plan.stage_of(rank)
-    first, last = plan.stages[number].layers
+    (first, last), shape = plan.stages[number].layers, plan.stages[number].grid
+    around = None
+    if shape is not None:
+        around = on_shards(list(placement.layers)[first : last + 1], shape, group)
     return Stage(
         module,
         placement.layers,
@@ -329,6 +339,7 @@ def _stage(
         autocast=autocast,
         randomness=randomness,
         recomputed=settings.recomputed(plan)[number],
+        around=around,
     )
 
 
@@ -348,6 +359,8 @@ class _Connections:
             direct=settings.direct,
             queue_depth=settings.queue_depth,
         )
+        is_grid = plan.stages[plan.stage_of(rank)].grid is not None
+        self.shared = SharedMessages(self.replicas, device=device) if is_grid else None
 
     def end(self) -> None:
         self.network.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import set_rank_names
+from sparsepipe.schedule.plan import grids_of
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 from sparsepipe.strategies.pipeline.dataloaders import Lengths, is_elsewhere, repeat_nothing
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
-from sparsepipe.strategies.pipeline.stage_plan import parse_config
+from sparsepipe.strategies.pipeline.stage_plan import Grids, parse_config
 
 
 class EvaluationProgress:
@@ -55,6 +57,7 @@ class StagedRanks(RankedStrategy):
         self,
         *,
         config: str | None,
+        grids: Grids | None,
         timeout_s: float,
         process_group_backend: str | None,
         slowdown: float,
@@ -66,13 +69,13 @@ class StagedRanks(RankedStrategy):
             process_group_backend=process_group_backend or "gloo",
             timeout_s=timeout_s,
         )
-        self._config = config
+        self._config, self._grids = config, grids
         self._lengths: Lengths | None = None
         self._adapted: pl.Trainer | None = None
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        return parse_config(self._config, ranks=self.world_size)
+        return parse_config(self._config, ranks=self.world_size, grids=self._grids)
 
     @property
     def reader(self) -> int | None:
@@ -96,7 +99,9 @@ class StagedRanks(RankedStrategy):
                 f"{self.world_size} devices are configured, {process_group.world_size()} ranks run",
                 remedy="start as many ranks as the Trainer has devices",
             )
-        stages = [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
+        shapes = grids_of(self.replicas, self._grids)
+        sizes = [n * math.prod(g or (1,)) for n, g in zip(self.replicas, shapes, strict=True)]
+        stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
         set_rank_names(lambda rank: f"rank {rank} (stage {stages[rank]})")
 
     def begin_reading(self) -> None:

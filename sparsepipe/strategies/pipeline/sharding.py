@@ -151,7 +151,7 @@ class ShardedModule:
         self._module = module
         self._placement = placement
         self._stage = placement.plan.stage_of(rank)
-        self._is_first_replica = placement.plan.replica_of(rank) == 0
+        self._is_first_replica = placement.plan.rank_of(self._stage, 0) == rank
         broadcast_tensors_([*module.parameters(), *module.buffers()], source=0)
         state = module.state_dict()
         self._names = list(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -21,7 +22,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.random_generators import Generator, is_generator, states_preserved
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import balanced
+from sparsepipe.schedule.plan import balanced, grids_of
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import Padded
 from sparsepipe.strategies.pipeline.logging import Recorder
@@ -30,14 +31,18 @@ from sparsepipe.strategies.pipeline.step_split import generators_of, run_until_l
 Balance = Literal["parameters", "flops", "layers"]
 
 
-def parse_config(config: str | None, *, ranks: int) -> tuple[int, ...]:
-    """Replicas of each stage: "2-1" is (2, 1); None is one rank a stage.
+Grids = Sequence[Sequence[int] | None]
+"""The grid of each stage; None for those whose ranks have whole samples."""
+
+
+def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
+    """Replicas of each stage: "2-1" is (2, 1); None is one rank, or one grid, a stage.
 
     Raises:
         ConfigError: it is no such text, or not for this number of ranks.
     """
     if config is None:
-        return (1,) * ranks
+        config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(
@@ -45,10 +50,15 @@ def parse_config(config: str | None, *, ranks: int) -> tuple[int, ...]:
             remedy="write one number a stage, such as '2-1' for three devices in two stages",
         )
     replicas = tuple(map(int, parts))
-    if sum(replicas) != ranks:
+    shapes = grids_of(replicas, grids)
+    devices = sum(
+        count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)
+    )
+    if devices != ranks:
+        with_grids = "" if grids is None else f" with grids={grids}"
         raise ConfigError(
-            f"config={config!r} is for {sum(replicas)} devices, the Trainer has {ranks}",
-            remedy=f"set devices={sum(replicas)}, or a config whose numbers add up to {ranks}",
+            f"config={config!r}{with_grids} is for {devices} devices, the Trainer has {ranks}",
+            remedy=f"set devices={devices}, or a config whose numbers add up to {ranks}",
         )
     return replicas
 
@@ -59,6 +69,7 @@ def make_plan(
     cuts: Sequence[int] | None,
     costs: Callable[[], list[float]],
     num_layers: int,
+    grids: Grids | None = None,
 ) -> Plan:
     """A plan, from its cuts (the first layer of each stage but the first) or by sharing evenly the
     ``costs`` of layers, which are computed only then.
@@ -74,7 +85,7 @@ def make_plan(
                 remedy="use at most as many stages as there are layers",
             )
         cuts = balanced(costs(), replicas) if len(replicas) > 1 else []
-    return Plan.of(config=config, cuts=list(cuts), num_layers=num_layers)
+    return Plan.of(config=config, cuts=list(cuts), num_layers=num_layers, grids=grids)
 
 
 def check_balance(balance: str) -> None:

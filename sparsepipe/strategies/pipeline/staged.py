@@ -18,9 +18,11 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.schedule import Plan
+from sparsepipe.spatial.spatialize import unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import exit_if_blocked
 from sparsepipe.strategies.pipeline import refusals
+from sparsepipe.strategies.pipeline.grids import check_grids
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
 from sparsepipe.strategies.pipeline.loop_patches import LoopPatches, drain_follows
 from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
@@ -211,8 +213,10 @@ class StagedStrategy(WholeCheckpoints):
             cuts=self._cuts,
             costs=lambda: costs_of(self._balance, trainer, module, layers),
             num_layers=len(layers),
+            grids=self._grids,
         )
         self._settings.check(self._plan)
+        check_grids(self._plan, module, name)
         self._recomputed = self._settings.recomputed(self._plan, layers)
         placement = Placement(module=module, name=name, plan=self._plan)
         placement.check_ties()
@@ -227,6 +231,8 @@ class StagedStrategy(WholeCheckpoints):
             self._summaries.undo()
             self._summaries = None
         module = self.lightning_module
+        if module is not None:
+            unspatialize(module)
         trainer = None if module is None else internals.attached_trainer(module)
         failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
         sharded = self._sharded

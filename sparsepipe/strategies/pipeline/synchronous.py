@@ -32,7 +32,7 @@ from sparsepipe.schedule import SYNCHRONOUS, Plan, order_by_name
 from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
 from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
-from sparsepipe.strategies.pipeline.stage_plan import Balance
+from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
 from sparsepipe.utils.extensions import DottedPath
 
@@ -163,6 +163,19 @@ class SynchronousSettings(Settings):
 
     def check(self, plan: Plan) -> None:
         check_microbatches(self.microbatches, plan.replicas_of_stages)
+        spans = recomputed_spans(self.recompute, plan)
+        for number, stage in enumerate(plan.stages):
+            if stage.grid is not None and spans[number]:
+                raise ConfigError(
+                    f"recompute={self.recompute!r} has layers of stage {number}, which is a grid",
+                    remedy="let the model's own layers compute again (model.checkpointing=true), "
+                    "or name other layers",
+                )
+        if plan.has_grids and self.batch_norm != NormMode.MICROBATCH:
+            raise ConfigError(
+                f"batch_norm={str(self.batch_norm)!r} does not go with a stage that is a grid",
+                remedy="leave it at its default, 'microbatch'",
+            )
 
     def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
         return spans_of(self.recompute, plan, layers)
@@ -236,6 +249,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         recompute: Literal["none", "all", "auto"] | dict[str, list[Any]] = "none",
         config: str | None = None,
         cuts: Sequence[int] | None = None,
+        grids: Grids | None = None,
         balance: Balance = "flops",
         batch_norm: Literal["microbatch", "deferred", "running"] = "microbatch",
         layers: str | None = None,
@@ -250,6 +264,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         super().__init__(
             config=config,
             cuts=cuts,
+            grids=grids,
             balance=balance,
             layers=layers,
             timeout_s=timeout_s,
