@@ -291,7 +291,7 @@ class KeepPlan(pl.Callback):
             plan,
             details=self._details,
             stages=tuple(
-                replace(stage, devices=tuple(islice(names, stage.replicas)))
+                replace(stage, devices=tuple(islice(names, len(stage.devices))))
                 for stage in plan.stages
             ),
         )

@@ -322,7 +322,7 @@ def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> 
     """
     if not directory.plan.exists():
         return
-    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8")).without_grids
     if not 1 < plan.num_ranks <= _MOST_RANKS:
         return
     expected_s = plan.details.get("stage_times_s")

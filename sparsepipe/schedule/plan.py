@@ -11,7 +11,7 @@ import math
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
 from typing import Any, Self
 
@@ -179,6 +179,15 @@ class Plan:
     def has_grids(self) -> bool:
         """Whether the ranks of a stage share samples."""
         return any(stage.grid is not None for stage in self.stages)
+
+    @property
+    def without_grids(self) -> Plan:
+        """The same with one device for each grid, which speaks for it: as schedules have them."""
+        stages = (
+            stage if stage.grid is None else replace(stage, devices=stage.devices[:1], grid=None)
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages))
 
     def replicas(self, stage: int) -> int:
         """How often ``stage`` is there."""

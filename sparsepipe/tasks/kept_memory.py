@@ -51,6 +51,8 @@ def kept_values(run: Run) -> dict[str, float]:
         if any(place.name not in profiles for place in run.places):
             return {}  # as in most trainings, whose devices have no profile
         plan = _plan(run, profiles)
+        if plan.has_grids:
+            return {}  # profiles are of whole samples
         model = replace(memory_model(SearchChoice(), run.spec) or MemoryModel(), gradients=0.0)
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}

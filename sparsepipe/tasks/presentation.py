@@ -79,6 +79,9 @@ def split(run: Run, trainer: pl.Trainer) -> str:
         return ""
     plan = strategy.plan
     cuts = f" cut at layer {', '.join(map(str, plan.cuts))}" if plan.cuts else ""
+    for number, stage in enumerate(plan.stages):
+        if stage.grid is not None:
+            cuts += f", stage {number} on a grid of {' x '.join(map(str, stage.grid))}"
     parallel = run.spec.parallel
     if (synchronous := parallel.synchronous) is None:
         how = parallel.argument("mode", "stash")

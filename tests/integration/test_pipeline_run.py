@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -119,3 +120,30 @@ def test_interrupted_within_an_epoch(shell: Shell, parallel: str) -> None:
     for name in ("train/loss", "train/accuracy"):
         values = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
         assert values[0] == pytest.approx(values[1], rel=1e-6), name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["gpipe", "pipeline"])
+def test_a_stage_on_a_grid_trains_as_one_on_one_device(shell: Shell, parallel: str) -> None:
+    """By plan files that differ in the grid alone; a run of several epochs is continued."""
+    images = ("model=cnn2d", "model.width=0.25", "data=images", "data.source.sizes=[24,20]")
+    small = ("data.source.train_samples=16", "data.source.test_samples=8", "data.batch_size=4")
+    found = {}
+    for name, devices, grid in (("plain", ["b"], {}), ("grid", ["b", "c"], {"grid": [1, 2]})):
+        file = shell.cwd / f"{name}.json"
+        stages = [
+            {"layers": [0, 3], "devices": ["a"]},
+            {"layers": [4, 11], "devices": devices, **grid},
+        ]
+        file.write_text(json.dumps({"stages": stages}))
+        settings = (*images, *small, f"parallel={parallel}", f"parallel.plan.file={file}")
+        shell(*settings, "hardware.cpu_devices=3", "trainer.max_epochs=1", f"name={name}")
+        longer = shell(*settings, "hardware.cpu_devices=3", "trainer.max_epochs=2", f"name={name}")
+        found[name] = longer.run
+    assert "stage 1 on a grid of 1 x 2" in longer.err
+    assert "grid" in (found["grid"] / "plan.json").read_text()
+    for ours, theirs in zip(rows(found["grid"]), rows(found["plain"]), strict=True):
+        assert float(ours["train/loss"]) == pytest.approx(float(theirs["train/loss"]), rel=1e-5)
+    ours, theirs = (checkpoint(run)["state_dict"] for run in found.values())
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
