@@ -29,7 +29,8 @@ _HELP = """\
 Sparse 3D networks on CAD shapes and point clouds, trained in parallel.
 
 sparsepipe [experiment=NAME] [task=train|evaluate|profile|bandwidth|partition|simulate|emulate|\
-fit_batch|report|list] [scale=smoke|desk|paper] [group=option ...] [key=value ...]
+fit_batch|\
+measure_steps|report|list] [scale=smoke|desk|paper] [group=option ...] [key=value ...]
 
   sparsepipe experiment=demo
   sparsepipe experiment=demo model.width=0.5 trainer.max_epochs=10

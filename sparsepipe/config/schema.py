@@ -273,6 +273,8 @@ class PaperStudy:
     batch_shared_by: int | str | None = None  # devices that share data.batch_size of a scale
     depth: Annotated[int, Limits(1, 1024)] | None = None  # stages, of paper/depth
     partition: Search | None = None  # parallel.search.search of pipelines of paper/schedule
+    extent: Literal["smoke", "desk", "paper"] | None = None  # sizes of samples and networks
+    workers: Literal["one", "fewer", "most"] | None = None  # of those that a network is shared by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,7 @@ OF_TASKS = (
     *_columns("Int64", "", "rows", "rows_equal", "rows_co_optimal"),
     Column("fits", "boolean"),
     *_columns("Int64", "", "largest_batch", "refused_batch"),
+    *_columns("string", "", "largest_size", "refused_size", "measured_sizes"),
     Column("limited_by", "string"),
     *_columns("Int64", "bytes", "step_memory_bytes", "budget_bytes"),
     *_columns("string", "", "probed_batches", "probed_outcomes"),

@@ -71,7 +71,7 @@ def _is_left_out(key: str, value: object) -> bool:
 
 
 def strategy_name(spec: RunSpec) -> str:
-    """How devices share the work: ``single``, ``dp``, the search of a plan, or ``pipeline``.
+    """How devices share the work: ``single``, ``dp``, ``spatial``, a plan's search or ``pipeline``.
 
     Of a synchronous pipeline it is the option of ``parallel`` with its schedule, and the search
     after that, if there is one: ``gpipe``, ``gpipe hete_mp``. Of a simulation it is what that
@@ -83,7 +83,7 @@ def strategy_name(spec: RunSpec) -> str:
     if parallel.strategy is None:
         return "single"
     if parallel.plan is None:
-        return "dp"
+        return "dp" if parallel.grid is None else "spatial"
     search, synchronous = spec.search, parallel.synchronous
     names = [synchronous and synchronous.option, search and search.search]
     return " ".join(name for name in names if name) or "pipeline"

@@ -32,8 +32,11 @@ TASKS = {
     "fit_batch": ("task.budget_bytes=1e9", "task.most=2", "task.start=2"),
     "train_if_fits": ("task.budget_bytes=1e9", "trainer.max_epochs=1"),
 }  # fmt: skip
-ELSEWHERE = {"bandwidth", "emulate", "evaluate", "list", "report", "paper/table3"}
-"""Of several processes, of a checkpoint, without a result or a row, of long searches."""
+ELSEWHERE = {
+    *("bandwidth", "emulate", "evaluate", "list", "measure_steps", "report", "paper/table3")
+}
+"""Of several processes, of a checkpoint, of generated samples, without a result or a row, of long
+searches."""
 COLUMNS = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
 
 

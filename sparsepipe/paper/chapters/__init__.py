@@ -26,6 +26,8 @@ _HERE = {
     "fig8": "fig8:FIG8",
     "fig9": "fig9:FIG9",
     "pipeline_depth": "pipeline_depth:PIPELINE_DEPTH",
+    "bigconv": "bigconv:BIGCONV",
+    "convnext_tp": "convnext_tp:CONVNEXT_TP",
 }
 """Chapters of this package, in the order of a report of all."""
 

@@ -8,6 +8,9 @@ measurements of a TITAN Xp, the GPU of that figure (``sparsepipe/assets/profiles
 ``pipeline_depth`` is Table I of another one: Zhang, Sun, "A Parallel Pipeline Design for Training
 Deep Neural Networks" (TensorFlow, 8 cores, 64 GB; a CNN with 5x5 kernels, 42,000 images of 28x28).
 
+Of Figs. 2 to 5 of Tsaris and Hinkle, which are curves, ``bigconv`` has the numbers of workers;
+``convnext_tp`` has three times of steps of NVIDIA's and NIO's study, without what each is of.
+
 The setting: VGG16 with batch normalization on ModelNet40; 4,096 points of a shape, 90 epochs, SGD
 with learning rate 0.01 and momentum 0.9. Table II: one GPU, and four with data parallelism;
 speedups over the dense network on one GPU at the same resolution; the batch size is the largest
@@ -30,8 +33,15 @@ CITATION = (
 )
 CITATION_OF_DEPTH = 'Zhang, Sun, "A Parallel Pipeline Design for Training Deep Neural Networks"'
 """Citation of ``pipeline_depth``."""
+CITATION_OF_BIGCONV = (
+    'Tsaris, Hinkle, "Distributed Training for High Resolution Images: A Domain and Spatial '
+    'Decomposition Approach"'
+)
+CITATION_OF_CONVNEXT = "the study of NVIDIA and NIO of tensor-parallel training of ConvNeXt-XL"
 
-Name = Literal["table1", "table2", "table3", "fig7", "fig9", "pipeline_depth"]
+Name = Literal[
+    "table1", "table2", "table3", "fig7", "fig9", "pipeline_depth", "bigconv", "convnext_tp"
+]
 
 
 @cache

@@ -37,7 +37,7 @@ class TooFewShapes(Exception):
 
 _SLACK_BYTES = 2**30
 """Unused allocations that are allowed beyond the budget."""
-_INSTEAD: dict[str, Any] = {
+A_FEW_STEPS: dict[str, Any] = {
     "max_epochs": -1,
     "min_epochs": None,
     "min_steps": None,
@@ -104,7 +104,7 @@ def memory_of_steps(
     seen = place / "seen" if isolated or device.type == "cpu" else None
     peak = _limited(device, budget_bytes, seen)
     module = build_module(run.spec, data)
-    trainer = run.trainer([], silent=True, max_steps=steps, **_INSTEAD)
+    trainer = run.trainer([], silent=True, max_steps=steps, **A_FEW_STEPS)
     trainer.fit(module, train_dataloaders=_Batches(batches))
     return int(torch.cuda.max_memory_allocated(device)) if peak is None else peak.bytes()
 

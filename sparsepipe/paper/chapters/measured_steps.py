@@ -1,0 +1,285 @@
+"""Runs of ``task=measure_steps``: settings, values at a size, the largest size, and curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from sparsepipe.plots import style
+from sparsepipe.report.chapter import Block, Cell, Column, Ours, Row, our_number
+from sparsepipe.report.commands import Commands, missing_commands
+from sparsepipe.report.measurements import mean_of, ratio_of, unlike_notes
+from sparsepipe.report.overrides import of_training, overrides_of
+
+Size = tuple[int, ...]
+
+MEMORY = Column(
+    key="memory", heading="memory of the largest rank", unit="MB", form="{:,.1f}", printed=False
+)
+SAVED = Column(
+    key="saved", heading="kept for the backward", unit="MB", form="{:,.1f}", printed=False
+)
+OVER_ONE = Column(key="over_one", heading="memory over one", form="{:.3f}", printed=False)
+SHARE = Column(key="share", heading="1/P", form="{:.3f}", printed=False)
+WITHIN = Column(key="within", heading="within the budget", printed=False)
+LARGEST = Column(key="largest", heading="largest size within the budget", printed=False)
+TIMES_LARGER = Column(
+    key="times_larger", heading="over that of one", unit="x", form="{:.1f}", printed=False
+)
+
+_EXTENT = "paper.extent="
+_USUAL = "desk"
+_LOOKS: Sequence[Mapping[str, Any]] = (
+    {"color": style.INK, "marker": "o"},
+    {"color": style.BLUE, "marker": "s", "markerfacecolor": "white"},
+    {"color": style.VERMILION, "marker": "^"},
+    {"color": style.GREEN, "marker": "D", "markerfacecolor": "white"},
+    {"color": style.PURPLE, "marker": "v"},
+)
+"""Of numbers of ranks; marker and filling distinguish them without colour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the runs of a table share.
+
+    Attributes:
+        extent: smoke, desk or paper.
+        others: overrides beside those of the cells' commands.
+    """
+
+    extent: str = _USUAL
+    others: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The setting as text."""
+        return "; ".join((f"scale {self.extent}", *self.others))
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a sweep does not run all of it, so that what has not run is not missing."""
+        return self.extent == "smoke"
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Overrides of all commands."""
+        return (f"scale={self.extent}", *self.others)
+
+
+def settings_of(
+    rows: Sequence[Row],
+    commands: Commands,
+    command_of: Callable[[Row], tuple[str, ...] | None],
+) -> dict[Setting, tuple[list[Row], Commands]]:
+    """Runs by their settings, with commands that make such runs; without runs the usual setting.
+
+    Args:
+        rows: finished runs.
+        commands: that make any run.
+        command_of: overrides that select the cell of a run; None: it is of none.
+    """
+    found: dict[Setting, list[Row]] = {}
+    for row in rows:
+        words = command_of(row)
+        if words is None or row.get("task_name") != "measure_steps":
+            continue
+        given = (str(each) for each in row.get("hydra.overrides") or ())
+        extents = [each.removeprefix(_EXTENT) for each in given if each.startswith(_EXTENT)]
+        setting = Setting(extent=extents[-1] if extents else _USUAL)
+        if commands.composed is not None:
+            command = (f"experiment={commands.experiment}", *setting.given, *words)
+            setting = replace(
+                setting, others=overrides_of(row, command, commands.composed, _sets_apart)
+            )
+        found.setdefault(setting, []).append(row)
+    blocks = {each: (runs, commands.giving(*each.given)) for each, runs in found.items()}
+    missing = missing_commands(commands, [theirs for _, theirs in blocks.values()])
+    for theirs in missing.values():
+        scales = [word.removeprefix("scale=") for word in theirs.given if word[:6] == "scale="]
+        setting = Setting(extent=scales[0] if scales else _USUAL)
+        blocks.setdefault(setting, ([], theirs))
+    return blocks
+
+
+def _sets_apart(key: str) -> bool:
+    return of_training(key) or key.startswith("task.")
+
+
+def sizes_of(runs: Iterable[Row]) -> list[Size]:
+    """Measured sizes, growing."""
+    found = {tuple(each["size"]) for run in runs for each in run.get("measured_sizes", ())}
+    return sorted(found, key=math.prod)
+
+
+def size_text(size: Size) -> str:
+    """A size as text, such as 320 x 320."""
+    return " x ".join(f"{length:,}" if len(size) == 1 else str(length) for length in size)
+
+
+def values_at(size: Size, key: str) -> Callable[[Row], float | None]:
+    """Finds a value of a run at a size."""
+
+    def value(row: Row) -> float | None:
+        measured: Iterable[Mapping[str, Any]] = row.get("measured_sizes", ())
+        found: float | None = next((e.get(key) for e in measured if tuple(e["size"]) == size), None)
+        return found
+
+    return value
+
+
+def memory_cells(
+    label: tuple[str, str, str],
+    size: Size,
+    runs: Sequence[Row],
+    alone: Sequence[Row],
+    *,
+    ranks: int,
+    command: str,
+) -> list[Cell]:
+    """Cells of a number of ranks at a size.
+
+    Args:
+        label: of the row.
+        size: of a sample.
+        runs: on that number of ranks.
+        alone: those on one.
+        ranks: their number.
+        command: that makes such a run.
+    """
+    peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
+    base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
+    found = (
+        (MEMORY, peak or _refused(runs, size)),
+        (OVER_ONE, None if peak is None or base is None else ratio_of(peak, base)),
+        (SHARE, Ours(value=1 / ranks, runs=tuple(runs)) if runs else None),
+        (SAVED, mean_of(runs, values_at(size, "saved_bytes"), scale=1e-6)),
+        (WITHIN, _within(runs, size)),
+    )
+    return [
+        Cell(row=label, column=column, ours=ours, command=command if column is MEMORY else "")
+        for column, ours in found
+    ]
+
+
+def _refused(runs: Sequence[Row], size: Size) -> Ours | None:
+    """Words for a size at which memory ran out."""
+    refused = [run for run in runs if values_at(size, "fits")(run) is False]
+    if not refused:
+        return None
+    return Ours(value="out of memory", runs=tuple(refused), counts=False)
+
+
+def _within(runs: Sequence[Row], size: Size) -> Ours | None:
+    answers = [fits for run in runs if (fits := values_at(size, "fits")(run)) is not None]
+    if not answers or not any(run.get("budget_bytes") for run in runs):
+        return None
+    return Ours(value="yes" if all(answers) else "no, not trained", runs=tuple(runs), counts=False)
+
+
+def largest_cells(
+    label: tuple[str, str, str], runs: Sequence[Row], alone: Sequence[Row], *, command: str
+) -> list[Cell]:
+    """Cells of the largest size that a number of ranks trains within the budget."""
+    own, base = _largest(runs), _largest(alone)
+    ratio = None
+    if own is not None and base is not None:
+        times = math.prod(own[0]) / math.prod(base[0])
+        ratio = Ours(value=times, runs=(*runs, *(each for each in alone if each not in runs)))
+    largest = None
+    if own is not None:
+        size, after = own
+        note = "none larger was tried" if after is None else f"the next, {size_text(after)}, is not"
+        largest = Ours(value=size_text(size), runs=tuple(runs), note=note, counts=False)
+    return [
+        Cell(row=label, column=LARGEST, ours=largest, command=command),
+        Cell(row=label, column=TIMES_LARGER, ours=ratio),
+    ]
+
+
+def _largest(runs: Sequence[Row]) -> tuple[Size, Size | None] | None:
+    """The largest size that all runs train, and the next one."""
+    known = [run for run in runs if run.get("largest_size")]
+    if not known:
+        return None
+    run = min(known, key=lambda each: math.prod(each["largest_size"]))
+    after = run.get("refused_size")
+    return tuple(run["largest_size"]), None if after is None else tuple(after)
+
+
+def budget_text(runs: Sequence[Row]) -> str:
+    """The budgets of runs."""
+    found = sorted({float(run["budget_bytes"]) for run in runs if run.get("budget_bytes")})
+    return ", ".join(f"{each / 1e6:,.0f} MB" for each in found) or "all of a device's memory"
+
+
+def notes_of(label: str, runs: Sequence[Row]) -> list[str]:
+    """Notes on runs of a number of ranks that are averaged and not alike."""
+    return [f"{label}: {note}" for note in unlike_notes(runs, _sets_apart)]
+
+
+def over_sizes(block: Block, *, budgets_mb: Sequence[float], of: str) -> Figure | None:
+    """Memory over the size, a panel for each group of rows and a line for each number of ranks.
+
+    Dotted lines are the memory of one rank divided by the number of ranks.
+
+    Args:
+        block: with rows of a group, a size and a number of ranks.
+        budgets_mb: that are drawn as lines.
+        of: what ranks are called.
+    """
+    found: dict[str, dict[int, list[tuple[str, float]]]] = {}
+    for (group, size, ranks), cells in block.rows.items():
+        value = our_number(cells.get(MEMORY))
+        if value is not None:
+            found.setdefault(group, {}).setdefault(int(ranks), []).append((size, value))
+    if not found:
+        return None
+    columns = min(len(found), 2)
+    lines = -(-len(found) // columns)
+    figure = style.new_figure(width_in=5.2 * columns, height_in=0.5 + 3.6 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, (group, curves) in zip(panels, found.items(), strict=False):
+        _draw_curves(axes, curves, of=of)
+        for budget in budgets_mb:
+            axes.axhline(budget, color=style.GREY, linewidth=1.2, linestyle=(0, (6, 3)), zorder=1)
+        axes.set_title(group, fontsize=style.TITLE_PT, color=style.INK)
+    for axes in panels[len(found) :]:
+        axes.set_visible(False)
+    dashed = "; dashed: the budget" if budgets_mb else ""
+    title = f"{block.title}; dotted: that of one over their number{dashed}"
+    figure.suptitle(title, fontsize=style.TICK_PT)
+    return figure
+
+
+def _draw_curves(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *, of: str) -> None:
+    style.tidy(axes)
+    sizes = {size: _elements(size) for points in curves.values() for size, _ in points}
+    alone = curves.get(1, ())
+    for (ranks, points), look in zip(sorted(curves.items()), _LOOKS, strict=False):
+        places, values = zip(*((sizes[size], value) for size, value in points), strict=True)
+        label = f"1 {of}" if ranks == 1 else f"{ranks} {of}s"
+        axes.plot(places, values, label=label, linewidth=1.6, zorder=3, **look)
+        if ranks > 1 and alone:
+            shares = [(sizes[size], value / ranks) for size, value in alone]
+            axes.plot(*zip(*shares, strict=True), color=look["color"], linestyle=":", zorder=2)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ordered = sorted(sizes, key=lambda size: sizes[size])
+    axes.set_xticks([sizes[size] for size in ordered], ordered, rotation=30, ha="right")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("size of a sample", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel(MEMORY.title, fontsize=style.LABEL_PT, color=style.INK)
+    axes.legend(fontsize=style.TICK_PT, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _elements(text: str) -> int:
+    return math.prod(int(part.replace(",", "")) for part in text.split(" x "))

@@ -1,0 +1,313 @@
+"""The task ``measure_steps``: memory and time of training steps over the size of the samples."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, ClassVar
+
+import pytorch_lightning as pl
+import torch
+from typing_extensions import override
+
+from sparsepipe.callbacks.stop import stop_if_requested
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_data, build_module, ready_data
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import Limits
+from sparsepipe.errors import ConfigError
+from sparsepipe.profiling.memory import Alive
+from sparsepipe.runs.out_of_memory import empty_device, filled_share, of_machine, ran_out
+from sparsepipe.runs.randomness import seed_epoch, seed_model
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.tasks.fitting.steps import A_FEW_STEPS
+from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+Size = tuple[int, ...]
+
+
+class OverBudget(Exception):
+    """A training step has more alive than it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSteps(Task):
+    """Takes training steps of samples of growing sizes, and records what the largest rank needs.
+
+    On processors memory is torch's own count: storages that operators make and that are alive at a
+    time (:class:`~sparsepipe.profiling.memory.Alive`), parameters and buffers of messages among
+    them; the sample itself, which a loader reads, and what a kernel takes for a moment are not. On
+    a GPU it is the peak of torch's allocator.
+
+    A budget is enforced. One process ends a step as soon as more is alive; several compare their
+    counts after the steps. Where it is passed nothing is trained on, and on processors the steps
+    are counted all the same. A GPU's allocator gets no more than the budget, and the search ends
+    with the first size that passes it.
+
+    Each size has a file in the run's directory, so that an interrupted run goes on. So does one
+    that ended because one of several GPUs was out of memory, without that size.
+
+    Attributes:
+        sizes: spatial sizes of a sample, growing, each in place of ``data.source.sizes``; None: the
+            data's own size alone.
+        steps: whose memory counts; only the second has the optimizer's state beside activations.
+        timed_steps: that are timed afterwards, without counting, where the size is within the
+            budget.
+        budget_bytes: memory that a rank may take; None: all there is.
+    """
+
+    on_batches: ClassVar[bool] = True
+
+    sizes: list[list[int]] | None = None
+    steps: Annotated[int, Limits(1, 1000)] = 2
+    timed_steps: Annotated[int, Limits(0, 1_000_000)] = 0
+    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None
+
+    def run(self, run: Run) -> None:
+        """Measures each size, and writes what was found.
+
+        Raises:
+            ConfigError: the data have no size to be changed.
+            HardwareError: one of several ranks has run out of memory.
+            Stopped: a signal ended it.
+        """
+        measured: list[Mapping[str, Any]] = []
+        for size in self._all_sizes(run.spec):
+            if measured and measured[-1]["peak_bytes"] is None:
+                break  # a larger one would run out of memory as well
+            measured.append(self._kept(run, size))
+        write_result(run, {**outcome(measured), "budget_bytes": self._most_bytes})
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """Draws or opens the samples of all sizes."""
+        del inventory
+        return " ".join(ready_data(with_size(spec, size)) for size in self._all_sizes(spec))
+
+    @property
+    def _most_bytes(self) -> int | None:
+        return None if self.budget_bytes is None else int(self.budget_bytes)
+
+    def _all_sizes(self, spec: RunSpec) -> list[Size]:
+        if self.sizes is not None:
+            return [tuple(size) for size in self.sizes]
+        return [tuple(build_data(spec).sample_sizes)]  # type: ignore[attr-defined]
+
+    def _kept(self, run: Run, size: Size) -> Mapping[str, Any]:
+        """What an earlier process has found, or else what is found now."""
+        path = run.directory.path / f"steps_{'x'.join(map(str, size))}.json"
+        if path.exists():
+            found: Mapping[str, Any] = read_json(path)
+            return found
+        sized = replace(run, spec=with_size(run.spec, size))
+        found = {"size": list(size), **self._measured(sized, path)}
+        stop_if_requested(run.watch)
+        if process_group.rank() == 0:
+            write_json(path, found)
+            log.info("%s", _line(found))
+        return found
+
+    def _measured(self, run: Run, path: Path) -> Mapping[str, Any]:
+        on_gpu = run.inventory.accelerator == "cuda"
+        try:
+            over = not on_gpu and run.ranks == 1 and self._is_ended(run)
+            values = _everywhere(_counted(run, steps=self.steps, budget_bytes=self.budget_bytes))
+        except (MemoryError, RuntimeError) as error:
+            filled = filled_share(self._most_bytes) if on_gpu else 0.0
+            if not on_gpu or of_machine(error) or not ran_out(error, filled=filled):
+                raise
+            values = {"peak_bytes": None, "fits": False, "limited_by": "out_of_memory"}
+            if run.ranks > 1:  # the others wait for this one: the run has to end
+                write_json(path, {"size": list(_size_of(run.spec)), **values})
+                raise
+            return values
+        finally:
+            if on_gpu:
+                empty_device()
+        over = over or (self.budget_bytes is not None and values["peak_bytes"] > self.budget_bytes)
+        values |= {"fits": not over, "limited_by": "over_budget" if over else None}
+        if self.timed_steps and not over:
+            values |= _timed(run, self.timed_steps)
+        return values
+
+    def _is_ended(self, run: Run) -> bool:
+        """Whether steps of one process are ended since they have more alive than they may."""
+        if self.budget_bytes is None:
+            return False
+        try:
+            with _Limited(self.budget_bytes):
+                _fit(run, [], steps=self.steps)
+        except OverBudget:
+            return True
+        return False
+
+
+def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Values for ``result.json``: all sizes, and the largest that fits."""
+    largest = next((each for each in reversed(measured) if each["fits"]), None)
+    after = 0 if largest is None else measured.index(largest) + 1
+    refused = measured[after] if after < len(measured) else None
+    return {
+        "measured_sizes": list(measured),
+        "largest_size": None if largest is None else largest["size"],
+        "refused_size": None if refused is None else refused["size"],
+        "limited_by": None if refused is None else refused["limited_by"],
+        "step_memory_bytes": None if largest is None else largest["peak_bytes"],
+    }
+
+
+def with_size(spec: RunSpec, size: Size) -> RunSpec:
+    """The configuration with samples of this size, which this process reads itself.
+
+    Raises:
+        ConfigError: the data have no size to be changed.
+    """
+    source = spec.data.get("source")
+    if not isinstance(source, Mapping) or "sizes" not in source:
+        raise ConfigError(
+            "task=measure_steps changes data.source.sizes, which these data do not have",
+            remedy="choose data=signals, images or volumes",
+        )
+    data = spec.data.replace(source={**source, "sizes": list(size)}, num_workers=0)
+    return spec.replace(data=data, callbacks={}, logger={})
+
+
+def _size_of(spec: RunSpec) -> Size:
+    return tuple(spec.data.get("source")["sizes"])
+
+
+class _Limited(Alive):  # type: ignore[no-untyped-call]
+    """Ends what computes as soon as more than this is alive."""
+
+    def __init__(self, most_bytes: float) -> None:
+        super().__init__()
+        self._most_bytes = most_bytes
+
+    @override
+    def __torch_dispatch__(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().__torch_dispatch__(*args, **kwargs)
+        if self.bytes > self._most_bytes:
+            raise OverBudget
+        return found
+
+
+@dataclass(eq=False)
+class _Watched(pl.Callback):
+    """What a forward pass leaves for its backward, and losses.
+
+    Attributes:
+        alive: bytes alive now.
+        saved_bytes: of the first step, whose forward has no gradients beside it.
+        grid: of the ranks that share a sample.
+        losses: of each step.
+    """
+
+    alive: Callable[[], int]
+    saved_bytes: int | None = None
+    grid: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    _before: int = 0
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        grid = getattr(trainer.strategy, "grid", None)
+        self.grid = [] if grid is None else list(grid.shape)
+
+    @override
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self._before = self.alive()
+
+    @override
+    def on_before_backward(self, *args: Any, **kwargs: Any) -> None:
+        if self.saved_bytes is None:
+            self.saved_bytes = self.alive() - self._before
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+
+def _counted(run: Run, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
+    """Of this rank."""
+    if run.inventory.accelerator == "cuda":
+        watched = _Watched(torch.cuda.memory_allocated)
+        if budget_bytes is not None:
+            whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / whole))
+        torch.cuda.reset_peak_memory_stats()
+        _fit(run, [watched], steps=steps)
+        peak_bytes = torch.cuda.max_memory_allocated()
+    else:
+        with Alive() as alive:
+            watched = _Watched(lambda: alive.bytes)
+            _fit(run, [watched], steps=steps)
+        peak_bytes = alive.peak_bytes
+    return {
+        "peak_bytes": peak_bytes,
+        "saved_bytes": watched.saved_bytes,
+        "grid": watched.grid,
+        "losses": watched.losses,
+    }
+
+
+def _everywhere(own: dict[str, Any]) -> dict[str, Any]:
+    """Of the rank that needs most."""
+    everyone: list[dict[str, Any]] = process_group.gather_objects(own)
+    most = {key: max(each[key] for each in everyone) for key in ("peak_bytes", "saved_bytes")}
+    return {**own, **most}
+
+
+def _timed(run: Run, steps: int) -> dict[str, float]:
+    """Median time of a step, of the slowest rank; steps before the first end do not count."""
+    clock = _Clock()
+    _fit(run, [clock], steps=steps + 1)
+    own_s = median(later - earlier for earlier, later in pairwise(clock.ends_s))
+    return {"step_s": max(process_group.gather_objects(own_s))}
+
+
+class _Clock(pl.Callback):
+    """When each step ended."""
+
+    def __init__(self) -> None:
+        self.ends_s: list[float] = []
+
+    @override
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize(trainer.strategy.root_device)
+        self.ends_s.append(time.perf_counter())
+
+
+def _fit(run: Run, callbacks: list[pl.Callback], *, steps: int) -> None:
+    """Trains a new network for a few steps."""
+    gc.collect()
+    seed = int(run.spec.seed)
+    seed_model(seed)
+    data = build_data(run.spec)
+    data.setup("fit")
+    adapt_loaders(data, seed=seed)
+    module = build_module(run.spec, data)
+    trainer = run.trainer(callbacks, silent=True, max_steps=steps, **A_FEW_STEPS)
+    seed_epoch(seed, 0)
+    trainer.fit(module, datamodule=data)
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    size = " x ".join(map(str, found["size"]))
+    if found["peak_bytes"] is None:
+        return f"{size}: {found['limited_by'].replace('_', ' ')}"
+    over = "" if found["fits"] else ", over the budget"
+    step = f", {found['step_s']:.3f} s a step" if "step_s" in found else ""
+    return f"{size}: {found['peak_bytes'] / 1e6:,.1f} MB{over}{step}"

@@ -1,0 +1,164 @@
+"""The chapters of samples that ranks share: their jobs, cells, ratios and curves."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import dropwhile
+from typing import Any
+
+import pytest
+
+from sparsepipe.paper.chapters.bigconv import BIGCONV
+from sparsepipe.paper.chapters.convnext_tp import CONVNEXT_TP
+from sparsepipe.paper.printed import printed
+from sparsepipe.report.chapter import Block, Cell, Row
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.overrides import composed_values
+from sparsepipe.tasks.measure_steps import outcome
+from tests.support.reported_runs import made_by
+from tests.unit.paper.test_report_commands import jobs_of
+
+WHOLE, HALF = (64, 128), (64, 64)
+MB = 1_000_000
+
+
+def measured(*overrides: str, name: str, ranks: int = 1, over: bool = False, **more: Any) -> Row:
+    """A run on two sizes, whose memory is shared out."""
+    sizes = [
+        {
+            "size": list(size),
+            "peak_bytes": peak // ranks + MB,
+            "saved_bytes": peak // ranks,
+            "fits": not (over and size == WHOLE),
+            "limited_by": "over_budget" if over and size == WHOLE else None,
+            "step_s": peak / ranks / 100 / MB,
+        }
+        for size, peak in ((HALF, 8 * MB), (WHOLE, 16 * MB))
+    ]
+    usual = {"hardware_accelerator": "cpu", "machine_cores": 2, "threads_per_rank": 1}
+    words = (f"experiment={name}", "paper.extent=desk", *overrides)
+    found = {**outcome(sizes), "budget_bytes": 12 * MB, **usual, **more}
+    model = "cnn2d" if name == "bigconv" else "convnext_tiny"
+    own = {"ranks": ranks, "run_id": f"on{ranks}", "model": model}
+    return {**made_by(*words, **found), **own}
+
+
+def convnext(ranks: int, **more: Any) -> Row:
+    words = (f"parallel.devices={ranks}", "model.checkpointing=false")
+    return measured(*words, name="convnext_tp", ranks=ranks, over=ranks == 1, **more)
+
+
+def commands(name: str) -> Commands:
+    return Commands(experiment=name, composed=composed_values)
+
+
+def cell(block: Block, key: str, *row: str) -> Cell:
+    (found,) = [each for each in block.cells if each.column.key == key and each.row == row]
+    return found
+
+
+def value(block: Block, key: str, *row: str) -> Any:
+    ours = cell(block, key, *row).ours
+    return None if ours is None else ours.value
+
+
+def words_of(command: str) -> list[str]:
+    """Overrides of a command; before it are variables of the environment."""
+    program, *words = dropwhile(lambda word: "=" in word, shlex.split(command))
+    assert program == "sparsepipe"
+    return words
+
+
+@pytest.mark.parametrize(("chapter", "jobs"), [(BIGCONV, 12), (CONVNEXT_TP, 8)])
+def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell(chapter: Any, jobs: int) -> None:
+    block = chapter.blocks([], commands(chapter.name))[0]
+    words = shlex.split(block.sweep)[1:]
+    swept = {frozenset(map(str.lower, job)) for job in jobs_of(words)}
+    alone = {frozenset(words_of(each.command)) for each in block.cells if each.command}
+    again = {job for job in swept if {"paper/network=fcn2d", "paper.workers=most"} <= job}
+    assert len(swept) == jobs
+    # Of two numbers of workers "fewer" and "most" are the same run.
+    assert alone == swept - again
+
+
+def test_only_what_is_known_of_print_counts_as_printed() -> None:
+    assert [row["time_ms"] for row in printed("convnext_tp")] == ["937", "952", "647"]
+    workers: dict[str, list[int]] = {}
+    for row in printed("bigconv"):
+        workers.setdefault(row["network"], []).append(int(row["workers"]))
+    assert (workers["cnn1d"], workers["cnn2d"]) == ([1, 6, 12], [1, 5, 10])
+    assert (workers["cnn3d"], workers["fcn2d"]) == ([1, 9, 28], [1, 10])
+
+
+def test_memory_stands_beside_its_share_and_the_largest_size_beside_that_of_one() -> None:
+    network = ("paper/network=cnn2d", "paper.workers=one")
+    shared = ("paper/network=cnn2d", "parallel.devices=4", "parallel.grid=[2,2]")
+    rows = [
+        measured(*network, name="bigconv", over=True),
+        measured(*shared, name="bigconv", ranks=4),
+    ]
+    memory, largest = BIGCONV.blocks(rows, commands("bigconv"))
+    assert memory.title == "scale desk"
+    assert value(memory, "memory", "cnn2d", "64 x 128", "1") == pytest.approx(17)
+    assert value(memory, "over_one", "cnn2d", "64 x 128", "4") == pytest.approx(5 / 17)
+    assert value(memory, "share", "cnn2d", "64 x 128", "4") == 0.25
+    assert value(memory, "within", "cnn2d", "64 x 128", "1") == "no, not trained"
+    assert value(memory, "within", "cnn2d", "64 x 128", "4") == "yes"
+    assert value(largest, "largest", "cnn2d", "largest", "1") == "64 x 64"
+    four = cell(largest, "largest", "cnn2d", "largest", "4").ours
+    assert four is not None
+    assert (four.value, four.note) == ("64 x 128", "none larger was tried")
+    assert value(largest, "times_larger", "cnn2d", "largest", "4") == 2
+    assert cell(memory, "memory", "cnn2d", "64 x 128", "5").command.endswith(
+        "scale=desk paper/network=cnn2d paper.workers=fewer"
+    )
+    assert BIGCONV.draw is not None
+    assert BIGCONV.draw(memory) is not None
+    assert BIGCONV.draw(largest) is None
+
+
+def test_another_length_of_training_or_width_has_a_table_of_its_own() -> None:
+    words = ("paper/network=cnn2d", "paper.workers=one")
+    rows = [
+        measured(*words, name="bigconv"),
+        measured(*words, "model.width=0.5", name="bigconv"),
+    ]
+    titles = [block.title for block in BIGCONV.blocks(rows, commands("bigconv"))]
+    assert [title for title in titles if "budget" not in title] == [
+        "scale desk",
+        "scale desk; model.width=0.5",
+    ]
+
+
+def test_times_are_ratios_and_those_of_more_ranks_than_cores_are_no_scaling() -> None:
+    blocks = CONVNEXT_TP.blocks([convnext(each) for each in (1, 2, 4)], commands("convnext_tp"))
+    memory, _, ratios = blocks
+    printed_ratio = cell(ratios, "times", "-", "printed: 952 over 937 ms", "-")
+    assert printed_ratio.paper is not None
+    assert printed_ratio.paper.text == "1.02"
+    strong, weak = "strong: 64 x 128 over 64 x 128 on 1", "weak: 64 x 128 over 64 x 64 on 1"
+    assert value(ratios, "times", "none", strong, "2") == pytest.approx(0.5)
+    assert value(ratios, "times", "none", weak, "2") == pytest.approx(1.0)
+    four = cell(ratios, "times", "none", strong, "4").ours
+    assert four is not None
+    assert (four.value, four.note) == ("no scaling", "no scaling: 4 ranks share 2 cores")
+    step = cell(memory, "step", "none", "64 x 128", "4").ours
+    assert step is not None
+    assert step.value == pytest.approx(40)
+    assert step.note.startswith("no scaling")
+    assert CONVNEXT_TP.draw is not None
+    assert all(CONVNEXT_TP.draw(block) is not None for block in (memory, ratios))
+
+
+def test_a_size_without_memory_is_words_and_the_largest_is_the_one_before() -> None:
+    found = outcome(
+        [
+            {"size": [8], "peak_bytes": 5, "fits": True, "limited_by": None},
+            {"size": [16], "peak_bytes": None, "fits": False, "limited_by": "out_of_memory"},
+        ]
+    )
+    assert (found["largest_size"], found["refused_size"]) == ([8], [16])
+    assert (found["limited_by"], found["step_memory_bytes"]) == ("out_of_memory", 5)
+    row = {**convnext(1), **found}
+    memory = CONVNEXT_TP.blocks([row], commands("convnext_tp"))[0]
+    assert value(memory, "memory", "none", "16", "1") == "out of memory"
