@@ -49,7 +49,8 @@ def test_a_whole_family_is_found_and_killed(tmp_path: Path) -> None:
         job.kill()
         wait_for(lambda: not job.alive())
         assert process.marked("one") == []
-        assert len(process.marked("other")) == 3, "somebody else's"
+        # Somebody else's; three may have been there before the parent of a sleeper had ended.
+        wait_for(lambda: len(process.marked("other")) == 3)
     finally:
         for one in (job, other):
             one.kill()
