@@ -140,10 +140,10 @@ class _Settings:
         channels = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
         return (ready[0], channels, *(max(size, 0) for size in sizes))
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Of PyTorch's convolution, behind its tensors."""
+    def arguments(self, *, padding: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Of PyTorch's convolution, behind its tensors; by default without padding."""
         none = [0] * len(self.stride)
-        return self.stride, none, self.dilation, self.transposed, none, self.groups
+        return self.stride, padding or none, self.dilation, self.transposed, none, self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +192,35 @@ class _Boxes:
             self.interior != self.outputs
         )
 
+    @property
+    def padding(self) -> tuple[int, ...] | None:
+        """With which a convolution of the shard alone has all outputs in their places.
+
+        Those of the interior are right; the others lack their halo. None: there is none.
+        """
+        for window, held, outputs in zip(self.windows, self.held, self.outputs, strict=True):
+            in_place = outputs.start * window.stride == held.start
+            as_many = window.output_size(held.size) == outputs.size
+            if not (in_place and as_many and window.before == window.after):
+                return None
+        return tuple(window.before for window in self.windows)
+
 
 def _overlapped(
     local: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, boxes: _Boxes
 ) -> Tensor:
     """The outputs of a convolution, of which those inside are computed while halos travel."""
-    result = local.new_empty(
-        (local.shape[0], weight.shape[0], *(each.size for each in boxes.outputs))
-    )
     starts = [each.start for each in boxes.held]
+    moves, padding = settings.halo.moves, boxes.padding
+    fetching = Fetch.start(local, moves[0], settings.grid)
+    result: Tensor
+    if padding is not None:  # nothing is copied
+        result = torch.ops.aten.convolution.default(
+            local, weight, bias, *settings.arguments(padding=padding)
+        )
+    else:
+        sizes = [each.size for each in boxes.outputs]
+        result = local.new_empty((local.shape[0], weight.shape[0], *sizes))
 
     def compute(ready: Tensor, box: Sequence[Interval]) -> None:
         place = result
@@ -215,10 +235,9 @@ def _overlapped(
         ready = F.pad(ready, pads) if any(pads) else ready
         place.copy_(torch.ops.aten.convolution.default(ready, weight, bias, *settings.arguments()))
 
-    ready, box = local, list(boxes.interior)
-    moves = settings.halo.moves
-    fetching = Fetch.start(ready, moves[0], settings.grid)
-    compute(ready, box)
+    box = list(boxes.interior)
+    if padding is None:
+        compute(local, box)
     for axis, move in enumerate(moves):
         ready = fetching.wait()
         dim = len(box) + move.dim
