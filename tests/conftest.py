@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,12 @@ def pytest_collection_finish() -> None:
     """Collects garbage of the tests from here on, among what they make."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Ends ranks that tests have shared."""
+    if "tests.support.processes" in sys.modules:
+        sys.modules["tests.support.processes"].end_shared()
 
 
 @pytest.fixture(scope="session")

@@ -132,6 +132,13 @@ def run_shared(
     return values
 
 
+def end_shared() -> None:
+    """Lets the ranks that are kept end in order, so that what they have run counts as covered."""
+    for kept in _shared.values():
+        kept.end()
+    _shared.clear()
+
+
 def outcomes(
     function: Callable[..., Any],
     ranks: int,
@@ -199,12 +206,24 @@ class _Shared:
             raise
         return [found[rank] for rank in range(len(found))]
 
+    def end(self) -> None:
+        self._started.store.set(f"test/call/{next(self._calls)}", pickle.dumps(_END))
+        for process in self._started.processes:
+            process.join(_JOIN_S)
+            process.kill()
+            process.join()
+
+
+_END = None, ()
+
 
 def _serve(rank: int) -> None:
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     for number in itertools.count():
         store.wait([f"test/call/{number}"], timedelta(days=1))
         function, arguments = pickle.loads(store.get(f"test/call/{number}"))
+        if function is None:
+            return
         torch.manual_seed(_FIRST_SEED)
         try:
             answer = pickle.dumps((function(rank, *arguments), None, ""))
