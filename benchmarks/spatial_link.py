@@ -28,7 +28,7 @@ HOSTS = ("first", "second")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """What a step waits for, of the rank that waits longest.
+    """What a step waits for, of the rank of which most is exposed.
 
     Attributes:
         kind: of the link.
@@ -71,7 +71,8 @@ def exposed(sample: Sample, bytes_per_s: float, *, steps: int, paced: bool) -> E
 
 
 def _longest(found: list[dict[str, float]], kind: str) -> Exposed:
-    return Exposed(kind=kind, **max(found, key=lambda rank: rank["plain_s"]))
+    ranks = [Exposed(kind=kind, **rank) for rank in found]
+    return max(ranks, key=lambda rank: rank.exposed_share)
 
 
 def _waits(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,24 @@ class WriteShards(BasePredictionWriter):
     """Writes the predictions of ``Trainer.predict`` into a ``.npy`` file of all samples.
 
     Each rank writes its own shards, so that none holds a whole sample; the strategy is a
-    :class:`SpatialStrategy` with ``gather_predictions=False``. What ``predict_step`` returns holds
-    one shard, [B, ...] with a sample in each entry of the first dimension. ``numpy.load`` with
+    :class:`SpatialStrategy` with ``gather_predictions=False``. What ``predict_step`` returns is, or
+    holds, a shard [B, ...] with a sample in each entry of the first dimension. ``numpy.load`` with
     ``mmap_mode`` reads the file, whose entries are in the order of the data set.
 
     Args:
         path: of the file, on a disk that all ranks share; it is replaced.
         samples: how many the data set has.
+        key: of the shard to write, where ``predict_step`` returns a mapping of several.
+
+    Raises:
+        ConfigError: there are several loaders, fewer samples than ``samples``, or several shards
+            and none with this key.
     """
 
-    def __init__(self, path: Path | str, *, samples: int) -> None:
+    def __init__(self, path: Path | str, *, samples: int, key: str = "prediction") -> None:
         super().__init__("batch")
-        self._path, self._samples = Path(path), samples
+        self._path, self._samples, self._key = Path(path), samples, key
+        self._written = 0
         self._array: np.ndarray[Any, Any] | None = None
 
     @override
@@ -64,13 +70,21 @@ class WriteShards(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
+        if dataloader_idx:
+            raise ConfigError(
+                "several loaders predict, and one file has room for one",
+                remedy="predict with one loader after the other, each into a file of its own",
+            )
+        if isinstance(prediction, Mapping) and self._key in prediction:
+            prediction = prediction[self._key]
         shards = [leaf for leaf in pytree.tree_leaves(prediction) if isinstance(leaf, Shard)]
         if len(shards) != 1:
             raise ConfigError(
                 f"predict_step has returned {len(shards)} shards, of which one can be written",
-                remedy="return the prediction alone",
+                remedy="return the prediction alone, or a mapping, and give its key",
             )
         indices = _indices(batch_indices, batch)
+        self._written += len(indices)
         array = self._opened(shards[0])
         with writing(self._path):
             place: tuple[Any, ...] = (indices, *_places(shards[0]))
@@ -94,7 +108,14 @@ class WriteShards(BasePredictionWriter):
             with writing(self._path):
                 self._array.flush()  # type: ignore[attr-defined]
             self._array = None
-        process_group.gather_objects(True, what="writing the predictions")
+        written = process_group.gather_objects(self._written, what="writing the predictions")
+        assert isinstance(trainer.strategy, SpatialStrategy)
+        found, self._written = sum(written) // trainer.strategy.grid.size, 0
+        if found < self._samples:
+            raise ConfigError(
+                f"{self._path} is for {self._samples} samples, {found} were predicted",
+                remedy="give the number of samples that the loader has",
+            )
 
 
 def _indices(batch_indices: Sequence[int] | None, batch: Any) -> list[int]:

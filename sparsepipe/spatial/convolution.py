@@ -76,7 +76,9 @@ def halo_of(shard: Shard, windows: Sequence[Window]) -> Halo:
     moves, full = [], []
     for axis, (dim, size) in enumerate(zip(shard.dims, shard.full, strict=True)):
         if -dim > count:
-            raise without_rule(f"a layer over the last {count} dimensions", why=", cut elsewhere")
+            raise without_rule(
+                f"a layer over the last {count} dimensions", why=", which is cut along another one"
+            )
         window, place = windows[count + dim], grid.coordinate(axis)
         parts, outputs = grid.shape[axis], window.output_size(size)
         mine = shares(outputs, parts)[place]

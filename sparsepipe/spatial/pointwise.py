@@ -28,7 +28,7 @@ relu relu_ leaky_relu leaky_relu_ elu elu_ selu selu_ celu celu_ gelu silu mish 
 hardsigmoid hardtanh hardtanh_ relu6 softplus softsign tanhshrink hardshrink softshrink logsigmoid
 threshold sigmoid tanh exp expm1 log log1p log2 log10 sqrt rsqrt abs neg square reciprocal sin cos
 erf sign floor ceil round trunc frac clamp clamp_min clamp_max clip nan_to_num isnan isinf
-isfinite clone detach contiguous to type type_as float double half bfloat16 int long bool cpu cuda
+isfinite clone detach contiguous float double half bfloat16 int long bool cpu cuda
 zeros_like ones_like full_like positive logical_not bitwise_not lgamma add sub subtract mul
 multiply div divide true_divide floor_divide pow remainder fmod maximum minimum eq ne lt le gt ge
 where lerp addcmul addcdiv atan2 logical_and logical_or logical_xor masked_fill rsub float_power
@@ -70,13 +70,15 @@ def _named(names: Sequence[str]) -> list[Any]:
 def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     flat = [each for each in [*args, *kwargs.values()] if isinstance(each, Tensor)]
     shards = [each for each in flat if isinstance(each, Shard)]
+    name = str(getattr(func, "__name__", func))
+    in_place = name.endswith("_") and not name.endswith("__")
+    if (in_place and not isinstance(args[0], Shard)) or kwargs.get("out") is not None:
+        raise without_rule(f"{name} of a shard, written into a tensor that all ranks have,")
     first = shards[0] if len(shards) == 1 else max(shards, key=lambda shard: shard.dim())
     for other in shards:
         if (other.dims, other.full) != (first.dims, first.full) or other.grid is not first.grid:
-            raise without_rule(
-                f"{getattr(func, '__name__', func)} of shards of {list(whole_shape(first))} and "
-                f"{list(whole_shape(other))}"
-            )
+            shapes = f"{list(whole_shape(first))} and {list(whole_shape(other))}"
+            raise without_rule(f"{name} of shards of {shapes}")
 
     def part(value: Any) -> Any:
         if isinstance(value, Shard):
@@ -89,7 +91,17 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return alike(result, first)
     if result is NotImplemented:
         return result
-    raise without_rule(f"{getattr(func, '__name__', func)} with these arguments")  # where(x)
+    raise without_rule(f"{name} with these arguments")  # where(x)
+
+
+@function_rule(Tensor.to, Tensor.type, Tensor.type_as)
+def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """To the dtype and on the device of what is given, which may be a shard."""
+    given = [local_of(each) if isinstance(each, Shard) else each for each in args]
+    if not isinstance(value, Shard):
+        return func(value, *given, **kwargs)
+    found = func(local_of(value), *given, **kwargs)
+    return alike(found, value) if isinstance(found, Tensor) else found
 
 
 @function_rule(
@@ -171,7 +183,9 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
     return alike(torch.cat(parts, place), first)
 
 
-@function_rule(torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.tensor_split)
+@function_rule(
+    torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.tensor_split, Tensor.tensor_split
+)
 def _divided(func: Callable[..., Any], input: Shard, parts: Any, dim: int = 0) -> tuple[Shard, ...]:
     if (dim if dim < 0 else dim - local_of(input).dim()) in input.dims:
         raise without_rule("splitting a dimension that is cut")

@@ -259,9 +259,9 @@ def _max(
         raise without_rule("max with indices over a dimension that is cut")
     found = torch.max(local_of(input), dim, keepdim=True)
     parts = [alike(each, input) for each in found]
-    return (
-        tuple(parts) if keepdim else tuple(_squeezed(each, _dims_of(input, dim)) for each in parts)
-    )
+    if not keepdim:
+        parts = [_squeezed(each, _dims_of(input, dim)) for each in parts]
+    return torch.return_types.max((parts[0], parts[1]))
 
 
 @function_rule(torch.argmax, Tensor.argmax)
@@ -290,6 +290,8 @@ def _elementwise_loss(
     func: Callable[..., Any], *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:
     """The mean or sum over the whole, on every rank."""
+    if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
+        raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]
     shard = max(shards, key=lambda each: local_of(each).dim())
     values = [_matching(value, shard) for value in args]
@@ -316,14 +318,15 @@ def _class_loss(
     input: Shard,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
-    reduce: None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     **smoothing: float,
 ) -> Any:
     """Over classes in dimension 1, the mean over all voxels of the whole by their weights."""
-    del size_average, reduce
+    if size_average is not None or reduce is not None:
+        raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     local = _matching(target, input)
     losses = func(
         local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing
@@ -339,5 +342,5 @@ def _class_loss(
     seen = local != ignore_index
     weights = seen.to(losses.dtype)
     if weight is not None:
-        weights = weight[local.clamp(min=0)] * weights
+        weights = weight[torch.where(seen, local, 0)] * weights
     return summed / add_up(weights.sum(), input.grid.group, what="counting labels")

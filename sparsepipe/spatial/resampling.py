@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -285,7 +286,10 @@ def _interpolate(
             continue
         taps = _linear_taps(n, m, scales[place], bool(align_corners))
         if not linear:
-            taps = _nearest_taps(n, m, scales[place], exact=mode == "nearest-exact")
+            local = local_of(result)
+            in_double = local.dtype == torch.float64 and local.device.type == "cpu"
+            exact = mode == "nearest-exact"
+            taps = _nearest_taps(n, m, scales[place], exact=exact, in_double=in_double)
         result, outputs, first = _along(
             result,
             place - count,
@@ -305,9 +309,16 @@ def _span(taps: list[tuple[int, float]]) -> Interval:
     return Interval(taps[0][0], taps[-1][0] + 1)
 
 
-def _nearest_taps(n: int, m: int, scale: float | None, *, exact: bool) -> _Taps:
-    ratio = n / m if scale is None else 1 / scale
-    return lambda o: [(min(math.floor((o + 0.5 if exact else o) * ratio), n - 1), 1.0)]
+def _nearest_taps(n: int, m: int, scale: float | None, *, exact: bool, in_double: bool) -> _Taps:
+    """As PyTorch rounds them: the ratio to the precision of the values, its product to float32."""
+    real = np.float64 if in_double else np.float32
+    ratio = real(n) / real(m) if scale is None else real(1 / scale)
+
+    def taps(o: int) -> list[tuple[int, float]]:
+        at = (o + 0.5) * float(ratio) if exact else real(o) * ratio
+        return [(min(math.floor(np.float32(at)), n - 1), 1.0)]
+
+    return taps
 
 
 def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _Taps:

@@ -204,8 +204,8 @@ def own_part(value: Tensor, shard: Shard) -> Tensor:
             value = value.narrow(dim, held.start, held.size)
         else:
             raise ConfigError(
-                f"a tensor of shape {list(value.shape)} meets a shard of a whole of shape "
-                f"{list(whole_shape(shard))}",
+                f"a tensor of shape {list(value.shape)} cannot be combined with a shard of a whole "
+                f"of shape {list(whole_shape(shard))}",
                 remedy="give it the sizes of the whole",
             )
     return value

@@ -173,10 +173,12 @@ def check_rules(model: nn.Module) -> None:
                 remedy=f"register one, @sparsepipe.spatial.rule({type(module).__name__}), or keep "
                 "it out of the spatial part of the model",
             )
-        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        compiled = vars(module).get("_compiled_call_impl") is not None
+        compiled = compiled or type(module).__name__ == "OptimizedModule"
+        if compiled or isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) is compiled, and does not ask "
-                "for rules",
+                f"{name or 'the model'} ({type(module).__name__}) is compiled, so that what it "
+                "computes does not reach the rules for shards",
                 remedy="spatialize the module that it was compiled from",
             )
 
@@ -200,7 +202,7 @@ def _outermost(forward: Callable[..., Any], grid: Grid, *args: Any, **kwargs: An
     """Takes plain shards and gives such; between shards of one's own it changes nothing."""
     plain = False
 
-    def enter(value: Any) -> Any:
+    def shard(value: Any) -> Any:
         nonlocal plain
         if isinstance(value, Shard) or not isinstance(value, Tensor):
             return value
@@ -214,9 +216,34 @@ def _outermost(forward: Callable[..., Any], grid: Grid, *args: Any, **kwargs: An
             return value
         return local_of(value) if isinstance(value, Shard) else leave(value, grid)
 
-    args, kwargs = tree_map(enter, args), tree_map(enter, kwargs)
+    args, kwargs = tree_map(shard, args), tree_map(shard, kwargs)
     result = forward(*args, **kwargs)
     return tree_map(give, result) if plain else result
+
+
+def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
+    """The spatial sizes of the samples of a batch.
+
+    They are those of its first tensor with a batch and a channel dimension before the grid's.
+
+    Raises:
+        ConfigError: there is no such tensor.
+    """
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() >= grid.dimensions + 2:
+            return leaf.shape[-grid.dimensions :]
+    raise ConfigError(
+        f"a batch has no tensor with {grid.dimensions} dimensions behind batch and channel, as a "
+        f"grid of {' x '.join(map(str, grid.shape))} cuts them",
+        remedy="give the grid one entry for each spatial dimension of the samples; a stage that is "
+        "a grid needs layers whose input has these",
+    )
+
+
+def has_sizes(value: Any, sizes: torch.Size) -> bool:
+    """Whether a plain tensor, such as labels of voxels, has these spatial sizes, and so is cut."""
+    spatial = type(value) in (Tensor, nn.Parameter) and value.dim() > len(sizes)
+    return spatial and value.shape[-len(sizes) :] == sizes
 
 
 def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
@@ -228,30 +255,18 @@ def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     Args:
         grid: of the ranks that call this together.
         layers: that act on shards.
-        whole: a pytree. Its first tensor with a batch and a channel dimension before the grid's is
-            the sample; what has its spatial sizes is cut as well.
+        whole: a pytree, of which is cut what has the sizes of its samples (:func:`sample_sizes`).
 
     Raises:
-        ConfigError: there is no such tensor, or a sample has fewer positions than shards.
+        ConfigError: it has no sample, or a sample has fewer positions than shards.
     """
-    tensors = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, Tensor)]
-    sample = next((leaf for leaf in tensors if leaf.dim() >= grid.dimensions + 2), None)
-    if sample is None:
-        raise ConfigError(
-            f"a grid of {' x '.join(map(str, grid.shape))} is given no tensor with "
-            f"{grid.dimensions} dimensions behind batch and channel",
-            remedy="give the grid one entry for each spatial dimension, and layers whose input has "
-            "these",
-        )
-    sizes = sample.shape[-grid.dimensions :]
+    sizes = sample_sizes(whole, grid)
     grid.check(sizes)
 
     def cut_one(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        if leaf.dim() > grid.dimensions and leaf.shape[-grid.dimensions :] == sizes:
-            return share(leaf, grid)
-        return enter(leaf, grid)
+        return share(leaf, grid) if has_sizes(leaf, sizes) else enter(leaf, grid)
 
     def whole_one(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):

@@ -29,15 +29,20 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.halo import gather_numbers
 from sparsepipe.spatial.grid import Grid, best_grid
-from sparsepipe.spatial.shard import Shard, local_of, shard_of
-from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
+from sparsepipe.spatial.shard import Shard, gathered, shard_of
+from sparsepipe.spatial.spatialize import (
+    has_sizes,
+    sample_sizes,
+    spatialize_layers,
+    unspatialize,
+)
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
 
 log = logging.getLogger(__name__)
 
-_COMPARED = 1024
-"""Leading elements of each tensor by which ranks compare their batches."""
+_COMPARED = 4099
+"""About so many elements of each tensor, by which ranks compare their batches."""
 
 
 class SpatialStrategy(DataParallelStrategy):
@@ -144,9 +149,9 @@ class SpatialStrategy(DataParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         module = self.lightning_module
         assert module is not None
-        if internals.synchronises_batch_norm(self) and self._replicas > 1:
+        if internals.synchronises_batch_norm(self):
             raise ConfigError(
-                "trainer.sync_batchnorm=true with several replicas of a grid",
+                "trainer.sync_batchnorm=true does not go with samples that are cut over a grid",
                 remedy="leave it out: batch norms take the whole samples of their grid anyway",
             )
         self._grid = Grid(self._chosen_shape(trainer), self._groups[0], overlap=self._overlap)
@@ -160,7 +165,7 @@ class SpatialStrategy(DataParallelStrategy):
         sizes = getattr(getattr(trainer, "datamodule", None), "sample_sizes", None)
         if sizes is None:
             raise ConfigError(
-                "grid=auto needs to know how large samples are, and the data do not tell",
+                "grid=auto chooses by the size of samples, and the data module has no sample_sizes",
                 remedy="give the grid, such as [1, 2], or a data module with sample_sizes",
             )
         shape = best_grid(tuple(sizes), self._ranks_per_replica)
@@ -182,7 +187,7 @@ class SpatialStrategy(DataParallelStrategy):
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         if not isinstance(reduce_op, str) or group is not None:
-            return super().reduce(tensor, group, reduce_op)  # Lightning's own questions to all
+            return super().reduce(tensor, group, reduce_op)  # on which all ranks are to agree
         if self._replicas == 1:
             return tensor
         return super().reduce(tensor, self._groups[1], reduce_op)
@@ -225,23 +230,19 @@ class SpatialStrategy(DataParallelStrategy):
             ConfigError: it has no sample with the grid's dimensions, or ranks read unlike batches.
         """
         grid, read_in_parts = self.grid, self._parts.get(self._stage)
+        sizes = sample_sizes(batch, grid)
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if type(leaf) is Tensor]
-        sample = next((leaf for leaf in leaves if leaf.dim() >= grid.dimensions + 2), None)
-        if sample is None:
+        parts = [leaf for leaf in leaves if read_in_parts and has_sizes(leaf, sizes)]
+        whole = [leaf for leaf in leaves if not (read_in_parts and has_sizes(leaf, sizes))]
+        if read_in_parts and not whole:
             raise ConfigError(
-                f"a batch has no tensor with {grid.dimensions} dimensions behind batch and channel",
-                remedy="give the grid one entry for each spatial dimension of the samples",
+                "a batch whose samples are read in parts has nothing that tells which they are",
+                remedy="add their positions in the data set to the batch, as 'index'",
             )
-        sizes = sample.shape[-grid.dimensions :]
-
-        def is_cut(leaf: Any) -> bool:
-            spatial = type(leaf) is Tensor and leaf.dim() > grid.dimensions
-            return spatial and leaf.shape[-grid.dimensions :] == sizes
-
-        self._agree([leaf for leaf in leaves if not (read_in_parts and is_cut(leaf))])
+        self._agree(_digest(whole, [leaf.shape[: -grid.dimensions] for leaf in parts]))
 
         def shard(leaf: Any) -> Any:
-            if not is_cut(leaf):
+            if not has_sizes(leaf, sizes):
                 return leaf
             # A copy, beside which nothing keeps the whole batch in memory.
             local = leaf if read_in_parts else grid.shard(leaf).clone()
@@ -249,14 +250,14 @@ class SpatialStrategy(DataParallelStrategy):
 
         return pytree.tree_map(shard, batch)
 
-    def _agree(self, tensors: Sequence[Tensor]) -> None:
+    def _agree(self, digest: int) -> None:
         """Makes sure that ranks of a grid read the same, and gives them one random state.
 
         Raises:
             ConfigError: they read unlike batches.
         """
         state = _random_state(self.root_device)
-        everyone = self._gather([zlib.crc32(state.numpy().data), _digest(tensors)])
+        everyone = self._gather([zlib.crc32(state.numpy().data), digest])
         if len({digest for _, digest in everyone}) > 1:
             raise ConfigError(
                 "ranks that share samples have read unlike batches",
@@ -278,7 +279,7 @@ class SpatialStrategy(DataParallelStrategy):
             return predicted
 
         def whole(value: Any) -> Any:
-            return self.grid.gather(local_of(value)) if isinstance(value, Shard) else value
+            return gathered(value) if isinstance(value, Shard) else value
 
         return pytree.tree_map(whole, predicted)
 
@@ -335,17 +336,16 @@ def _set_random_state(state: Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state[size:].clone(), device)
 
 
-def _digest(tensors: Sequence[Tensor]) -> int:
-    """A checksum of the shapes, the dtypes and the first elements of tensors."""
-    found = 0
+def _digest(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> int:
+    """A checksum of tensors: shapes, dtypes and elements from all over them; and of ``shapes``."""
+    found = zlib.crc32(str([tuple(shape) for shape in shapes]).encode())
     for tensor in tensors:
         found = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), found)
-        part = tensor.detach()
-        while part.numel() > _COMPARED and part.dim() > 1:
-            part = part[0]
+        flat = tensor.detach().flatten()
         # A copy: of one element even a tensor without a stride passes for contiguous.
-        first = part.flatten()[:_COMPARED].cpu().clone(memory_format=torch.contiguous_format)
-        found = zlib.crc32(first.view(torch.uint8).numpy().data, found)
+        some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
+        some = some.clone(memory_format=torch.contiguous_format)
+        found = zlib.crc32(some.view(torch.uint8).numpy().data, found)
     return found
 
 

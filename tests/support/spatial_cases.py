@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsepipe.spatial import Grid, spatialize
@@ -53,13 +54,14 @@ def cases(dimensions: int) -> list[Case]:
         *_pools(dimensions, size),
         *_norms(dimensions, size),
         *_resamplings(dimensions, size),
+        *_functions(size),
     ]
     assert len({case.name for case in found}) == len(found)
     return found
 
 
 def _convolutions(n: int, size: tuple[int, ...]) -> Iterator[Case]:
-    for kernel, stride, dilation in itertools.product((1, 2, 3, 5, 7), (1, 2, 3), (1, 2)):
+    for kernel, stride, dilation in itertools.product(range(1, 8), (1, 2, 3), (1, 2)):
         reach = dilation * (kernel - 1) + 1
         for padding in {0, kernel // 2 * dilation}:
             name = f"kernel {kernel} stride {stride} dilation {dilation} padding {padding}"
@@ -121,11 +123,68 @@ def _resamplings(n: int, size: tuple[int, ...]) -> Iterator[Case]:
         for corners in (False, True):
             make = partial(nn.Upsample, None, factor, LINEAR[n], corners)
             yield Case(f"linear {factor} {corners}", size, make)
+    if n == 1:  # which PyTorch rounds otherwise than exact numbers
+        for mode in ("nearest", "nearest-exact"):
+            yield Case(f"{mode} 248 to 330", (248,), partial(nn.Upsample, 330, None, mode))
+            yield Case(f"{mode} 483 to 945", (483,), partial(nn.Upsample, 945, None, mode))
     yield Case("linear of a size", size, partial(nn.Upsample, (17, 6, 19)[:n], None, LINEAR[n]))
     yield Case("flattened", size, partial(_flattened, size), True)
     if n == 2:
         yield Case("pixel shuffle", size, partial(nn.PixelShuffle, 2))
         yield Case("pixel unshuffle", (12, 10), partial(nn.PixelUnshuffle, 2))
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": lambda x: F.glu(x, 1),
+    "normalize": F.normalize,
+    "cumsum": lambda x: x.cumsum(1),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)).flatten(1, 2),
+    "movedim": lambda x: x.movedim(1, -1).movedim(-1, 1) * 2,
+    "tensor_split": lambda x: x.tensor_split(2, 1)[1],
+    "largest of channels": lambda x: x.max(1, keepdim=True).values,
+    "drawn": lambda x: x * torch.rand_like(x),
+    "converted": lambda x: x * torch.ones(()).to(x) + torch.ones(CHANNELS)[0].type_as(x),
+}
+_TO_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda x: x.flatten(2).amax(2),
+    "sum": lambda x: x.sum(tuple(range(2, x.dim()))),
+    "mse": lambda x: F.mse_loss(x, x.detach().sigmoid()),
+    "l1": lambda x: F.l1_loss(x, x.detach().sigmoid(), reduction="sum"),
+    "smooth l1": lambda x: F.smooth_l1_loss(x, x.detach().sigmoid()),
+    "huber": lambda x: F.huber_loss(x, x.detach().sigmoid(), delta=0.5),
+    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid()),
+    "bce of logits": lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()),
+    "kl": lambda x: F.kl_div(x, x.detach().sigmoid(), reduction="batchmean"),
+    "soft margin": lambda x: F.soft_margin_loss(x, x.detach().sign()),
+    "poisson": lambda x: F.poisson_nll_loss(x, x.detach().abs()),
+    "cross entropy": lambda x: F.cross_entropy(
+        x,
+        torch.where(x.detach()[:, 0] > 1, 255, (x.detach()[:, 1] > 0).long()),
+        torch.tensor([1.0, 3.0, 0.5, 2.0], dtype=x.dtype, device=x.device),
+        ignore_index=255,
+        label_smoothing=0.1,
+    ),
+}
+"""Whose results are whole on every rank."""
+
+
+def _functions(size: tuple[int, ...]) -> Iterator[Case]:
+    for functions, is_whole in ((_FUNCTIONS, False), (_TO_WHOLE, True)):
+        for name, function in functions.items():
+            yield Case(f"function {name}", size, partial(Applied, function), is_whole)
 
 
 def errors(

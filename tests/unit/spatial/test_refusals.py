@@ -83,6 +83,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "window too large": lambda x, w: F.conv2d(x, w, dilation=9),
     "sizes that differ": lambda x, w: x + F.avg_pool2d(x, 2),
     "plain sizes that differ": lambda x, w: x + x.new_ones(5),
+    "in place of what all ranks have": lambda x, w: torch.zeros(2, 4, 8, 10, dtype=x.dtype).add_(x),
+    "copied into what all ranks have": lambda x, w: torch.zeros(2, 4, 8, 10).copy_(x),
+    "out": lambda x, w: torch.add(x, x, out=torch.zeros(2, 4, 8, 10, dtype=x.dtype)),
+    "size_average": lambda x, w: F.mse_loss(x, x.detach(), size_average=False),
 }
 
 
@@ -183,13 +187,15 @@ def messages(rank: int) -> dict[str, str]:
     def batch(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], Any]:
         return lambda: spatialize(nn.Conv2d(2, 2, 3), grid)(torch.zeros(shape, dtype=dtype))
 
-    first = rank == 0
+    first, compiled = rank == 0, nn.Sequential(nn.ReLU())
+    compiled[0].compile()
     cases: dict[str, Callable[[], Any]] = {
         "ranks": lambda: Grid((2, 2)),
         "no shape": lambda: Grid((0, 2)),
         "voxels": lambda: grid.shard(torch.zeros(1, 1, 1, 5)),
         "dimensions": lambda: grid.shard(torch.zeros(5)),
         "module": lambda: spatialize(nn.LSTM(3, 3), grid),
+        "compiled module": lambda: spatialize(compiled, grid),
         "nested module": lambda: spatialize(nn.Sequential(nn.ReLU(), Block()), grid),
         "samples": batch(2 if first else 3, 2, 4, 6),
         "channels": batch(2, 2 if first else 3, 4, 6),
@@ -221,6 +227,7 @@ def test_bad_input_is_refused_on_every_rank_with_a_remedy() -> None:
             "voxels": "1 positions in spatial dimension 0 cannot be cut into 2 shards",
             "dimensions": "a tensor of 1 dimensions has none for each of the grid's 2",
             "module": "the model (LSTM) has no rule",
+            "compiled module": "0 (ReLU) is compiled",
             "nested module": "1.attention (MultiheadAttention) has no rule",
             "samples": "rank 0: float32 [2, 2, 4, 6]; rank 1: float32 [3, 2, 4, 6]",
             "channels": "rank 1: float32 [2, 3, 4, 6]",
@@ -247,7 +254,7 @@ def group_error(rank: int) -> str:
     return ""
 
 
-def test_a_rank_outside_of_the_group_is_told_so() -> None:
+def test_a_rank_outside_of_the_group_is_refused() -> None:
     first, second = run_shared(group_error, 2)
     assert first == ""
     assert "rank 1 is not in the process group" in second

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from sparsepipe.callbacks import WriteShards
 from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import best_grid
+from sparsepipe.spatial.spatialize import _SpatialForward
 from sparsepipe.strategies import SpatialStrategy, check_grid
 from tests.support.pipeline_cases import QUIET, own_node
 from tests.support.processes import run, run_shared
@@ -187,7 +187,7 @@ def trained(
         "forwards": [
             name
             for name, each in net.named_modules()
-            if isinstance(vars(each).get("forward"), functools.partial)
+            if isinstance(vars(each).get("forward"), _SpatialForward)
         ],
     }
 
@@ -252,6 +252,31 @@ class Functional(Net):
         return super().forward(torch.fft.fftn(x).real)
 
 
+class Permuted(Net):
+    """Predicts with channels last, and what belongs to it."""
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int = 0) -> Any:
+        pixels = super().predict_step(batch, batch_idx).permute(0, 2, 3, 1)
+        return {"prediction": pixels, "certain": pixels > 0, "index": batch["index"]}
+
+
+def permuted(rank: int) -> Tensor:
+    torch.manual_seed(3)
+    strategy = SpatialStrategy(grid=(1, 2))
+    trainer = pl.Trainer(**QUIET, devices=2, strategy=strategy, use_distributed_sampler=False)
+    batches = trainer.predict(Permuted().double(), loaders(1, 0)[1])
+    return torch.cat([batch["prediction"] for batch in batches])  # type: ignore[call-overload, union-attr]
+
+
+def test_predictions_are_whole_wherever_their_cut_dimensions_are() -> None:
+    torch.manual_seed(3)
+    net = Net().double().eval()
+    with torch.no_grad():
+        expected = net(Images(shift=0.5).x)[0].permute(0, 2, 3, 1)
+    for found in run_shared(permuted, 2):
+        assert gap(found, expected) <= BOUND
+
+
 def written(rank: int, path: Path, grid: tuple[int, ...], replicas: int) -> None:
     torch.manual_seed(3)
     strategy = SpatialStrategy(grid=grid, replicas=replicas, gather_predictions=False)
@@ -263,7 +288,7 @@ def written(rank: int, path: Path, grid: tuple[int, ...], replicas: int) -> None
         callbacks=[WriteShards(path, samples=SAMPLES)],
     )
     loader = loaders(replicas, rank * replicas // 4, in_parts=True)[1]
-    trainer.predict(Net().double(), loader, return_predictions=False)
+    trainer.predict(Permuted().double(), loader, return_predictions=False)
 
 
 @pytest.mark.parametrize(("grid", "replicas"), [((2, 2), 1), ((1, 2), 2)])
@@ -274,39 +299,69 @@ def test_predictions_are_written_shard_by_shard(
     torch.manual_seed(3)
     net = Net().double().eval()
     with torch.no_grad():
-        expected = net(Images(shift=0.5).x)[0]
+        expected = net(Images(shift=0.5).x)[0].permute(0, 2, 3, 1)
     found = torch.from_numpy(np.load(tmp_path / "all.npy"))
     assert gap(found, expected) <= BOUND
 
 
-def refused(rank: int, kind: type[Net], grid: tuple[int, ...], readers: int) -> str:
+class Whole(Images):
+    """Images whose borders are empty, as those of scans are, and nothing else that differs."""
+
+    def __init__(self, *, in_parts: bool = False) -> None:
+        super().__init__(in_parts=in_parts)
+        self.x[:, :, :3], self.pixels[:] = 0, 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        found = super().__getitem__(index)
+        return {"input": found["input"], "pixels": found["pixels"]}
+
+
+class Unnamed(Whole):
+    """The same, read in parts."""
+
+    def __init__(self) -> None:
+        super().__init__(in_parts=True)
+
+
+def refused(
+    rank: int, kind: type[Net], grid: tuple[int, ...], readers: int, options: dict[str, Any]
+) -> str:
+    data = options.pop("data", None)
     trainer = pl.Trainer(
         **QUIET,
         max_steps=1,
         devices=2,
         strategy=SpatialStrategy(grid=grid),
         use_distributed_sampler=False,
+        **options,
     )
+    loader = loaders(readers, rank % readers)[0]
+    if data is not None:
+        sampler = DistributedSampler(data, readers, rank % readers, shuffle=False)
+        loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
     with pytest.raises(ConfigError) as caught:
-        trainer.fit(kind().double(), loaders(readers, rank % readers)[0])
+        trainer.fit(kind().double(), loader)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("kind", "grid", "readers", "text"),
+    ("kind", "grid", "readers", "options", "text"),
     [
-        (Attentive, (1, 2), 1, r"attention.0 \(MultiheadAttention\)"),
-        (Functional, (1, 2), 1, "fftn has no rule"),
-        (Net, (2, 2), 1, "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks"),
-        (Net, (1, 1, 2), 1, "no tensor with 3 dimensions behind batch and channel"),
+        (Attentive, (1, 2), 1, {}, r"attention.0 \(MultiheadAttention\)"),
+        (Functional, (1, 2), 1, {}, "fftn has no rule"),
+        (Net, (2, 2), 1, {}, "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks"),
+        (Net, (1, 1, 2), 1, {}, "no tensor with 3 dimensions behind batch and channel"),
+        (Net, (1, 2), 1, {"sync_batchnorm": True}, "sync_batchnorm=true does not go"),
         # As Lightning's own sampler would deal them: each rank reads other samples.
-        (Net, (1, 2), 2, "have read unlike batches"),
+        (Net, (1, 2), 2, {}, "have read unlike batches"),
+        (Net, (1, 2), 2, {"data": Whole()}, "have read unlike batches"),
+        (Net, (1, 2), 1, {"data": Unnamed()}, "has nothing that tells which they are"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(
-    kind: type[Net], grid: tuple[int, ...], readers: int, text: str
+    kind: type[Net], grid: tuple[int, ...], readers: int, options: dict[str, Any], text: str
 ) -> None:
-    for message in run(refused, 2, kind, grid, readers):
+    for message in run(refused, 2, kind, grid, readers, options):
         assert re.search(text, message), message
 
 
