@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pytorch_lightning as pl
 import torch
@@ -22,6 +22,7 @@ from sparsepipe.config.build import build_data, build_module, ready_data
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Limits
 from sparsepipe.errors import ConfigError
+from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.profiling.memory import Alive
 from sparsepipe.runs.out_of_memory import empty_device, filled_share, of_machine, ran_out
 from sparsepipe.runs.randomness import seed_epoch, seed_model
@@ -66,8 +67,6 @@ class MeasureSteps(Task):
             budget.
         budget_bytes: memory that a rank may take; None: all there is.
     """
-
-    on_batches: ClassVar[bool] = True
 
     sizes: list[list[int]] | None = None
     steps: Annotated[int, Limits(1, 1000)] = 2
@@ -242,6 +241,7 @@ class _Watched(pl.Callback):
 def _counted(run: Run, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
     """Of this rank."""
     if run.inventory.accelerator == "cuda":
+        _choose_gpu(run)
         watched = _Watched(torch.cuda.memory_allocated)
         if budget_bytes is not None:
             whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -260,6 +260,13 @@ def _counted(run: Run, *, steps: int, budget_bytes: float | None) -> dict[str, A
         "grid": watched.grid,
         "losses": watched.losses,
     }
+
+
+def _choose_gpu(run: Run) -> None:
+    """Makes this rank's GPU the current one."""
+    nodes = run.spec.parallel.num_nodes
+    indices = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
+    torch.cuda.set_device(indices[process_group.local_rank()])
 
 
 def _everywhere(own: dict[str, Any]) -> dict[str, Any]:
