@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sparsepipe.launch.job import run_job
 from sparsepipe.utils.files import read_json, write_json
 from tests.integration.test_result_keys import check
+from tests.integration.test_smoke_exhibits import run
 from tests.support.command_line import composed
 
 ROW = ("experiment=bigconv", "scale=smoke", "paper/network=cnn2d", "paper.workers=one")
@@ -60,3 +62,18 @@ def test_a_sample_that_one_device_cannot_hold_trains_on_four() -> None:
     assert (alone["fits"], shared["fits"], shared["grid"]) == (False, True, [2, 2])
     assert shared["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert shared["saved_bytes"] <= 1.05 * alone["saved_bytes"] / 4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("experiment", ["bigconv", "convnext_tp"])
+def test_the_smallest_sweep_ends_with_a_report_that_lacks_nothing(
+    workplace: Path, experiment: str
+) -> None:
+    assert len(run(workplace, f"sparsepipe -m experiment={experiment} scale=smoke")) == 2
+    (file,) = workplace.glob(f"outputs/{experiment}/sweeps/*/report/{experiment}.csv")
+    with file.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["quantity"] for row in rows} >= {"memory", "over_one", "share", "saved", "largest"}
+    assert "missing" not in {row["status"] for row in rows}
+    assert file.with_suffix(".png").exists()

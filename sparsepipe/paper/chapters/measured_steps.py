@@ -102,8 +102,9 @@ def settings_of(
     blocks = {each: (runs, commands.giving(*each.given)) for each, runs in found.items()}
     missing = missing_commands(commands, [theirs for _, theirs in blocks.values()])
     for theirs in missing.values():
-        scales = [word.removeprefix("scale=") for word in theirs.given if word[:6] == "scale="]
-        setting = Setting(extent=scales[0] if scales else _USUAL)
+        given_words = (word.partition("=") for word in theirs.given)
+        extents = [value for name, _, value in given_words if name in ("scale", "paper.extent")]
+        setting = Setting(extent=extents[-1] if extents else _USUAL)
         blocks.setdefault(setting, ([], theirs))
     return blocks
 
