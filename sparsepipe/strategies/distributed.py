@@ -215,12 +215,12 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         # loses the fraction where ranks saw unequal numbers of shapes.
         mean = reduce_op in (None, "mean", "avg")
         counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        with _naming_missing_ranks("reducing what was logged"):
+        with naming_missing_ranks("reducing what was logged"):
             return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
 
     @override
     def barrier(self, name: str | None = None) -> None:
-        with _naming_missing_ranks(f"the barrier {name}" if name else "a barrier"):
+        with naming_missing_ranks(f"the barrier {name}" if name else "a barrier"):
             super().barrier(name)
 
     @override
@@ -231,7 +231,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         return process_group.broadcast_object(obj, source=src, what=f"the broadcast of rank {src}")
 
 
-def _naming_missing_ranks(what: str) -> AbstractContextManager[None]:
+def naming_missing_ranks(what: str) -> AbstractContextManager[None]:
     """For Lightning's own collectives: an error names the ranks that did not take part."""
     return collective(what) if internals.process_group_exists() else nullcontext()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -20,7 +20,8 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import Tensor
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 from typing_extensions import override
@@ -38,6 +39,7 @@ from sparsepipe.spatial.spatialize import (
 )
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
+from sparsepipe.strategies.distributed import naming_missing_ranks
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class SpatialStrategy(DataParallelStrategy):
         self._metrics: list[tuple[Metric, Any, Any]] = []
         self._parts: dict[str, tuple[int, ...] | None] = {}  # of each stage: sizes of the whole
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
+        self._frozen: list[nn.Parameter] = []
 
     @property
     def grid(self) -> Grid:
@@ -154,10 +157,12 @@ class SpatialStrategy(DataParallelStrategy):
                 "trainer.sync_batchnorm=true does not go with samples that are cut over a grid",
                 remedy="leave it out: batch norms take the whole samples of their grid anyway",
             )
+        _check_module(module)
         self._grid = Grid(self._chosen_shape(trainer), self._groups[0], overlap=self._overlap)
         spatialize_layers(module, self._grid)
         self._adapt_metrics(module)
         super().setup(trainer)
+        self._frozen = [each for each in module.parameters() if not each.requires_grad]
 
     def _chosen_shape(self, trainer: pl.Trainer) -> tuple[int, ...]:
         if self._shape is not None:
@@ -284,6 +289,33 @@ class SpatialStrategy(DataParallelStrategy):
         return pytree.tree_map(whole, predicted)
 
     @override
+    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+        # DDP's own sums name no rank when one is gone.
+        with naming_missing_ranks("adding up gradients"):
+            loss = super().backward(*args, **kwargs)
+            self._average_late_gradients()
+        return loss
+
+    def _average_late_gradients(self) -> None:
+        """Averages gradients of parameters that were frozen when training began.
+
+        DDP knows nothing of them, and each rank has its part of a gradient only.
+        """
+        found = [each.grad for each in self._frozen if each.grad is not None]
+        if found and getattr(self.model, "require_backward_grad_sync", True):
+            process_group.average_(found)
+
+    @override
+    def synchronize_buffers(self) -> None:
+        if self._replicas > 1:  # those of one grid are equal
+            super().synchronize_buffers()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self._groups = (None, None)  # to end them could be to wait for ranks that are gone
+
+    @override
     def teardown(self) -> None:
         if self.lightning_module is not None:
             unspatialize(self.lightning_module)
@@ -291,8 +323,11 @@ class SpatialStrategy(DataParallelStrategy):
             metric.process_group, metric.distributed_available_fn = group, available
         for data, sizes in self._readers:
             data.read_part(tuple(slice(0, size) for size in sizes))
-        for emptied in (self._metrics, self._readers, self._parts):
+        for emptied in (self._metrics, self._readers, self._parts, self._frozen):
             emptied.clear()
+        for group in self._groups:
+            process_group.destroy_group(group)
+        self._grid, self._groups = None, (None, None)
         super().teardown()
 
 
@@ -314,6 +349,23 @@ def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: i
             f"{text} for each of {ranks} replicas has one rank",
             remedy="choose data parallelism: parallel=dp",
         )
+
+
+def _check_module(module: pl.LightningModule) -> None:
+    """Refuses what a LightningModule does with batches that cannot be cut."""
+    name = type(module).__name__
+    if internals.is_compiled(module):
+        raise ConfigError(
+            f"{name} is compiled as a whole, and does not ask for rules of shards",
+            remedy="train the module that it was compiled from",
+        )
+    for hook in ("training_step", "validation_step", "test_step", "predict_step"):
+        step: Callable[..., Any] = getattr(module, hook)
+        if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+            raise ConfigError(
+                f"{name}.{hook} takes the loader itself, whose batches nobody cuts into shards",
+                remedy="let it take a batch",
+            )
 
 
 def _nobody_else() -> bool:

@@ -1,4 +1,7 @@
-"""Every network trains on a grid of ranks, and on replicas of one, as in one process."""
+"""Every network trains on a grid of ranks, and on replicas of one, as in one process.
+
+And one process goes on with the checkpoint as if it had trained from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,30 @@ from sparsepipe.models import Classifier
 from sparsepipe.strategies import SpatialStrategy
 from tests.support.pipeline_cases import QUIET
 from tests.support.processes import run_shared
-from tests.support.spatial_networks import CLASSES, GRIDS, Case, cases
+from tests.support.spatial_networks import CLASSES, GRIDS, Case, cases, networks
 
-STEPS, BATCH = 8, 2
+STEPS, FURTHER, BATCH = 8, 3, 2
 BOUND = 1e-10
 LARGER = {"fcn2d": (67, 130)}
 """The deepest batch norm would else have two values of each channel, and blow up their rounding."""
-CASES = {case.title: replace(case, size=LARGER.get(case.name, case.size)) for case in cases()}
+CASES = {
+    case.title: replace(case, size=LARGER.get(case.name, case.size))
+    for case in [
+        *cases(),
+        *(
+            Case(name, *networks()[name], "classification", checkpointing=True)
+            for name in ("convnext_small", "convnext_base", "convnext_large", "convnext_xl")
+        ),
+    ]
+}
 
 
 class Samples(Dataset[dict[str, Any]]):
-    """Random samples with labels of each, or of their voxels."""
+    """Random samples with labels of each, or of their voxels.
+
+    After 8 minibatches they are those from the first on again, with which a Trainer begins that
+    goes on in the middle of an epoch.
+    """
 
     def __init__(self, case: Case) -> None:
         count, generator = STEPS * BATCH, torch.Generator().manual_seed(2)
@@ -36,10 +52,11 @@ class Samples(Dataset[dict[str, Any]]):
         self.label = torch.randint(CLASSES, (count, *labelled), generator=generator)
 
     def __len__(self) -> int:
-        return len(self.x)
+        return 2 * len(self.x)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input": self.x[index], "label": self.label[index], "index": index}
+        number = index % len(self.x)
+        return {"input": self.x[number], "label": self.label[number], "index": number}
 
 
 def module_of(case: Case, *, checkpointing: bool, draws: bool) -> Classifier:
@@ -56,37 +73,70 @@ def module_of(case: Case, *, checkpointing: bool, draws: bool) -> Classifier:
     return Classifier(net, num_classes=CLASSES, optimizer=optimizer)
 
 
+class Reseed(pl.Callback):
+    """Lets draws of a training begin anew where another process goes on with it."""
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == STEPS:
+            torch.manual_seed(9)
+
+
 def trained(
-    rank: int, title: str, ranks: int, replicas: int, path: Path | None = None
-) -> dict[str, Any]:
-    """Weights and statistics after 8 steps.
+    rank: int,
+    title: str,
+    ranks: int,
+    replicas: int,
+    save: Path | None = None,
+    resume: Path | None = None,
+) -> dict[int, dict[str, Any]]:
+    """Weights and statistics after 8 steps, and in one process after a few more.
 
     One process takes the shares of all replicas one after the other, and adds up their gradients.
+
+    Args:
+        rank: of this process.
+        title: of the case.
+        ranks: of all replicas of the grid.
+        replicas: of it.
+        save: where to write a checkpoint after 8 steps.
+        resume: a checkpoint to go on with.
     """
     torch.set_num_threads(1)
     case, alone = CASES[title], ranks == 1
     shape = GRIDS[2 if replicas == 2 else 4][len(case.size)]
     module = module_of(case, checkpointing=case.checkpointing and not alone, draws=replicas == 1)
     strategy: Any = "auto" if alone else SpatialStrategy(grid=shape, replicas=replicas)
+    found: dict[int, dict[str, Any]] = {}
+    data = Samples(case)
+    readers, reader = (1, 0) if alone else (replicas, rank * replicas // ranks)
+    sampler = DistributedSampler(data, readers, reader, shuffle=False)
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+            if trainer.global_step in (STEPS, STEPS + FURTHER):
+                state = module.layers.state_dict()
+                found[trainer.global_step] = {name: each.clone() for name, each in state.items()}
+
     trainer = pl.Trainer(
         **QUIET,
-        max_steps=STEPS,
+        max_steps=STEPS + FURTHER if alone else STEPS,
         devices=ranks,
         strategy=strategy,
         use_distributed_sampler=False,
         accumulate_grad_batches=replicas if alone else 1,
         num_sanity_val_steps=0,
+        callbacks=[Reseed(), Keep()],
     )
-    data = Samples(case)
-    readers, reader = (1, 0) if alone else (replicas, rank * replicas // ranks)
-    sampler = DistributedSampler(data, readers, reader, shuffle=False)
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_GLOBAL_SEED", "5")  # to which Lightning's DDP would reset the masks
-        trainer.fit(module, DataLoader(data, batch_size=BATCH // replicas, sampler=sampler))
-    if path is not None:
-        trainer.save_checkpoint(path)
-    return {name: value.clone() for name, value in module.layers.state_dict().items()}
+        loader = DataLoader(data, batch_size=BATCH // replicas, sampler=sampler)
+        trainer.fit(module, loader, ckpt_path=None if resume is None else str(resume))
+    if save is not None:
+        trainer.save_checkpoint(save)
+    return found
 
 
 def largest_gap(found: dict[str, Any], expected: dict[str, Any], *, statistics: bool) -> float:
@@ -100,32 +150,24 @@ def largest_gap(found: dict[str, Any], expected: dict[str, Any], *, statistics: 
     return max(gaps)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("replicas", [1, 2], ids=["grid", "replicas"])
-@pytest.mark.parametrize("title", CASES)
-def test_eight_steps_equal_one_process(title: str, replicas: int) -> None:
-    (expected,) = run_shared(trained, 1, title, 1, replicas)
-    for found in run_shared(trained, 4, title, 4, replicas):
-        assert largest_gap(found, expected, statistics=replicas == 1) <= BOUND
+QUICK = ("unet3d segmentation checkpointing", 1)
 
 
-@pytest.mark.parametrize("title", ["unet3d segmentation checkpointing"])
-def test_a_plain_trainer_goes_on(title: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("title", "replicas"),
+    [
+        pytest.param(title, replicas, marks=() if (title, replicas) == QUICK else pytest.mark.full)
+        for title in CASES
+        for replicas in (1, 2)
+    ],
+)
+def test_steps_equal_one_process_which_goes_on_with_the_checkpoint(
+    title: str, replicas: int, tmp_path: Path
+) -> None:
     path = tmp_path / "whole.ckpt"
-    run_shared(trained, 4, title, 4, 1, path)
-    (expected,) = run_shared(trained, 1, title, 1, 1)
-    case = CASES[title]
-    module = module_of(case, checkpointing=False, draws=True)
-    trainer = pl.Trainer(**QUIET, max_steps=STEPS + 4, num_sanity_val_steps=0)
-    loader = DataLoader(Samples(case), batch_size=BATCH)
-    weights: list[dict[str, Any]] = []
-
-    class Keep(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            state = module.layers.state_dict()
-            weights.append({name: value.clone() for name, value in state.items()})
-
-    trainer.callbacks.append(Keep())  # type: ignore[attr-defined]
-    trainer.fit(module, loader, ckpt_path=str(path))
-    assert trainer.global_step == STEPS + 4
-    assert largest_gap(weights[0], expected, statistics=True) <= BOUND
+    (expected,) = run_shared(trained, 1, title, 1, replicas)
+    for found in run_shared(trained, 4, title, 4, replicas, path):
+        assert largest_gap(found[STEPS], expected[STEPS], statistics=replicas == 1) <= BOUND
+    (further,) = run_shared(trained, 1, title, 1, replicas, None, path)
+    end = STEPS + FURTHER
+    assert largest_gap(further[end], expected[end], statistics=replicas == 1) <= BOUND

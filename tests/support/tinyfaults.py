@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from sparsepipe.spatial import grid
 from tests.support.tinyhouse import LONG_S, mlp
 
 MARK = Path("injected")
@@ -37,6 +38,7 @@ class Injection(pl.Callback):
         rank: whom it happens to.
         place: ``start`` (before the network is split), ``batch`` (as a training step begins),
             ``forward`` (in a step, when this rank's first weights are used for the second time),
+            ``exchange`` (in a step, in the second exchange of halos between shards),
             ``update`` (within a step or a drain, before the optimizer's), ``validation`` (as
             a batch begins), ``checkpoint`` (while one is put together).
         signum: what the process sends to itself; 0 raises an exception instead, and
@@ -49,7 +51,7 @@ class Injection(pl.Callback):
         self.rank, self.place, self.signum = rank, place, signum
         self.epoch, self.count = epoch, count
         self.updates = 0
-        self.batch, self.forwards = 0, 0
+        self.batch, self.forwards, self.exchanges = 0, 0, 0
 
     def act(self, trainer, place: str, count: int) -> None:
         here = (trainer.global_rank, place, trainer.current_epoch, count)
@@ -67,10 +69,23 @@ class Injection(pl.Callback):
             self.act(trainer, "start", self.count)
 
     def on_train_start(self, trainer, pl_module):
+        if (self.rank, self.place) == (trainer.global_rank, "exchange"):
+            self.watch_exchanges(trainer)
         if (self.rank, self.place) != (trainer.global_rank, "forward"):
             return  # no fault in a forward here, and maybe no parameters in this stage either
         held = (layer for layer in pl_module.layers if any(True for _ in layer.parameters()))
         next(held).register_forward_pre_hook(lambda *_: self.on_forward(trainer))
+
+    def watch_exchanges(self, trainer):
+        start = grid.start_messages
+
+        def starting(*arguments, **more):
+            self.exchanges += 1
+            if self.exchanges == 2:
+                self.act(trainer, "exchange", self.batch)
+            return start(*arguments, **more)
+
+        grid.start_messages = starting
 
     def on_forward(self, trainer):
         self.forwards += 1
@@ -81,7 +96,7 @@ class Injection(pl.Callback):
         self.updates = 0
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.batch, self.forwards = batch_idx, 0
+        self.batch, self.forwards, self.exchanges = batch_idx, 0, 0
         self.act(trainer, "batch", batch_idx)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):

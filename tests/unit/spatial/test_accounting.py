@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sparsepipe.runtime.collectives.halo import start_messages
 from sparsepipe.spatial import Grid, spatialize
-from sparsepipe.spatial import grid as grid_module
 from sparsepipe.spatial.intervals import Window, sent_bytes
 from tests.support.processes import run_shared
+from tests.support.spatial_accounting import counted, layers_of, saved_bytes
 from tests.support.spatial_nets import UNet, chain
+from tests.support.spatial_networks import CLASSES, GRIDS, Case, cases
 
 SAMPLES, CHANNELS, ELEMENT_BYTES = 2, 4, 8
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Window]] = {
@@ -43,19 +41,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Window]] = {
         Window(kernel=3, stride=2, before=1, after=1),
     ),
 }
-
-
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """Bytes of each group of messages that this rank sends."""
-    found: list[int] = []
-
-    def counting(sends: Sequence[tuple[int, Tensor]], *rest: Any, **more: Any) -> Any:
-        found.append(sum(tensor.numel() * tensor.element_size() for _, tensor in sends))
-        return start_messages(sends, *rest, **more)
-
-    with patch.object(grid_module, "start_messages", counting):
-        yield found
 
 
 def sent_by_layers(rank: int, shape: tuple[int, ...], size: tuple[int, ...]) -> dict[str, Any]:
@@ -101,24 +86,6 @@ def test_bytes_sent_are_those_of_the_algebra(shape: tuple[int, ...], size: tuple
         assert with_gradient == 3 * sum(expected), name
 
 
-def saved_bytes(model: nn.Module, x: Tensor) -> int:
-    """What autograd keeps of a forward pass, storages counted once, without parameters."""
-    theirs = {each.untyped_storage().data_ptr() for each in model.parameters()}
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in theirs:
-            storages[storage.data_ptr()] = storage.nbytes()
-        kept.append(tensor)  # so that no address is given out twice
-        return tensor
-
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(x)
-    return sum(storages.values())
-
-
 def saved(rank: int, shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
     """Of each network: bytes kept by one process and by this rank."""
     grid, found = Grid(shape), {}
@@ -149,3 +116,65 @@ def saved_by_a_pool(rank: int) -> tuple[int, int]:
     x = torch.randn(1, 2, 32, 64)
     alone = saved_bytes(copy.deepcopy(network), x)
     return alone, saved_bytes(spatialize(network, grid), grid.shard(x).clone())
+
+
+EVEN = {
+    "cnn1d": (512,),
+    "cnn2d": (48, 64),
+    "cnn3d": (16, 8, 32),
+    "fcn2d": (64, 128),
+    "unet3d": (16, 8, 32),
+    "densenet3d": (32, 16, 64),
+    "convnext_tiny": (64, 128),
+}
+"""Sizes of which every layer leaves each of four ranks as much."""
+WIDTHS = {"cnn1d": 1.0}
+"""Interpolation keeps indices of positions, which in one dimension weigh as much as a channel."""
+
+
+def network_bytes(rank: int, ranks: int) -> dict[str, dict[str, Any]]:
+    """Of each network: bytes that this rank sends and keeps, and what one process keeps."""
+    torch.set_num_threads(1)
+    grids = {dimensions: Grid(shape) for dimensions, shape in GRIDS[ranks].items()}
+    return {case.title: of_network(case, grids[len(case.size)]) for case in cases()}
+
+
+def of_network(case: Case, grid: Grid) -> dict[str, Any]:
+    def made(**settings: Any) -> nn.Module:
+        torch.manual_seed(0)
+        again = case.checkpointing
+        return case.make(CLASSES, head=case.head, checkpointing=again, **settings).double()
+
+    net = spatialize(made(), grid)
+    whole = torch.randn(2, 1, *case.size, dtype=torch.float64)
+    with counted() as forward:
+        output = net(grid.shard(whole).clone())
+    with counted() as backward:
+        output.sum().backward()
+    layers = layers_of(made(), whole, grid.shape)
+
+    whole = torch.randn(2, 1, *EVEN[case.name], dtype=torch.float64)
+    width = {"width": WIDTHS[case.name]} if case.name in WIDTHS else {}
+    halos = layers_of(made(**width), whole, grid.shape)
+    return {
+        "layers": layers,
+        "forward": sum(forward),
+        "step": sum(forward) + sum(backward),
+        "alone": saved_bytes(made(**width), whole),
+        "halos": sum(each.sent[grid.rank] for each in halos),
+        "kept": saved_bytes(spatialize(made(**width), grid), grid.shard(whole).clone()),
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_every_network_sends_what_the_algebra_counts_and_keeps_its_share(ranks: int) -> None:
+    everyone = run_shared(network_bytes, ranks, ranks, limit_s=240)
+    for case in cases():
+        found = [each[case.title] for each in everyone]
+        layers = found[0]["layers"]
+        for rank, mine in enumerate(found):
+            assert mine["forward"] == sum(each.sent[rank] for each in layers), (case.title, rank)
+            bound = 1.05 / ranks * mine["alone"] + mine["halos"]
+            assert mine["kept"] <= bound, (case.title, mine)
+        expected = sum(each.passes * sum(each.sent) for each in layers)
+        assert sum(mine["step"] for mine in found) == expected, case.title

@@ -1,0 +1,234 @@
+"""Spatial parallelism from the command line: results, checkpoints, refusals and failures."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.utils.files import read_json
+from tests.support.command_line import Shell, checkpoint, fault, orphans, rows, weights
+from tests.support.fault_cases import BLAMED, LEAVING_S, PATIENCE_S, ended_s
+from tests.support.spatial_house import EPOCHS, IMAGES, SPATIAL
+
+Job = Callable[..., Path]
+LIMIT_S = 20
+FAULTS = (*SPATIAL, f"parallel.strategy.timeout_s={LIMIT_S}")
+SINGLE = (*IMAGES, "parallel=single", "parallel.devices=1")
+
+
+def assert_same(run: Path, expected: Path) -> None:
+    """The weights and statistics of an undisturbed run, and each epoch once."""
+    ours, theirs = checkpoint(run)["state_dict"], checkpoint(expected)["state_dict"]
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert [row["epoch"] for row in rows(run)] == [str(epoch) for epoch in range(EPOCHS)]
+    losses = [[row["val/loss"] for row in rows(path)] for path in (run, expected)]
+    assert losses[0] == losses[1]
+    assert (run / "DONE.json").exists()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happens to."""
+    return Shell(tmp_path_factory.mktemp("undisturbed"))(*FAULTS).run
+
+
+def assert_alike(run: Path, alone: Path) -> None:
+    """Weights and figures of two runs within rounding in single precision."""
+    torch.testing.assert_close(weights(run), weights(alone), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(rows(run), rows(alone), strict=True):
+        for name in ("train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+            assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4), name
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("networks_for_ranks")
+def test_equals_one_process(job: Job) -> None:
+    run, alone = job(*SPATIAL, "trainer.max_epochs=1"), job(*SINGLE, "trainer.max_epochs=1")
+    assert_alike(run, alone)
+    assert read_json(run / "result.json")["ranks"] == 2
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("networks_for_ranks")
+def test_checkpoints_are_those_of_one_process(job: Job) -> None:
+    """Each evaluates and goes on with the other's."""
+    of_shards, alone = job(*SPATIAL), job(*SINGLE)
+    for run, elsewhere in ((of_shards, SINGLE), (alone, SPATIAL)):
+        how = [each for each in elsewhere if each.startswith(("parallel", "hardware"))]
+        evaluated = job("task=evaluate", f"checkpoint={run}", *how)
+        for name in ("test/accuracy", "test/loss"):
+            value = read_json(run / "result.json")[name]
+            assert read_json(evaluated / "result.json")[name] == pytest.approx(value, rel=1e-4)
+    further = [
+        job(*how, f"checkpoint={run}", "model.dropout=0", "name=further")
+        for how, run in ((SINGLE, of_shards), (SPATIAL, of_shards))
+    ]
+    assert_alike(further[1], further[0])
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("networks_for_ranks")
+def test_replicas_of_a_grid_equal_data_parallelism(job: Job) -> None:
+    settings = (*IMAGES, "data.batch_size=2", "model.dropout=0")
+    grids = job(
+        *(*settings, "parallel=spatial", "parallel.devices=4"),
+        *("parallel.grid=[2,1]", "parallel.replicas=2"),
+    )
+    assert_alike(grids, job(*settings, "parallel=dp", "parallel.devices=2"))
+
+
+@pytest.mark.full
+def test_more_epochs_go_on_from_fewer(shell: Shell, expected: Path) -> None:
+    first = shell(*FAULTS, "trainer.max_epochs=1").run
+    longer = shell(*FAULTS)
+    assert longer.run != first
+    assert "going on from" in longer.err
+    assert_same(longer.run, expected)
+
+
+def injected(place: str, signum: int, *, epoch: int = 1, count: int = 2) -> str:
+    node = (
+        "_target_: tests.support.tinyfaults.Injection, "
+        f"rank: 1, place: {place}, signum: {int(signum)}, epoch: {epoch}, count: {count}"
+    )
+    return f"callbacks={{fault: {{{node}}}}}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("place", "signum", "text"),
+    [
+        ("exchange", signal.SIGKILL, r"rank 1 was killed by SIGKILL|rank 1 is gone"),
+        ("update", signal.SIGKILL, r"rank 1 was killed by SIGKILL|rank 1 is gone"),
+        ("validation", signal.SIGKILL, r"rank 1 was killed by SIGKILL|rank 1 is gone"),
+        ("checkpoint", signal.SIGKILL, r"rank 1 was killed by SIGKILL|rank 1 is gone"),
+        ("exchange", signal.SIGSTOP, r"rank 1 did not (answer|take part)"),
+        ("exchange", 0, r"rank 1 raised ValueError: somebody's own mistake"),
+        ("batch", 0, r"rank 1 raised ValueError: somebody's own mistake"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_and_the_run_goes_on(
+    shell: Shell, expected: Path, place: str, signum: int, text: str
+) -> None:
+    # A checkpoint is put together once an epoch, and validation has two batches.
+    count = {"checkpoint": 0, "validation": 1}.get(place, 2)
+    faulty = (*FAULTS, injected(place, signum, count=count))
+    failed = shell(*faulty, timeout_s=180)
+    assert (shell.cwd / "injected").exists(), "the fault did not come about"
+    assert ended_s(shell.cwd) < LIMIT_S + PATIENCE_S + LEAVING_S
+    assert not orphans(shell.cwd)
+    assert failed.code > 0
+    assert failed.err.count("error: ") == failed.err.count("remedy:") == 1, failed.err
+    assert re.search(text, failed.err[failed.err.index("error: ") :]), failed.err
+    assert_same(shell(*faulty).run, expected)
+
+
+@pytest.mark.full
+def test_ranks_begin_again_by_themselves(shell: Shell, expected: Path) -> None:
+    again = shell(*FAULTS, injected("exchange", signal.SIGKILL), "parallel.max_restarts=1")
+    assert (shell.cwd / "injected").exists()
+    assert "restart 1 of 1" in again.err
+    assert "rank 1" in again.err
+    assert_same(again.run, expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_goes_on_within_its_epoch(
+    shell: Shell, expected: Path, signum: signal.Signals
+) -> None:
+    faulty = (*FAULTS, fault([(8, signum)], parent=True))
+    stopped = shell(*faulty)
+    assert stopped.code == 128 + signum, stopped.err
+    assert "run the same command again" in stopped.err
+    assert "Traceback" not in stopped.err
+    (run,) = shell.runs()
+    place = checkpoint(run)["callbacks"]["RunCheckpoint"]
+    assert (place["epoch"], place["batches"]) == (1, 3), "six batches in an epoch"
+    assert_same(shell(*faulty).run, expected)
+
+
+@pytest.mark.full
+def test_a_rank_killed_under_torchrun_is_named(shell: Shell, expected: Path) -> None:
+    arguments = shell.command(*FAULTS, injected("exchange", signal.SIGKILL))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    failed = subprocess.run(
+        [sys.executable, *launcher, *arguments],
+        cwd=shell.cwd,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert failed.returncode
+    assert ended_s(shell.cwd) < LIMIT_S + 30 + LEAVING_S  # torchrun's own patience
+    named = rf"error: .*?rank 1 {BLAMED}.* moving halos between shards"
+    assert re.search(named, failed.stderr), failed.stderr
+    assert_same(shell(*FAULTS, injected("exchange", signal.SIGKILL)).run, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (("parallel.grid=[2,2]",), "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks"),
+        (("parallel.replicas=2",), "a grid of 1 x 2 and 2 replicas of it do not fit 2 ranks"),
+        (
+            ("parallel.grid=[1,1]", "parallel.replicas=2"),
+            "a grid of 1 x 1 for each of 2 replicas has one rank",
+        ),
+    ],
+)
+def test_a_grid_that_does_not_match_the_ranks_is_refused_before_they_start(
+    job: Job, settings: tuple[str, ...], text: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(*SPATIAL, *settings)
+    assert text in caught.value.message
+    assert caught.value.remedy
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            ("parallel.grid=[1,2]", "data.source.sizes=[24,1]", "model.levels=1"),
+            "1 positions in spatial dimension 1 cannot be cut into 2 shards",
+        ),
+        (
+            ("parallel.grid=auto", "data.source.sizes=[1,1]", "model.levels=1"),
+            "samples of [1, 1] cannot be cut into 2 shards",
+        ),
+        (("parallel.grid=[2]",), "samples have 2 spatial dimensions, the grid 1"),
+        (
+            ("model._target_=tests.support.spatial_house.attentive",),
+            "inner.0 (MultiheadAttention) has no rule for a sample that is cut into shards",
+        ),
+        (
+            ("model._target_=tests.support.spatial_house.rolled",),
+            "roll has no rule for a sample that is cut into shards (called by Rolled.forward)",
+        ),
+        (
+            ("data._target_=tests.support.spatial_house.UnlikeImages",),
+            "ranks that share samples have read unlike batches",
+        ),
+        (("trainer.sync_batchnorm=true",), "sync_batchnorm=true does not go with samples"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_cut_is_refused(shell: Shell, settings: tuple[str, ...], text: str) -> None:
+    refused = shell(*SPATIAL, *settings, timeout_s=120)
+    assert refused.code == 2, refused.err
+    assert text in refused.err
+    assert refused.err.count("error: ") == refused.err.count("remedy:") == 1, refused.err
+    assert "Traceback" not in refused.err
