@@ -287,9 +287,7 @@ def _interpolate(
         taps = _linear_taps(n, m, scales[place], bool(align_corners))
         if not linear:
             local = local_of(result)
-            in_double = local.dtype == torch.float64 and local.device.type == "cpu"
-            exact = mode == "nearest-exact"
-            taps = _nearest_taps(n, m, scales[place], exact=exact, in_double=in_double)
+            taps = _nearest_taps(n, m, scales[place], local, exact=mode == "nearest-exact")
         result, outputs, first = _along(
             result,
             place - count,
@@ -309,13 +307,15 @@ def _span(taps: list[tuple[int, float]]) -> Interval:
     return Interval(taps[0][0], taps[-1][0] + 1)
 
 
-def _nearest_taps(n: int, m: int, scale: float | None, *, exact: bool, in_double: bool) -> _Taps:
-    """As PyTorch rounds them: the ratio to the precision of the values, its product to float32."""
-    real = np.float64 if in_double else np.float32
+def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact: bool) -> _Taps:
+    """As PyTorch rounds them, which on a CUDA device has all numbers in single precision."""
+    on_host = values.device.type == "cpu"
+    real = np.float64 if on_host and values.dtype == torch.float64 else np.float32
     ratio = real(n) / real(m) if scale is None else real(1 / scale)
 
     def taps(o: int) -> list[tuple[int, float]]:
-        at = (o + 0.5) * float(ratio) if exact else real(o) * ratio
+        place = o + 0.5 * exact
+        at = place * float(ratio) if on_host and exact else real(place) * ratio
         return [(min(math.floor(np.float32(at)), n - 1), 1.0)]
 
     return taps
