@@ -213,8 +213,9 @@ def test_what_a_person_sees(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> No
     assert "epoch 1/1" in lines[1]
     result = read_json(done.run / "result.json")
     accuracy = f"{100 * result['test/accuracy']:.1f} %"
-    assert f"test accuracy {accuracy} (mean over classes" in lines[2]
-    assert re.search(r", 9 shapes, inference [\d,]+ shapes/s$", lines[2])
+    assert "testing the weights of" in lines[2]
+    assert f"test accuracy {accuracy} (mean over classes" in lines[3]
+    assert re.search(r", 9 shapes, inference [\d,]+ shapes/s$", lines[3])
     assert all(line.startswith("[sparsepipe] ") for line in lines), done.err
     assert any(line.endswith(str(done.run / "confusion.png")) for line in lines)
     assert {"test/accuracy/down", "test/accuracy/up"} <= result.keys()
