@@ -179,7 +179,7 @@ class StageWorker(ABC, Generic[_Events]):
         stage: Stage,
         replicas: Replicas,
         network: Network,
-        shared: SharedMessages | None,
+        shared: SharedMessages | None = None,
         steps: Steps,
         events: _Events,
         slowed: Callable[[], AbstractContextManager[None]] = nullcontext,

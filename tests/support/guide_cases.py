@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
+
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.scales import in_place_of_scale
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -52,14 +55,21 @@ class Command:
     @property
     def first_job(self) -> list[str]:
         """Its overrides, or those of the first job where it is a sweep."""
-        return [_values(word)[0] for word in self.words]
+        return [_values(word)[0] for word in self._swept]
+
+    @property
+    def _swept(self) -> Sequence[str]:
+        """With what an experiment has in the place of a scale, which may be swept as well."""
+        if any(word.startswith("scale=") for word in self.words):
+            return in_place_of_scale(self.words, config_dir())
+        return self.words
 
     @property
     def jobs(self) -> Iterator[list[str]]:
         """The first one, and as it is with each other option of a group that is swept."""
         first = self.first_job
         yield first
-        for place, word in enumerate(self.words):
+        for place, word in enumerate(self._swept):
             if "." not in word.partition("=")[0]:
                 for value in _values(word)[1:]:
                     yield [*first[:place], value, *first[place + 1 :]]
