@@ -74,6 +74,9 @@ def _of_setting(setting: Setting, rows: Sequence[Row], commands: Commands) -> li
                 continue
             command = singly.one(*_overrides(devices, checkpointing=checkpointing))
             label = str(devices)
+            if devices > 1 and not mine:
+                row = (name, "of the widest image, and of one that grows", label)
+                ratios.append(Cell(row=row, column=TIMES, command=command))
             largest += largest_cells((name, "largest", label), those, runs[1], command=command)
             notes += notes_of(f"checkpointing {name} on {devices}", those)
             for size in sizes_of(mine):
