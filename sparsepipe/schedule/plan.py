@@ -300,6 +300,12 @@ def grids_of(
     return [None if grid is None else tuple(map(int, grid)) for grid in grids]
 
 
+def devices_of(replicas: Sequence[int], grids: Sequence[Sequence[int] | None] | None) -> list[int]:
+    """How many devices each stage has; errors as of :func:`grids_of`."""
+    shapes = grids_of(replicas, grids)
+    return [count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)]
+
+
 def _check_grid(number: int, stage: Stage) -> None:
     if stage.grid is None:
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import set_rank_names
-from sparsepipe.schedule.plan import grids_of
+from sparsepipe.schedule.plan import devices_of
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 from sparsepipe.strategies.pipeline.dataloaders import Lengths, is_elsewhere, repeat_nothing
@@ -99,8 +98,7 @@ class StagedRanks(RankedStrategy):
                 f"{self.world_size} devices are configured, {process_group.world_size()} ranks run",
                 remedy="start as many ranks as the Trainer has devices",
             )
-        shapes = grids_of(self.replicas, self._grids)
-        sizes = [n * math.prod(g or (1,)) for n, g in zip(self.replicas, shapes, strict=True)]
+        sizes = devices_of(self.replicas, self._grids)
         stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
         set_rank_names(lambda rank: f"rank {rank} (stage {stages[rank]})")
 

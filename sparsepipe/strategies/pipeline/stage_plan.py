@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -22,7 +21,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.random_generators import Generator, is_generator, states_preserved
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import balanced, grids_of
+from sparsepipe.schedule.plan import balanced, devices_of
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import Padded
 from sparsepipe.strategies.pipeline.logging import Recorder
@@ -50,10 +49,7 @@ def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) 
             remedy="write one number a stage, such as '2-1' for three devices in two stages",
         )
     replicas = tuple(map(int, parts))
-    shapes = grids_of(replicas, grids)
-    devices = sum(
-        count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)
-    )
+    devices = sum(devices_of(replicas, grids))
     if devices != ranks:
         with_grids = "" if grids is None else f" with grids={grids}"
         raise ConfigError(
