@@ -123,13 +123,15 @@ class Grid:
                 one than there are shards.
         """
         self._check_dimensions(full)
-        sizes = full.shape[-self.dimensions :]
-        self.check(sizes)
-        view = full
-        for axis, size in enumerate(sizes):
-            held = self.held(axis, size)
-            view = view.narrow(axis - self.dimensions, held.start, held.size)
-        return view
+        self.check(full.shape[-self.dimensions :])
+        return self.part(full)
+
+    def part(self, full: Tensor) -> Tensor:
+        """As :meth:`shard`, where this or other ranks may have nothing of the whole."""
+        for dim in range(-self.dimensions, 0):
+            held = self.held(dim + self.dimensions, full.shape[dim])
+            full = full.narrow(dim, held.start, held.size)
+        return full
 
     def check(self, sizes: Sequence[int]) -> None:
         """Checks that samples of these spatial sizes can be cut over the grid.

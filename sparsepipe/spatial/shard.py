@@ -148,11 +148,7 @@ def cut(whole: Tensor, grid: Grid) -> Shard:
         grid: to cut it over.
     """
     dims = range(-grid.dimensions, 0)
-    local = whole
-    for axis, dim in enumerate(dims):
-        held = grid.held(axis, whole.shape[dim])
-        local = local.narrow(dim, held.start, held.size)
-    return shard_of(local, grid, dims, whole.shape[-grid.dimensions :])
+    return shard_of(grid.part(whole), grid, dims, whole.shape[-grid.dimensions :])
 
 
 class _Shared(torch.autograd.Function):

@@ -108,7 +108,7 @@ class Accumulation:
     def _forward(self, number: int, samples: list[int]) -> Tensor:
         batch = collated(self._case, [self._data[i] for i in samples])
         value, labels = (part.to(self._device) for part in batch)
-        value = value.double() if self._case.precision == "64-true" else value
+        value = value.to(torch.float64) if self._case.precision == "64-true" else value
         keyed = self._case.keyed
         with self._random.preserved():
             for first, copies in zip(self._firsts, self._copies, strict=True):

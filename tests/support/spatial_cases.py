@@ -239,7 +239,7 @@ def error(
     with torch.autocast(device, torch.bfloat16, enabled=low):
         output = module(shard)
     assert output.dtype == expected.dtype, case.name
-    (output * (weights if case.is_whole else part(grid, weights))).sum().backward()
+    (output * (weights if case.is_whole else grid.part(weights))).sum().backward()
     found = output.detach() if case.is_whole else grid.gather(output.detach())
     pairs = [(found, expected), (grid.gather(shard.grad), whole_input.grad)]
     for mine, theirs in zip(module.parameters(), alone.parameters(), strict=True):
@@ -250,13 +250,6 @@ def error(
     return max(_relative(mine, theirs) for mine, theirs in pairs)
 
 
-def part(grid: Grid, whole: Tensor) -> Tensor:
-    """What a rank has of a whole, also where there are fewer positions than ranks."""
-    for axis in range(grid.dimensions):
-        dim = whole.dim() - grid.dimensions + axis
-        held = grid.held(axis, whole.shape[dim])
-        whole = whole.narrow(dim, held.start, held.size)
-    return whole
 
 
 def _relative(mine: Tensor, theirs: Tensor | None) -> float:
@@ -284,7 +277,7 @@ def adjoint_gap(
         pad = dilation * (kernel // 2)
         window = Window(kernel=kernel, stride=stride, before=pad, after=pad, dilation=dilation)
         torch.manual_seed(0)
-        x = part(grid, torch.randn(1, 2, *full, dtype=torch.float64)).contiguous()
+        x = grid.part(torch.randn(1, 2, *full, dtype=torch.float64)).contiguous()
         moves = halo_of(shard_of(x, grid, range(-len(full), 0), full), [window] * len(full)).moves
         moved = fetch(x, moves, grid)
         torch.manual_seed(rank + 1)
