@@ -15,6 +15,8 @@ from sparsepipe.models.convnext import (
     convnext_xl,
 )
 from sparsepipe.models.densenet import densenet3d
+from sparsepipe.models.domain_separation import DomainSeparation
+from sparsepipe.models.dsn import dsn_2d, dsn_3d, dsn_sparse
 from sparsepipe.models.fcn import fcn2d
 from sparsepipe.models.resnet import sparse_resnet18, sparse_resnet34, sparse_resnet50
 from sparsepipe.models.unet import unet3d
@@ -31,6 +33,7 @@ from sparsepipe.models.vgg import (
 
 __all__ = [
     "Classifier",
+    "DomainSeparation",
     "LRSchedule",
     "cnn1d",
     "cnn2d",
@@ -46,6 +49,9 @@ __all__ = [
     "dense_vgg16_bn",
     "dense_vgg19_bn",
     "densenet3d",
+    "dsn_2d",
+    "dsn_3d",
+    "dsn_sparse",
     "fcn2d",
     "sparse_resnet18",
     "sparse_resnet34",

@@ -119,7 +119,69 @@ class LRSchedule:
         return int(length)
 
 
-class Classifier(pl.LightningModule):
+class Optimised(pl.LightningModule):
+    """A module with an optimizer and a schedule of its learning rate.
+
+    Args:
+        optimizer: called with the parameters; or a mapping with ``_target_`` that says how to build
+            it, as ``schedule`` may be.
+        schedule: of the learning rate, see :meth:`LRSchedule.of`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Any],
+        schedule: LRSchedule | Callable[..., Any] | Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__()
+        self._optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = built(optimizer)
+        self._schedule = LRSchedule.of(built(schedule))
+
+    def on_train_start(self) -> None:
+        """Reject a schedule that watches a validation where there is none.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        every = self.trainer.check_val_every_n_epoch or 1
+        if (self.trainer.current_epoch + 1) % every:  # what is validated is not known yet
+            return
+        for config in self.trainer.lr_scheduler_configs:
+            if str(config.monitor).startswith("val/") and not any(self.trainer.num_val_batches):
+                raise ConfigError(
+                    f"the schedule watches {config.monitor}, and nothing is validated",
+                    remedy="set data.val_share, or take sparsepipe.models.LRSchedule with "
+                    "monitor=train/loss",
+                )
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """The optimizer of the given parameters.
+
+        Raises:
+            ConfigError: the optimizer refuses its settings.
+        """
+        try:
+            return self._optimizer(parameters)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the optimizer refuses its settings: {error}",
+                remedy="correct the keys of optim.optimizer",
+            ) from error
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        if self._schedule is None:
+            return optimizer
+        entry = self._schedule.build(
+            optimizer,
+            steps=self.trainer.estimated_stepping_batches,
+            epochs=self.trainer.max_epochs or 1,
+            validated_every=self.trainer.check_val_every_n_epoch or 1,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": entry}
+
+
+class Classifier(Optimised):
     """Cross-entropy classification of shapes, or of each voxel of a shape (segmentation).
 
     A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
@@ -171,19 +233,17 @@ class Classifier(pl.LightningModule):
         label_smoothing: float = 0.0,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer, schedule)
         if num_classes < 2:
             raise ConfigError(
                 f"too few classes to tell apart: {num_classes}",
                 remedy="use data with at least two classes",
             )
-        self.layers: nn.Sequential = _built(layers)
+        self.layers: nn.Sequential = built(layers)
         self._input_type = _required_input_type(self.layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.label_smoothing = label_smoothing
-        self._optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _built(optimizer)
-        self._schedule = LRSchedule.of(_built(schedule))
         self.train_accuracy = Accuracy()
         self.val_accuracy = Accuracy()
         self.val_iou = MeanIoU(num_classes)
@@ -214,23 +274,6 @@ class Classifier(pl.LightningModule):
                 "trainer.sync_batchnorm=true does not work for sparse networks",
                 remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
             )
-
-    def on_train_start(self) -> None:
-        """Reject a schedule that watches a validation where there is none.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        every = self.trainer.check_val_every_n_epoch or 1
-        if (self.trainer.current_epoch + 1) % every:  # what is validated is not known yet
-            return
-        for config in self.trainer.lr_scheduler_configs:
-            if str(config.monitor).startswith("val/") and not any(self.trainer.num_val_batches):
-                raise ConfigError(
-                    f"the schedule watches {config.monitor}, and nothing is validated",
-                    remedy="set data.val_share, or take sparsepipe.models.LRSchedule with "
-                    "monitor=train/loss",
-                )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         logits_BK, label_B = self._logits_and_labels(batch)
@@ -289,32 +332,6 @@ class Classifier(pl.LightningModule):
                 if not iou.isnan():
                     self.log(f"test/iou/{name}", iou)
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer of the given parameters.
-
-        Raises:
-            ConfigError: the optimizer refuses its settings.
-        """
-        try:
-            return self._optimizer(parameters)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the optimizer refuses its settings: {error}",
-                remedy="correct the keys of optim.optimizer",
-            ) from error
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self.parameters())
-        if self._schedule is None:
-            return optimizer
-        entry = self._schedule.build(
-            optimizer,
-            steps=self.trainer.estimated_stepping_batches,
-            epochs=self.trainer.max_epochs or 1,
-            validated_every=self.trainer.check_val_every_n_epoch or 1,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": entry}
-
     def _logits_and_labels(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         logits, label = _at_least_float32(self(batch["input"])), batch["label"]
         expected = [*logits.shape[:1], *logits.shape[2:]]
@@ -346,7 +363,8 @@ class Classifier(pl.LightningModule):
         )
 
 
-def _built(value: Any) -> Any:
+def built(value: Any) -> Any:
+    """A value as it is, or what a mapping with ``_target_`` says how to build."""
     return build_trusted(value) if isinstance(value, Mapping) else value
 
 

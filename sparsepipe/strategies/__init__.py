@@ -2,6 +2,7 @@
 
 from sparsepipe.strategies.data_parallel import DataParallelStrategy, SlowedDeviceStrategy
 from sparsepipe.strategies.distributed import RankEnvironment
+from sparsepipe.strategies.domain import DomainStrategy
 from sparsepipe.strategies.pipeline import (
     PipelineStrategy,
     StagedStrategy,
@@ -11,6 +12,7 @@ from sparsepipe.strategies.spatial import SpatialStrategy, check_grid
 
 __all__ = [
     "DataParallelStrategy",
+    "DomainStrategy",
     "PipelineStrategy",
     "RankEnvironment",
     "SlowedDeviceStrategy",

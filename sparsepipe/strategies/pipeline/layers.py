@@ -7,6 +7,7 @@ so that names stay, and give their memory back until the module is made whole ag
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pytorch_lightning as pl
@@ -113,11 +114,6 @@ class Placement:
                     return stage
         return self.plan.num_stages - 1
 
-    def tensors_of(self, stage: int) -> list[Tensor]:
-        """Parameters and buffers that a stage owns, in the same order on every rank."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return [tensor for name, tensor in named if self.stage_of(name) == stage]
-
     def check_ties(self) -> None:
         """Refuse parameters and buffers that belong to two stages."""
         owner: dict[int, tuple[int, str]] = {}
@@ -145,6 +141,18 @@ class Shard:
         self.absence = Absence(placement.module)
         self._removed: dict[int, nn.Module] = {}
         self._emptied: list[tuple[Tensor, torch.Size]] = []
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank's stage owns a parameter or buffer."""
+        return self._placement.stage_of(name) == self._stage
+
+    def source(self, name: str) -> int:
+        """The first replica of the stage that owns a parameter or buffer."""
+        return self._placement.plan.rank_of(self._placement.stage_of(name), 0)
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Around looks at the parameters that are no user's."""
+        return self.absence.silent()
 
     @property
     def is_last(self) -> bool:
@@ -194,7 +202,7 @@ class Shard:
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and trainable parameters that this rank's stage owns."""
         for name, parameter in self._placement.module.named_parameters():
-            if parameter.requires_grad and self._placement.stage_of(name) == self._stage:
+            if parameter.requires_grad and self.holds(name):
                 yield name, parameter
 
     def check_trained(self, names: Collection[str]) -> None:
@@ -217,7 +225,7 @@ class Shard:
         return {
             name: norm
             for name, norm in norms_of(self._placement.module).items()
-            if self._placement.stage_of(name) == self._stage
+            if self.holds(name)
         }
 
     def norms_of_others(self) -> dict[str, _BatchNorm]:
@@ -229,9 +237,7 @@ class Shard:
     def statistics(self) -> list[Tensor]:
         """Buffers that this rank's stage owns, such as running statistics."""
         return [
-            buffer
-            for name, buffer in self._placement.module.named_buffers()
-            if self._placement.stage_of(name) == self._stage
+            buffer for name, buffer in self._placement.module.named_buffers() if self.holds(name)
         ]
 
 

@@ -31,8 +31,8 @@ from sparsepipe.strategies.pipeline.grids import on_shards
 from sparsepipe.strategies.pipeline.layers import Placement, Shard
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs
 from sparsepipe.strategies.pipeline.optimizer_step import OptimizerStep
-from sparsepipe.strategies.pipeline.sharding import ShardedModule
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
+from sparsepipe.strategies.sharding import ShardedModule
 
 TRAINING = "training_step"
 
@@ -247,7 +247,7 @@ def make_pipeline(
     settings: Settings,
     *,
     placement: Placement,
-    sharded: ShardedModule,
+    sharded: ShardedModule[Shard],
     module: pl.LightningModule,
     device: torch.device,
     rank: int,
@@ -261,7 +261,7 @@ def make_pipeline(
         ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
     """
     # First what may be refused, then what other ranks must take part in.
-    plan, shard = placement.plan, sharded.shard
+    plan, shard = placement.plan, sharded.part
     keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
     randomness = _randomness(device) if keyed else None
     parameters = dict(shard.parameters()) if optimizer is not None else {}

@@ -23,12 +23,12 @@ from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import exit_if_blocked
 from sparsepipe.strategies.pipeline import refusals
 from sparsepipe.strategies.pipeline.grids import check_grids
-from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
+from sparsepipe.strategies.pipeline.layers import Placement, Shard, check_initialised, find_layers
 from sparsepipe.strategies.pipeline.loop_patches import LoopPatches, drain_follows
 from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
-from sparsepipe.strategies.pipeline.sharding import ShardedModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
+from sparsepipe.strategies.sharding import ShardedModule
 
 _Value = TypeVar("_Value")
 
@@ -64,7 +64,7 @@ class WholeCheckpoints(PipelinedEvaluation):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._sharded: ShardedModule | None = None
+        self._sharded: ShardedModule[Shard] | None = None
         self._is_partial = False
 
     def drain(self) -> None:
@@ -179,9 +179,9 @@ class StagedStrategy(WholeCheckpoints):
         if not self._alone:
             if fitting:
                 self._summaries = EarlySummaries(trainer, module)
-            self._sharded = ShardedModule(
-                module, placement=placement, rank=self.global_rank, optimizer=optimizer
-            )
+            rank = self.global_rank
+            part = Shard(placement, stage=self.plan.stage_of(rank))
+            self._sharded = ShardedModule(module, part=part, rank=rank, optimizer=optimizer)
             self.model_to_device()
         self.setup_precision_plugin()
         if fitting:
@@ -245,7 +245,7 @@ class StagedStrategy(WholeCheckpoints):
                 self._pipeline.end(failed=failed)
         finally:
             if sharded is not None:
-                sharded.shard.unprune()
+                sharded.part.unprune()
         super().teardown()
         if sharded is not None and not failed:  # else ranks may be gone, and their values too
             sharded.fill()
@@ -339,7 +339,7 @@ class StagedStrategy(WholeCheckpoints):
 
     def _check_collective(self, name: str) -> None:
         """Refuse what would wait for ranks that do not come there."""
-        if self._sharded is not None and self._sharded.shard.absence.in_step:
+        if self._sharded is not None and self._sharded.part.absence.in_step:
             raise ConfigError(
                 f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
                 "rank runs another part of the step",

@@ -16,7 +16,7 @@ from sparsepipe.emulate.training import ReplayData, ReplayModule, rates
 from sparsepipe.errors import ConfigError
 from sparsepipe.profiling import Profile
 from sparsepipe.strategies import PipelineStrategy
-from sparsepipe.strategies.pipeline.sharding import ShardedOptimizer
+from sparsepipe.strategies.sharding import ShardedOptimizer
 from tests.support.replay_cases import UPDATES_S, Noted, plain_trainer, profile
 
 MOMENTA = (0.0, 0.9)  # without, no numbers are updated; with, those of SpecTrain

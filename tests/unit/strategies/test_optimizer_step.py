@@ -17,7 +17,8 @@ from torch import nn
 
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from sparsepipe.strategies.pipeline.optimizer_step import GlobalNorm, OptionHistory
+from sparsepipe.strategies.pipeline.optimizer_step import OptionHistory
+from sparsepipe.strategies.sharding import GlobalNorm
 from tests.support.accumulation import Accumulation
 from tests.support.pipeline_cases import QUIET, Net, dense_layers, make_loader, pipeline_trainer
 from tests.support.processes import outcomes, run
@@ -275,7 +276,7 @@ def test_clipping_is_replaced_for_an_update_only() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     parameter.grad = torch.ones(2)
-    norm, plain = GlobalNorm([], is_first_replica=True), Precision()
+    norm, plain = GlobalNorm([], given=()), Precision()
     with (
         norm.clipping(plain),
         pytest.raises(ConfigError, match=r"shape \(2,\) came into the optimizer after"),
@@ -289,7 +290,7 @@ def test_a_way_of_ones_own_to_clip_by_norm_is_refused() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     parameter.grad = torch.tensor([3.0, -4.0])
-    norm, own = GlobalNorm([parameter], is_first_replica=True), OwnNorm("bf16-mixed", "cpu")
+    norm, own = GlobalNorm([parameter], given={id(parameter)}), OwnNorm("bf16-mixed", "cpu")
     with norm.clipping(own):
         with pytest.raises(ConfigError, match="OwnNorm has a clip_grad_by_norm of its") as refused:
             own.clip_gradients(optimizer, 1.0)

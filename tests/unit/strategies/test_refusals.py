@@ -19,7 +19,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline.layers import check_initialised
 from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
-from sparsepipe.strategies.pipeline.sharding import ShardedOptimizer
+from sparsepipe.strategies.sharding import ShardedOptimizer
 from tests.support.pipeline_cases import (
     QUIET,
     Net,

@@ -1,20 +1,26 @@
-"""A module and its optimizer, of which each rank holds its shard; checkpoints hold the whole."""
+"""Modules and optimizers of which each rank holds a part; checkpoints hold the whole.
+
+The same serves pipelines, whose ranks hold stages, and domains, whose ranks hold private encoders.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import LBFGS, Optimizer
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_to_rank_0
-from sparsepipe.strategies.pipeline.layers import Placement, Shard
-from sparsepipe.strategies.pipeline.optimizer_step import GlobalNorm
 
 State = dict[str, Any]
 """What ``Optimizer.state_dict`` returns."""
@@ -78,13 +84,16 @@ class ShardedOptimizer:
             start += size
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
-    def collect(self, *, holds: bool) -> State:
+    def collect(self, *, given: Collection[int]) -> State:
         """The whole optimizer's state on rank 0, this rank's on others; all ranks call it.
 
-        One replica of each stage ``holds`` its state, and gives it.
+        Args:
+            given: ids of the parameters whose state this rank gives.
         """
         mine = self.local_state()
-        return self.whole_state(gather_to_rank_0(mine if holds else {}) or [mine])
+        ids = list(map(id, self.whole))
+        sent = {number: entry for number, entry in mine.items() if ids[number] in given}
+        return self.whole_state(gather_to_rank_0(sent) or [mine])
 
     def restore(self, state: Mapping[int, Any]) -> None:
         """Makes the optimizer whole again; what this rank has of its own stays."""
@@ -129,36 +138,136 @@ def _to_host(value: Any) -> Any:
     return value
 
 
-class ShardedModule:
-    """Gives every rank the values of rank 0, and then keeps those of its own stage only.
+class GlobalNorm:
+    """Clips by the norm of the gradients of all ranks, as one process does.
+
+    Ranks exchange the norms of single parameters' gradients, from which
+    ``torch.nn.utils.clip_grad_norm_`` computes the norm of the whole network. They are combined in
+    the order of the whole optimizer, so that gradients have the bits of one process.
+
+    Clipping is collective: every rank has to clip as often as the others.
+
+    Args:
+        parameters: of the whole optimizer, in its order; those of other ranks need no values.
+        given: ids of those whose norms this rank gives. One of the ranks that hold a parameter
+            does, since all of them have the same gradient.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], *, given: Collection[int]) -> None:
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._dtypes = [parameter.dtype.to_real() for parameter in parameters]
+        self._given = frozenset(given)
+
+    @contextmanager
+    def clipping(self, precision: Precision) -> Iterator[None]:
+        """``precision`` clips so within the block; its own ``clip_grad_by_norm`` is refused."""
+        own = type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm
+        vars(precision)["clip_grad_by_norm"] = partial(_refuse if own else self._clip, precision)
+        try:
+            yield
+        finally:
+            del vars(precision)["clip_grad_by_norm"]
+
+    def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
+        mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
+        norms = self._norms(mine)
+        if mine:
+            together = torch.stack(norms).to(mine[0][1].device)
+            total = torch.linalg.vector_norm(together, 2.0)
+            clip_grads_with_norm_([p for p, _ in mine], clip_val, total)
+
+    @torch.no_grad()
+    def _norms(self, mine: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """The norm of each parameter of the whole optimizer that has a gradient; a collective."""
+        norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether there
+        numbered = [(self._number(p), p, gradient) for p, gradient in mine]
+        given = [(number, gradient) for number, p, gradient in numbered if id(p) in self._given]
+        if given:
+            # As torch takes them, so that they are the same on every kind of device.
+            found = torch._foreach_norm([gradient for _, gradient in given], 2.0)
+            numbers = [number for number, _ in given]
+            norms_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
+            norms_P2[numbers, 1] = 1.0
+        # Zeros of all ranks but one are added to each norm, which changes no bit of it.
+        process_group.add_(norms_P2, what="taking the norm of all ranks' gradients")
+        return [
+            norm.to(dtype)
+            for (norm, there), dtype in zip(norms_P2, self._dtypes, strict=True)
+            if there
+        ]
+
+    def _number(self, parameter: Tensor) -> int:
+        number = self._numbers.get(id(parameter))
+        if number is None:
+            raise ConfigError(
+                f"a parameter of shape {tuple(parameter.shape)} came into the optimizer after the "
+                "run had begun, and the other ranks do not know it when gradients are clipped",
+                remedy="give the optimizer all parameters in configure_optimizers, with lr=0 "
+                "where they are to learn later",
+            )
+        return number
+
+
+def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
+    """Replaces a ``clip_grad_by_norm`` that would take the norm of this rank's gradients only."""
+    kind = type(precision).__name__
+    raise ConfigError(
+        f"{kind} has a clip_grad_by_norm of its own, which knows the gradients of this rank only, "
+        "and all ranks are to be clipped by one norm",
+        remedy=f"remove it from {kind}: Lightning's is replaced by one that knows all ranks; or "
+        "clip by value (trainer.gradient_clip_algorithm=value), or not at all",
+    )
+
+
+class Part(Protocol):
+    """What this rank holds of a module."""
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank holds a parameter or buffer."""
+
+    def source(self, name: str) -> int:
+        """The rank that gives a parameter or buffer to others."""
+
+    def prune(self) -> None:
+        """Frees what this rank does not hold."""
+
+    def unprune(self) -> None:
+        """Makes room for it again; its values are NaN until :meth:`ShardedModule.fill`."""
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Around looks at the parameters that are no user's."""
+
+
+_Part = TypeVar("_Part", bound=Part)
+
+
+class ShardedModule(Generic[_Part]):
+    """Gives every rank the values of rank 0, and then keeps those of its own part only.
 
     All methods but those that load are collective: every rank must call them.
 
     Args:
-        module: the LightningModule; layers of other stages are removed from it.
-        optimizer: over the whole module; parameters of other stages are removed from it. None where
-            nothing is trained.
+        module: the LightningModule; what the rank does not hold is removed from it.
+        part: what it holds.
+        rank: this one.
+        optimizer: over the whole module; parameters that the rank does not hold are removed from
+            it. None where nothing is trained.
     """
 
     def __init__(
-        self,
-        module: pl.LightningModule,
-        *,
-        placement: Placement,
-        rank: int,
-        optimizer: Optimizer | None,
+        self, module: pl.LightningModule, *, part: _Part, rank: int, optimizer: Optimizer | None
     ) -> None:
         self._module = module
-        self._placement = placement
-        self._stage = placement.plan.stage_of(rank)
-        self._is_first_replica = placement.plan.rank_of(self._stage, 0) == rank
+        self.part = part
+        self._rank = rank
         broadcast_tensors_([*module.parameters(), *module.buffers()], source=0)
         state = module.state_dict()
         self._names = list(state)
         self._versions = getattr(state, "_metadata", None)  # torch keeps them beside the state
-        self.shard = Shard(placement, stage=self._stage)
-        owned = {id(parameter) for _, parameter in self.shard.parameters()}
-        self.shard.prune()
+        parameters = dict(module.named_parameters())
+        owned = {id(p) for name, p in parameters.items() if p.requires_grad and part.holds(name)}
+        self._given = {id(p) for name, p in parameters.items() if part.source(name) == rank}
+        part.prune()
         self._optimizer = None if optimizer is None else ShardedOptimizer(optimizer, owned=owned)
 
     @property
@@ -167,20 +276,21 @@ class ShardedModule:
         return self._optimizer is not None
 
     def global_norm(self) -> GlobalNorm:
-        """Clips gradients by their norm over all stages."""
+        """Clips gradients by their norm over all ranks."""
         assert self._optimizer is not None
-        return GlobalNorm(self._optimizer.whole, is_first_replica=self._is_first_replica)
+        return GlobalNorm(self._optimizer.whole, given=self._given)
 
     def state_dict(self) -> dict[str, Any]:
-        """The module's state under the names of one process: whole on rank 0, else this shard."""
-        with self.shard.absence.silent():
+        """The module's state under the names of one process: whole on rank 0, else this part."""
+        with self.part.silent():
             local = self._module.state_dict()
         mine = {
             name: value.detach().cpu() if isinstance(value, Tensor) else value
             for name, value in local.items()
-            if self._placement.stage_of(name) == self._stage
+            if self.part.holds(name)
         }
-        parts = gather_to_rank_0(mine if self._is_first_replica else {}) or [mine]
+        given = {name: v for name, v in mine.items() if self.part.source(name) == self._rank}
+        parts = gather_to_rank_0(given) or [mine]
         found = {name: value for part in parts for name, value in part.items()}
         order = [name for name in self._names if name in found]
         late = [name for name in found if name not in self._names]  # made since the run began
@@ -191,15 +301,15 @@ class ShardedModule:
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool) -> None:
         """Takes this rank's part of a whole state dict, as tuners have one in a run's middle."""
-        with self.shard.absence.silent():
+        with self.part.silent():
             mine = self._module.state_dict().keys()
-            part = {name: value for name, value in state.items() if name in mine}
+            part = {name: v for name, v in state.items() if name in mine and self.part.holds(name)}
             self._module.load_state_dict(part, strict=strict)
 
     def optimizer_state(self) -> dict[str, Any]:
         """The whole optimizer's on rank 0, this rank's on others."""
         assert self._optimizer is not None
-        return self._optimizer.collect(holds=self._is_first_replica)
+        return self._optimizer.collect(given=self._given)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Takes this rank's part of a whole optimizer's state."""
@@ -207,13 +317,14 @@ class ShardedModule:
         self._optimizer.load(state)
 
     def fill(self) -> None:
-        """After :meth:`Shard.unprune`: every rank gets the values of all stages.
+        """After :meth:`Part.unprune`: every rank gets the values of all ranks.
 
         The optimizer is whole again too, so that a script can save all of it after a run.
         """
-        plan = self._placement.plan
-        for stage in range(plan.num_stages):
-            broadcast_tensors_(self._placement.tensors_of(stage), source=plan.rank_of(stage, 0))
+        named = [*self._module.named_parameters(), *self._module.named_buffers()]
+        sources = {name: self.part.source(name) for name, _ in named}
+        for rank in sorted({*sources.values()}):
+            broadcast_tensors_([each for name, each in named if sources[name] == rank], source=rank)
         if self._optimizer is not None:
             state = self.optimizer_state()["state"]
             self._optimizer.restore(process_group.broadcast_object(state))

@@ -1,0 +1,306 @@
+"""How codes of domains on several ranks come together for the losses, and their gradients back.
+
+Each rank's gradients of shared parameters are such that their mean over the ranks that have these
+is the gradient of one process; those of private parameters such that their mean over the replicas
+of a domain is.
+
+Shapes: B samples, C numbers of a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sparsepipe.domains.placement import Placement
+from sparsepipe.models.domain_separation import Codes, DomainSeparation, Losses, Rows
+from sparsepipe.runtime.collectives.halo import (
+    ProcessGroup,
+    add_up,
+    gather_numbers,
+    start_messages,
+)
+
+_CODES, _LABELS = "sending codes to other ranks", "sending labels to other ranks"
+_GRADIENTS = "sending gradients of codes back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among the ranks that share the domains.
+
+    Args:
+        placement: of the domains.
+        rank: this one.
+        group: all ranks; None is the default process group.
+        encoders: those that have domains.
+        replicas: of each of this rank's domains, where there are several ranks that have it.
+    """
+
+    placement: Placement
+    rank: int
+    group: ProcessGroup | None = None
+    encoders: ProcessGroup | None = None
+    replicas: ProcessGroup | None = None
+
+    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        """Sums for batch norms, over the ranks that have a domain, or that have any.
+
+        Its adjoint is the sum of the ranks' gradients.
+        """
+        placement = self.placement
+        count = placement.encoders if domain is None else len(placement.ranks_of(domain))
+        if count == 1:
+            return value
+        group = self.encoders if domain is None else self.replicas
+        result: Tensor = _Sum.apply(value, group)  # type: ignore[no-untyped-call]
+        return result
+
+    def total(self, counts: Tensor) -> Tensor:
+        """The sum of all domains' counts; replicas have counted samples of their own."""
+        return add_up(counts, self.group, what="adding up what ranks have counted")
+
+    def sizes(self, own: Mapping[str, int], *, device: torch.device) -> list[tuple[int, ...]]:
+        """How many samples of each domain each rank has in this minibatch."""
+        numbers = [own.get(name, 0) for name in self.placement.domains]
+        what = "comparing numbers of samples"
+        return gather_numbers(numbers, self.group, device=device, what=what)
+
+    def by_domain(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """Samples of each domain over all ranks."""
+        totals = map(sum, zip(*sizes, strict=True))
+        return dict(zip(self.placement.domains, totals, strict=True))
+
+    def private_scaled(self, codes: Codes, ranks: int) -> Codes:
+        """Codes of which private ones' gradients are those of a replica, not of ``ranks`` ranks."""
+        _, replicas = self.placement.replica(self.rank)
+        return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLosses:
+    """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
+
+    ranks: Ranks
+
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+        """The losses of all domains' samples, on every rank."""
+        ranks = self.ranks
+        codes = ranks.private_scaled(module.encoded(batch), ranks.placement.ranks)
+        rows = module.decoded(codes)
+        sizes = ranks.sizes(codes.sizes, device=rows.error_B.device)
+        return module.losses(self._gathered(rows, sizes))
+
+    def _gathered(self, rows: Rows, sizes: Sequence[Sequence[int]]) -> Rows:
+        ranks, counts = self.ranks, [sum(each) for each in sizes]
+        packed = torch.cat([rows.shared_BC, rows.private_BC, rows.error_B[:, None]], 1)
+        gathered: Tensor = _Gather.apply(packed, ranks, counts)  # type: ignore[no-untyped-call]
+        code = rows.shared_BC.shape[1]
+        shared, private, error = gathered.split_with_sizes([code, code, 1], 1)
+        source = [each[0] for each in sizes]
+        label_B = _from_all(rows.label_B[: source[ranks.rank]], source, ranks, what=_LABELS)
+        return replace(
+            rows,
+            shared_BC=shared,
+            private_BC=private,
+            error_B=error.squeeze(1),
+            label_B=label_B,
+            sizes=ranks.by_domain(sizes),
+        )
+
+    def total(self, counts: Tensor) -> Tensor:
+        return self.ranks.total(counts)
+
+    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        return self.ranks.add_up(value, domain)
+
+
+@dataclass(frozen=True, slots=True)
+class OneLossRank:
+    """Ranks send codes to the last one, which decodes, computes all losses and sends back.
+
+    Source: Tsaris and Hinkle, Multi-DSN, in which classifier, decoder and losses have a worker of
+    their own.
+    """
+
+    ranks: Ranks
+
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+        """The losses of all domains' samples; on the others as the last rank says them."""
+        ranks, device = self.ranks, module.device
+        last = ranks.rank == ranks.placement.loss_rank
+        if last:
+            sizes = ranks.sizes({}, device=device)
+            found = module.losses(module.decoded(self._received(module, sizes)))
+            self._announce([found.objective.detach(), *found.parts.values()], module)
+            return found
+        codes = ranks.private_scaled(module.encoded(batch), ranks.placement.encoders)
+        sizes = ranks.sizes(codes.sizes, device=device)
+        return self._sent(module, codes, sizes)
+
+    def _sent(
+        self, module: DomainSeparation, codes: Codes, sizes: Sequence[Sequence[int]]
+    ) -> Losses:
+        ranks, last = self.ranks, self.ranks.placement.ranks - 1
+        packed = torch.cat([codes.shared_BC, codes.private_BC], 1)
+        target = codes.target.to(packed.dtype)
+        _send(target, last, ranks)
+        if count := sizes[ranks.rank][0]:
+            _send(codes.label_B[:count], last, ranks)
+        objective: Tensor = _Send.apply(packed, ranks)  # type: ignore[no-untyped-call]
+        names = module.part_names
+        values = _receive((1 + len(names),), last, objective.double(), ranks)
+        objective = objective + values[0].to(objective.dtype)
+        parts = dict(zip(names, values[1:], strict=True))
+        return Losses(objective=objective, parts=parts, samples=sum(map(sum, sizes)))
+
+    def _received(self, module: DomainSeparation, sizes: Sequence[Sequence[int]]) -> Codes:
+        ranks, network = self.ranks, module.network
+        like = next(network.decoder.parameters())
+        codes, targets, labels = [], [], []
+        for rank, counts in enumerate(sizes[:-1]):
+            count = sum(counts)
+            shape = (count, *network.decoded_shape)
+            targets.append(_receive(shape, rank, like, ranks))
+            if counts[0]:
+                empty = torch.empty(0, dtype=torch.int64, device=like.device)
+                labels.append(_receive((counts[0],), rank, empty, ranks))
+            codes.append(_receive((count, 2 * network.code), rank, like, ranks))
+        joined = torch.cat(codes).requires_grad_()
+        counts = [sum(each) for each in sizes[:-1]]
+        joined = _Receive.apply(joined, ranks, counts)  # type: ignore[no-untyped-call]
+        shared, private = joined.chunk(2, 1)
+        return Codes(
+            shared_BC=shared,
+            private_BC=private,
+            target=torch.cat(targets),
+            label_B=torch.cat(labels),
+            sizes=ranks.by_domain(sizes),
+        )
+
+    def _announce(self, values: Sequence[Tensor], module: DomainSeparation) -> None:
+        packed = torch.stack([each.double() for each in values])
+        for rank in range(self.ranks.placement.encoders):
+            _send(packed, rank, self.ranks)
+
+    def total(self, counts: Tensor) -> Tensor:
+        return self.ranks.total(counts)
+
+    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        return self.ranks.add_up(value, domain)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return add_up(value, group, what="adding up the statistics of a norm")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return add_up(gradient, ctx.group, what="adding up the gradients of a norm"), None
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def _scaled(value: Tensor, factor: float) -> Tensor:
+    """The value, whose gradient is multiplied by a factor."""
+    if factor == 1:
+        return value
+    result: Tensor = _Scaled.apply(value, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' rows. All ranks compute the same losses of them, so that the sum of the gradients
+    that they have of this rank's rows is this rank's own, as often as there are ranks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
+        ctx.first = sum(counts[: ranks.rank])
+        ctx.count, ctx.size = counts[ranks.rank], len(counts)
+        return _from_all(rows, counts, ranks, what=_CODES)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.narrow(0, ctx.first, ctx.count) * ctx.size, None, None
+
+
+def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
+    """The rows of all ranks, one rank's behind the other's."""
+    others = [rank for rank in range(len(counts)) if rank != ranks.rank]
+    pending = start_messages(
+        [(rank, rows) for rank in others],
+        [(rank, (counts[rank], *rows.shape[1:])) for rank in others],
+        like=rows,
+        group=ranks.group,
+        what=what,
+    )
+    parts = iter(pending.wait())
+    return torch.cat([rows if rank == ranks.rank else next(parts) for rank in range(len(counts))])
+
+
+def _send(value: Tensor, rank: int, ranks: Ranks, *, what: str = _CODES) -> None:
+    message = [(rank, value.detach())]
+    start_messages(message, [], like=value, group=ranks.group, what=what).wait()
+
+
+def _receive(
+    shape: tuple[int, ...], rank: int, like: Tensor, ranks: Ranks, *, what: str = _CODES
+) -> Tensor:
+    expected = [(rank, shape)]
+    (found,) = start_messages([], expected, like=like.detach(), group=ranks.group, what=what).wait()
+    return found
+
+
+class _Send(torch.autograd.Function):
+    """Codes go to the last rank, and in the backward pass their gradients come from there."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        ctx.shape = tuple(packed.shape)
+        _send(packed, ranks.placement.ranks - 1, ranks)
+        return packed.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ranks: Ranks = ctx.ranks
+        last = ranks.placement.ranks - 1
+        found = _receive(ctx.shape, last, gradient, ranks, what=_GRADIENTS)
+        return found * ranks.placement.encoders, None
+
+
+class _Receive(torch.autograd.Function):
+    """Codes have come from other ranks, and in the backward pass their gradients go there."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
+        ctx.ranks, ctx.counts = ranks, counts
+        return packed.view_as(packed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        parts = gradient.split_with_sizes(ctx.counts)
+        for rank, part in enumerate(parts):
+            _send(part, rank, ctx.ranks, what=_GRADIENTS)
+        return None, None, None

@@ -1,0 +1,426 @@
+"""The LightningModule that trains domain separation networks, written as for one device.
+
+How the domains of a minibatch come together is left to an :class:`Exchange`: here all of them are
+in one process, and :mod:`sparsepipe.domains` spreads them over ranks.
+
+Shapes: B samples of all domains, C numbers of a code, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from sparsepipe import sparse
+from sparsepipe.errors import ConfigError
+from sparsepipe.models.classifier import LRSchedule, Optimised, built
+from sparsepipe.models.domain_losses import (
+    RECONSTRUCTIONS,
+    difference,
+    mmd,
+    reversed_gradient,
+)
+from sparsepipe.models.dsn import (
+    DomainNorm,
+    DomainSeparationNetwork,
+    PerDomain,
+    batch_size,
+    of_domain,
+)
+from sparsepipe.models.metrics import confusion_of
+
+Similarity = Literal["dann", "mmd", "mmd_unbiased", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """What encoders make of a minibatch; samples are in the order of the domains.
+
+    Attributes:
+        shared_BC: shared codes.
+        private_BC: private ones.
+        target: what is to be reconstructed, [B, ...].
+        label_B: classes of the source's samples; -1 for those of targets, whose labels no loss
+            sees.
+        sizes: number of samples of each domain, by its name.
+    """
+
+    shared_BC: Tensor
+    private_BC: Tensor
+    target: Tensor
+    label_B: Tensor
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What the losses take: as :class:`Codes`, with the error of each reconstruction."""
+
+    shared_BC: Tensor
+    private_BC: Tensor
+    error_B: Tensor
+    label_B: Tensor
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """The losses of a minibatch.
+
+    Attributes:
+        objective: what is minimised.
+        parts: values to log, by their names: losses without their weights, and the share of the
+            source's samples that are classified right.
+        samples: of all domains, by which means over an epoch are weighted.
+    """
+
+    objective: Tensor
+    parts: Mapping[str, Tensor]
+    samples: int
+
+
+class Exchange(Protocol):
+    """Brings together what the losses need of the domains that processes have."""
+
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+        """The losses of a minibatch, of which this process has some domains."""
+
+    def total(self, counts: Tensor) -> Tensor:
+        """The sum of all processes' counts."""
+
+    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        """Sums for batch norms over the processes that have a domain, None: any domain."""
+
+
+class OneProcess:
+    """All domains are here."""
+
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+        return module.losses(module.decoded(module.encoded(batch)))
+
+    def total(self, counts: Tensor) -> Tensor:
+        return counts
+
+    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        return value
+
+
+class DomainSeparation(Optimised):
+    """Trains a classifier of a labelled source for targets without labels.
+
+    A training batch is a mapping from names of domains to batches with ``input``, ``label`` and
+    ``index``; a batch of an evaluation is one of these with ``domain``, the name. Labels of targets
+    are used in evaluation only.
+
+    The objective is eq. 4 of Bousmalis et al., ``task + alpha * reconstruction + beta * difference
+    + gamma * similarity``. A sum over source and target is there for two domains; with several
+    targets it is the source's term and the mean of the targets', so that weights keep their
+    meaning. Similarity by ``dann`` is the cross-entropy of a discriminator of all domains behind a
+    reversed gradient, by ``mmd`` the mean over targets of their discrepancy from the source.
+
+    Logged in each step: ``train/loss_step`` (the objective), ``train/task``, ``train/similarity``,
+    and of each domain ``train/<domain>/reconstruction`` and ``train/<domain>/difference``. In
+    evaluations, for each domain: ``val/<domain>/accuracy``, ``val/<domain>/loss`` and
+    ``val/<domain>/reconstruction``; ``val/accuracy`` and ``val/loss`` are the source's, since
+    nothing is to be chosen by labels of targets; ``test/target_accuracy`` is the mean over
+    targets.
+
+    Args:
+        network: with its domains; or a mapping with ``_target_`` that says how to build it.
+        optimizer: called with the parameters.
+        schedule: of the learning rate, see :meth:`LRSchedule.of`.
+        alpha: weight of the reconstruction.
+        beta: of the difference of shared and private codes.
+        gamma: of the similarity of domains.
+        similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
+        similarity_from: optimizer steps before the similarity counts (the paper has 10,000).
+        reconstruction: ``si_mse``, the paper's, or ``mse``.
+        class_names: K names, for reports.
+
+    Attributes:
+        exchange: brings domains together.
+        test_confusions: after a test, int64 [K, K] of each domain that was tested, true class by
+            row.
+
+    Raises:
+        ConfigError: a negative weight, or a kind of loss that there is not.
+    """
+
+    def __init__(
+        self,
+        network: DomainSeparationNetwork | Mapping[str, Any],
+        *,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Any],
+        schedule: LRSchedule | Callable[..., Any] | Mapping[str, Any] | None = None,
+        alpha: float = 0.01,
+        beta: float = 0.05,
+        gamma: float = 0.25,
+        similarity: Similarity = "dann",
+        similarity_from: int = 0,
+        reconstruction: Literal["si_mse", "mse"] = "si_mse",
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(optimizer, schedule)
+        for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+            if not value >= 0:
+                raise ConfigError(f"the weight {name} is {value}", remedy="give one of at least 0")
+        _check_choice("similarity", similarity, ("dann", "mmd", "mmd_unbiased", "none"))
+        _check_choice("reconstruction", reconstruction, tuple(RECONSTRUCTIONS))
+        self.network: DomainSeparationNetwork = built(network)
+        self.alpha, self.beta, self.gamma = alpha, beta, gamma
+        self.similarity, self.similarity_from = similarity, similarity_from
+        self.reconstruction = reconstruction
+        classes = self.network.num_classes
+        self.class_names = tuple(class_names or map(str, range(classes)))
+        self.use_one_process()
+        self.test_confusions: dict[str, Tensor] = {}
+        self._seen: dict[str, _Seen] = {}
+
+    def use(self, exchange: Exchange) -> None:
+        """Brings domains together by ``exchange`` from now on."""
+        self.exchange = exchange
+        for each in self.modules():
+            if isinstance(each, DomainNorm):
+                each.add_up = exchange.add_up
+
+    def use_one_process(self) -> None:
+        """Takes all domains from this process again."""
+        self.use(OneProcess())
+
+    @property
+    def parts_of_domains(self) -> dict[str, str]:
+        """The domain of each parameter and buffer that belongs to one alone, by its name."""
+        found = {}
+        for path, each in self.named_modules():
+            if isinstance(each, PerDomain):
+                for name, _ in [*each.named_parameters(), *each.named_buffers()]:
+                    found[f"{path}.{name}"] = name.partition(".")[0]
+        return found
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the domains, the source first."""
+        return self.network.domains
+
+    def forward(self, x: Any, domain: str | None = None) -> Tensor:
+        """Logits [B, K] of an input, by the statistics of ``domain`` or those of the source."""
+        codes_BC = self.network.shared_codes({domain or self.domains[0]: self._cast(x)})
+        logits_BK: Tensor = self.network.head(*codes_BC.values())
+        return logits_BK
+
+    def encoded(self, batch: Mapping[str, Any]) -> Codes:
+        """Codes of the domains that ``batch`` has.
+
+        Raises:
+            ConfigError: it has a domain that the network does not know, or a label of the source
+                that is no class.
+        """
+        network = self.network
+        if unknown := [name for name in batch if name not in self.domains]:
+            raise ConfigError(
+                f"a batch has the domain {unknown[0]!r}, the network has {', '.join(self.domains)}",
+                remedy="give the data and the network the same domains",
+            )
+        inputs = {name: self._cast(batch[name]["input"]) for name in self.domains if name in batch}
+        private = []
+        for name, each in inputs.items():
+            with of_domain(network.private[name], name):
+                private.append(network.private[name](each))
+        return Codes(
+            shared_BC=torch.cat(list(network.shared_codes(inputs).values())),
+            private_BC=torch.cat(private),
+            target=torch.cat([network.decoded(each) for each in inputs.values()]),
+            label_B=torch.cat([self._labels(name, batch[name]) for name in inputs]),
+            sizes={name: batch_size(each) for name, each in inputs.items()},
+        )
+
+    def _labels(self, name: str, batch: Mapping[str, Any]) -> Tensor:
+        label_B: Tensor = batch["label"]
+        return label_B if name == self.domains[0] else torch.full_like(label_B, -1)
+
+    def decoded(self, codes: Codes) -> Rows:
+        """With the error of each sample's reconstruction from the sum of its codes."""
+        output = self.network.decoder(codes.shared_BC + codes.private_BC)
+        return Rows(
+            shared_BC=codes.shared_BC,
+            private_BC=codes.private_BC,
+            error_B=RECONSTRUCTIONS[self.reconstruction](output, codes.target),
+            label_B=codes.label_B,
+            sizes=codes.sizes,
+        )
+
+    def losses(self, rows: Rows) -> Losses:
+        """The losses of samples of all domains."""
+        counts = [rows.sizes[name] for name in self.domains]
+        shared = rows.shared_BC.split_with_sizes(counts)
+        private = rows.private_BC.split_with_sizes(counts)
+        label_S = rows.label_B[: counts[0]]
+        logits_SK = self.network.head(shared[0])
+        task = F.cross_entropy(logits_SK, label_S)
+        errors = [each.mean() for each in rows.error_B.split_with_sizes(counts)]
+        differences = [difference(*codes) for codes in zip(shared, private, strict=True)]
+        objective = task + self.alpha * _over(errors) + self.beta * _over(differences)
+        parts = {"task": task, "accuracy": (logits_SK.argmax(1) == label_S).double().mean()}
+        if self._is_similarity_on:
+            parts["similarity"] = self._dissimilarity(shared)
+            objective = objective + self.gamma * parts["similarity"]
+        for number, name in enumerate(self.domains):
+            parts[f"{name}/reconstruction"] = errors[number]
+            parts[f"{name}/difference"] = differences[number]
+        found = {name: value.detach() for name, value in parts.items()}
+        return Losses(objective=objective, parts=found, samples=sum(counts))
+
+    @property
+    def part_names(self) -> list[str]:
+        """Names of :attr:`Losses.parts`, in their order."""
+        own = [
+            f"{name}/{kind}" for name in self.domains for kind in ("reconstruction", "difference")
+        ]
+        return ["task", "accuracy", *(["similarity"] if self._is_similarity_on else []), *own]
+
+    @property
+    def _is_similarity_on(self) -> bool:
+        if self.similarity == "none":
+            return False
+        return self._trainer is None or self.global_step >= self.similarity_from
+
+    def _dissimilarity(self, shared: Sequence[Tensor]) -> Tensor:
+        if self.similarity == "dann":
+            codes_BC = torch.cat(list(shared))
+            numbers = torch.arange(len(shared), device=codes_BC.device)
+            counts = torch.tensor(list(map(len, shared)), device=codes_BC.device)
+            logits_BD = self.network.discriminator(reversed_gradient(codes_BC))
+            return F.cross_entropy(logits_BD, numbers.repeat_interleave(counts))
+        unbiased = self.similarity == "mmd_unbiased"
+        found = [mmd(shared[0], target, unbiased=unbiased) for target in shared[1:]]
+        return torch.stack(found).mean()
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
+        losses = self.exchange.losses(self, batch)
+        loss, size = losses.objective.detach(), losses.samples
+        self.log("train/loss_step", loss, prog_bar=True, batch_size=size)
+        for name, value in {"loss": loss, **losses.parts}.items():
+            self.log(f"train/{name}", value, on_step=False, on_epoch=True, batch_size=size)
+        return losses.objective
+
+    def validation_step(
+        self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._evaluate(batch)
+
+    def test_step(self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch)
+
+    def predict_step(
+        self, batch: Mapping[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+    ) -> dict[str, Any]:
+        probability_B, prediction_B = self(batch["input"], batch["domain"]).softmax(1).max(1)
+        return {
+            "domain": batch["domain"],
+            "index": batch["index"].cpu(),
+            "label": batch["label"].cpu(),
+            "prediction": prediction_B.cpu(),
+            "probability": probability_B.cpu(),
+        }
+
+    def _evaluate(self, batch: Mapping[str, Any]) -> None:
+        if not batch:  # of a process that has no domain
+            return
+        name = batch["domain"]
+        rows = self.decoded(self.encoded({name: batch}))
+        logits_BK, label_B = self.network.head(rows.shared_BC), batch["label"]
+        self._seen[name] = self._seen.get(name, _Seen.none(logits_BK)) + _Seen(
+            confusion_KK=confusion_of(logits_BK, label_B),
+            loss=F.cross_entropy(logits_BK, label_B, reduction="sum").double(),
+            error=rows.error_B.sum().double(),
+        )
+
+    def on_validation_epoch_start(self) -> None:
+        self._seen.clear()
+
+    def on_test_epoch_start(self) -> None:
+        self._seen.clear()
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self.test_confusions = self._log_evaluation("test")
+
+    def _log_evaluation(self, split: str) -> dict[str, Tensor]:
+        """Logs what all processes have seen of each domain; the counts of those that were seen."""
+        classes = len(self.class_names)
+        none = _Seen.none(torch.empty(0, classes, device=self.device))
+        mine = torch.stack([self._seen.get(name, none).packed() for name in self.domains])
+        confusions, accuracies = {}, {}
+        for name, counts in zip(self.domains, self.exchange.total(mine), strict=True):
+            seen = _Seen.unpacked(counts, classes)
+            samples = seen.confusion_KK.sum()
+            if not samples:
+                continue
+            accuracies[name] = seen.confusion_KK.diagonal().sum() / samples
+            confusions[name] = seen.confusion_KK.long().cpu()
+            values = {
+                "accuracy": accuracies[name],
+                "loss": seen.loss / samples,
+                "reconstruction": seen.error / samples,
+            }
+            for key, value in values.items():
+                self.log(f"{split}/{name}/{key}", value.float())
+                if name == self.domains[0] and key != "reconstruction":
+                    self.log(f"{split}/{key}", value.float(), prog_bar=True)
+        if targets := [accuracies[name] for name in self.domains[1:] if name in accuracies]:
+            self.log(f"{split}/target_accuracy", torch.stack(targets).mean().float(), prog_bar=True)
+        return confusions
+
+    def _cast(self, x: Any) -> Any:
+        """In the parameters' precision, as Lightning does with plain tensors only."""
+        dtype = next(self.network.head.parameters()).dtype
+        return x.to(dtype) if isinstance(x, Tensor | sparse.SparseTensor) else x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """Sums over the samples of a domain in an evaluation."""
+
+    confusion_KK: Tensor
+    loss: Tensor
+    error: Tensor
+
+    @classmethod
+    def none(cls, logits_BK: Tensor) -> _Seen:
+        classes = logits_BK.shape[1]
+        zeros = logits_BK.new_zeros(classes, classes, dtype=torch.int64)
+        return cls(confusion_KK=zeros, loss=zeros.sum().double(), error=zeros.sum().double())
+
+    def __add__(self, other: _Seen) -> _Seen:
+        return _Seen(
+            confusion_KK=self.confusion_KK + other.confusion_KK,
+            loss=self.loss + other.loss,
+            error=self.error + other.error,
+        )
+
+    def packed(self) -> Tensor:
+        """As one vector [2 + K^2] in double precision, which holds counts exactly."""
+        return torch.cat([self.loss[None], self.error[None], self.confusion_KK.flatten().double()])
+
+    @classmethod
+    def unpacked(cls, vector: Tensor, classes: int) -> _Seen:
+        counts_KK = vector[2:].view(classes, classes)
+        return cls(confusion_KK=counts_KK, loss=vector[0], error=vector[1])
+
+
+def _over(values: Sequence[Tensor]) -> Tensor:
+    """The source's value and the mean of the targets'."""
+    return values[0] + torch.stack(list(values[1:])).mean()
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}", remedy=f"choose one of {', '.join(choices)}")

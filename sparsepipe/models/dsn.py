@@ -1,0 +1,393 @@
+"""Domain separation networks: encoders, decoder, head and discriminator.
+
+Source: Bousmalis et al., "Domain Separation Networks" (NIPS 2016), Fig. 1, and for many targets
+Tsaris and Hinkle's Multi-DSN: every domain has a private encoder, and all have the shared one.
+
+Shapes: B samples, C numbers of a code, K classes, D domains of which the first is the source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparsepipe import sparse
+from sparsepipe.errors import ConfigError
+from sparsepipe.models.chain import CONVOLUTIONS, MAX_POOLS
+from sparsepipe.models.sizes import check_sizes, scaled
+
+Norm = Literal["none", "domain", "all"]
+"""Statistics of the batch norms of encoders: there are none; of each domain; of all together."""
+_CHANNELS = (32, 64)
+_POOLED = {2: 4, 3: 2}
+"""Positions along each dimension, of two or three, that a dense encoder's features have at last."""
+_HIDDEN = 128
+
+
+class PerDomain(nn.ModuleDict):
+    """A module for each domain by its name; a device needs those of its own domains only."""
+
+
+class DomainNorm(nn.Module):
+    """Batch norm whose running statistics are those of each domain, or of all together.
+
+    Scale and shift are shared by the domains. Statistics of each domain are those of
+    domain-specific batch normalisation (Chang et al., CVPR 2019), in which each domain is
+    normalised by itself in training and in evaluation.
+
+    Args:
+        channels: C of values [B, C, ...], or of the rows [M, C] of a sparse tensor.
+        domains: names of those that have statistics of their own; without any, all share them.
+        together: values of all domains are normalised together; otherwise those of one domain.
+
+    Attributes:
+        domain: whose values come next; see :func:`of_domain`.
+        add_up: called with sums and the domain they are of, None for all; adds them up over the
+            processes that have values of it.
+    """
+
+    def __init__(
+        self, channels: int, domains: Sequence[str] = (), *, together: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.statistics: nn.Module = (
+            PerDomain({name: _Statistics(channels) for name in domains})
+            if domains
+            else _Statistics(channels)
+        )
+        self.together = together
+        self.domain: str | None = None
+        self.add_up: Callable[[Tensor, str | None], Tensor] = _as_it_is
+
+    def forward(self, input: Any) -> Any:
+        """Normalised values of the same shape, or a sparse tensor with normalised features."""
+        if isinstance(input, sparse.SparseTensor):
+            return input.replace_feats(self._normalised(input.feats))
+        return self._normalised(input)
+
+    def _normalised(self, value: Tensor) -> Tensor:
+        known = self.statistics
+        if isinstance(known, PerDomain):
+            assert self.domain is not None, "of_domain() says whose values these are"
+            known = known[self.domain]
+        assert isinstance(known, _Statistics)
+        if self.training:
+            mean, variance = self._of_batch(value, known)
+        else:
+            mean, variance = known.mean, known.variance
+        shape = (1, -1, *[1] * (value.dim() - 2))
+        scale = self.weight * (variance + _EPS).rsqrt()
+        shift = self.bias - mean * scale
+        return value * scale.view(shape) + shift.view(shape)
+
+    def _of_batch(self, value: Tensor, known: _Statistics) -> tuple[Tensor, Tensor]:
+        """Mean and variance of all processes' values, in two passes, so that no digits cancel."""
+        others = [dim for dim in range(value.dim()) if dim != 1]
+        sums = value.sum(others)
+        count = sums.new_tensor([value.numel() / max(value.shape[1], 1)])
+        domain = None if self.together else self.domain
+        added = self.add_up(torch.cat([sums, count]), domain)
+        mean, total = added[:-1] / added[-1], added[-1].detach()
+        deviations = value - mean.view(1, -1, *[1] * (value.dim() - 2))
+        variance = self.add_up(deviations.square().sum(others), domain) / total
+        known.update(mean.detach(), variance.detach() * (total / (total - 1).clamp(min=1)))
+        return mean, variance
+
+
+_EPS, _MOMENTUM = 1e-5, 0.1
+
+
+class _Statistics(nn.Module):
+    """Running mean and variance [C] of values, for evaluation."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("variance", torch.ones(channels))
+
+    @torch.no_grad()
+    def update(self, mean: Tensor, variance: Tensor) -> None:
+        self.mean.lerp_(mean, _MOMENTUM)
+        self.variance.lerp_(variance, _MOMENTUM)
+
+
+def _as_it_is(value: Tensor, domain: str | None) -> Tensor:
+    return value
+
+
+@contextmanager
+def of_domain(module: nn.Module, name: str) -> Iterator[None]:
+    """Within, what ``module`` is given is of this domain."""
+    norms = [each for each in module.modules() if isinstance(each, DomainNorm)]
+    for norm in norms:
+        norm.domain = name
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.domain = None
+
+
+class DomainSeparationNetwork(nn.Module):
+    """A shared encoder, a private one for each domain, a decoder, a head and a discriminator.
+
+    Args:
+        make_encoder: called without arguments, for each encoder.
+        domains: names of the domains, the source first.
+        code: C.
+        num_classes: K.
+        decoder: of codes [B, C].
+        decoded: called with a batch's input; what the decoder is to reconstruct.
+        decoded_shape: of a sample of that.
+        norm: what the shared encoder's statistics are; ``all`` needs inputs that can be joined.
+
+    Raises:
+        ConfigError: fewer than two domains, or names that are not unlike words.
+    """
+
+    def __init__(
+        self,
+        make_encoder: Callable[..., nn.Module],
+        *,
+        domains: Sequence[str],
+        code: int,
+        num_classes: int,
+        decoder: nn.Module,
+        decoded: Callable[[Any], Tensor],
+        decoded_shape: Sequence[int],
+        norm: Norm,
+    ) -> None:
+        super().__init__()
+        _check_domains(domains)
+        self.domains = tuple(domains)
+        self.num_classes = num_classes
+        self.norm = norm
+        kinds: dict[str, Callable[[int], nn.Module | None]] = {
+            "none": lambda channels: None,
+            "domain": partial(DomainNorm, domains=self.domains),
+            "all": partial(DomainNorm, together=True),
+        }
+        self.shared = make_encoder(make_norm=kinds[norm])
+        own: Callable[[int], nn.Module | None] = kinds["none"] if norm == "none" else DomainNorm
+        self.private = PerDomain({name: make_encoder(make_norm=own) for name in domains})
+        self.decoder = decoder
+        self.decoded = decoded
+        self.decoded_shape = tuple(decoded_shape)
+        self.code = code
+        self.head = _perceptron(code, num_classes)
+        self.discriminator = _perceptron(code, len(domains))
+
+    def shared_codes(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Shared codes [B, C] of inputs by their domains."""
+        if self.norm != "all" or len(inputs) < 2:
+            found = {}
+            for name, each in inputs.items():
+                with of_domain(self.shared, name):
+                    found[name] = self.shared(each)
+            return found
+        sizes = [batch_size(each) for each in inputs.values()]
+        codes = self.shared(joined_inputs(list(inputs.values()))).split_with_sizes(sizes)
+        return dict(zip(inputs, codes, strict=True))
+
+
+def batch_size(input: Any) -> int:
+    """Samples of a dense or sparse input."""
+    return input.batch_size if isinstance(input, sparse.SparseTensor) else len(input)
+
+
+def joined_inputs(inputs: Sequence[Any]) -> Any:
+    """One input with the samples of all, in order."""
+    if not isinstance(inputs[0], sparse.SparseTensor):
+        return torch.cat(list(inputs))
+    coords, start = [], 0
+    for each in inputs:
+        offset = each.coords.new_tensor([start, 0, 0, 0])
+        coords.append(each.coords + offset)
+        start += each.batch_size
+    return sparse.SparseTensor(
+        torch.cat([each.feats for each in inputs]),
+        torch.cat(coords),
+        spatial_shape=inputs[0].spatial_shape,
+        batch_size=start,
+    )
+
+
+def _check_domains(domains: Sequence[str]) -> None:
+    if len(domains) < 2 or len({*domains}) < len(domains):
+        raise ConfigError(
+            f"the domains are {', '.join(domains) or 'none'}",
+            remedy="give a source and at least one target, each with a name of its own",
+        )
+    for name in domains:
+        if not re.fullmatch(r"\w+", name):
+            raise ConfigError(
+                f"{name!r} is no name of a domain",
+                remedy="use letters, digits and underscores",
+            )
+
+
+def _perceptron(code: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(code, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, outputs))
+
+
+def dsn_dense(
+    dimensions: int,
+    num_classes: int,
+    *,
+    domains: Sequence[str],
+    in_channels: int = 1,
+    code: int = 100,
+    width: float = 1.0,
+    decoded: Sequence[int],
+    norm: Norm = "none",
+) -> DomainSeparationNetwork:
+    """A network on images or volumes of any size.
+
+    An encoder is two convolutions of 5 positions with max pools, the mean over a coarse grid and a
+    linear layer; the decoder is a linear layer and three convolutions between which values are
+    repeated to the decoded size.
+
+    Args:
+        dimensions: 2 for images, 3 for volumes.
+        num_classes: K.
+        domains: names, the source first.
+        in_channels: of a sample.
+        code: C, of shared and of private codes.
+        width: multiplies the channels of hidden layers.
+        decoded: spatial size of reconstructions; samples of another size are averaged to it.
+        norm: batch norms of the encoders, if any, and over what.
+
+    Raises:
+        ConfigError: sizes, domains or a norm that there cannot be.
+    """
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=0.0)
+    size = _checked_size(decoded, dimensions)
+    channels = [scaled(each, width) for each in _CHANNELS]
+
+    def make_encoder(make_norm: Callable[[int], nn.Module | None]) -> nn.Module:
+        layers: list[nn.Module | None] = []
+        for before, after in zip([in_channels, *channels], channels, strict=False):
+            layer = CONVOLUTIONS[dimensions](before, after, 5, padding=2)
+            layers += [layer, make_norm(after), nn.ReLU(), MAX_POOLS[dimensions](2)]
+        side = _POOLED[dimensions]
+        pool = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}[dimensions](side)
+        layers += [pool, nn.Flatten(), nn.Linear(channels[-1] * side**dimensions, code)]
+        return nn.Sequential(*(each for each in layers if each is not None))
+
+    return DomainSeparationNetwork(
+        make_encoder,
+        domains=domains,
+        code=code,
+        num_classes=num_classes,
+        decoder=_decoder(dimensions, code, in_channels, size, scaled(_CHANNELS[0], width)),
+        decoded=partial(_averaged, size=size),
+        decoded_shape=(in_channels, *size),
+        norm=_checked_norm(norm),
+    )
+
+
+dsn_2d = partial(dsn_dense, 2)
+dsn_3d = partial(dsn_dense, 3)
+
+
+def dsn_sparse(
+    num_classes: int,
+    *,
+    domains: Sequence[str],
+    in_channels: int = 1,
+    code: int = 100,
+    width: float = 1.0,
+    decoded: Sequence[int] = (16, 16, 16),
+    norm: Norm = "domain",
+    backend: sparse.Backend | None = None,
+) -> DomainSeparationNetwork:
+    """A network on sparse tensors of shapes; arguments and errors as :func:`dsn_dense`.
+
+    An encoder is three submanifold convolutions with max pools, the maximum over all voxels and a
+    linear layer. What is reconstructed is the occupancy of a coarser grid: the share of its voxels
+    that are occupied.
+    """
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=0.0)
+    size = _checked_size(decoded, 3)
+    channels = [scaled(each, width) for each in (*_CHANNELS, 2 * _CHANNELS[-1])]
+
+    def make_encoder(make_norm: Callable[[int], nn.Module | None]) -> nn.Module:
+        layers: list[nn.Module | None] = []
+        for before, after in zip([in_channels, *channels], channels, strict=False):
+            layers += [sparse.Conv3d(before, after, 3, backend=backend), make_norm(after)]
+            layers += [sparse.ReLU(), sparse.MaxPool3d(2, backend=backend)]
+        layers += [sparse.GlobalMaxPool(), nn.Linear(channels[-1], code)]
+        return nn.Sequential(*(each for each in layers if each is not None))
+
+    return DomainSeparationNetwork(
+        make_encoder,
+        domains=domains,
+        code=code,
+        num_classes=num_classes,
+        decoder=_decoder(3, code, 1, size, scaled(_CHANNELS[0], width)),
+        decoded=partial(_occupied, size=size),
+        decoded_shape=(1, *size),
+        norm=_checked_norm(norm),
+    )
+
+
+def _decoder(
+    dimensions: int, code: int, out_channels: int, size: tuple[int, ...], channels: int
+) -> nn.Sequential:
+    coarse = tuple(-(-each // 4) for each in size)
+    medium = tuple(-(-each // 2) for each in size)
+    conv = partial(CONVOLUTIONS[dimensions], kernel_size=3, padding=1)
+    return nn.Sequential(
+        nn.Linear(code, channels * torch.Size(coarse).numel()),
+        nn.ReLU(),
+        nn.Unflatten(1, (channels, *coarse)),
+        conv(channels, channels),
+        nn.ReLU(),
+        nn.Upsample(size=medium),
+        conv(channels, channels),
+        nn.ReLU(),
+        nn.Upsample(size=size),
+        conv(channels, out_channels),
+    )
+
+
+def _averaged(input: Tensor, *, size: tuple[int, ...]) -> Tensor:
+    if tuple(input.shape[2:]) == size:
+        return input
+    return {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[len(size)](input, size)
+
+
+def _occupied(input: sparse.SparseTensor, *, size: tuple[int, ...]) -> Tensor:
+    """The share [B, 1, *size] of occupied voxels."""
+    sites = input.replace_feats(input.feats.new_ones(len(input), 1))
+    return F.adaptive_avg_pool3d(sites.dense(), size)
+
+
+def _checked_size(size: Sequence[int], dimensions: int) -> tuple[int, ...]:
+    if len(size) != dimensions or min(size) < 4:
+        raise ConfigError(
+            f"model.decoded is {list(size)}",
+            remedy=f"give {dimensions} sizes of reconstructions, each at least 4",
+        )
+    return tuple(size)
+
+
+def _checked_norm(norm: str) -> Norm:
+    if norm not in ("none", "domain", "all"):
+        raise ConfigError(
+            f"model.norm is {norm!r}",
+            remedy="choose none, domain (statistics of each domain) or all (of all together)",
+        )
+    return norm  # type: ignore[return-value]

@@ -1,0 +1,379 @@
+"""Domain parallelism: ranks have domains, with their private encoders and loaders.
+
+A LightningModule is written as for one device, as :class:`sparsepipe.models.DomainSeparation` is.
+What its domains need of each other goes through its ``exchange``, which this strategy replaces;
+private parameters of other ranks' domains are freed while a Trainer runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from pytorch_lightning.strategies import StrategyRegistry
+from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from sparsepipe.domains.exchange import OneLossRank, Ranks, SharedLosses
+from sparsepipe.domains.placement import Placement, Roles
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import broadcast_tensors_
+from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.strategies import trainer_internals as internals
+from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
+from sparsepipe.strategies.sharding import ShardedModule
+
+log = logging.getLogger(__name__)
+
+
+class OwnDomains:
+    """What a rank holds of a module: all that is shared, and what belongs to its own domains."""
+
+    def __init__(self, module: pl.LightningModule, placement: Placement, rank: int) -> None:
+        self._module, self._placement, self._rank = module, placement, rank
+        self.domains: Mapping[str, str] = module.parts_of_domains  # type: ignore[assignment]
+        self._emptied: list[tuple[Tensor, torch.Size]] = []
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank holds a parameter or buffer."""
+        domain = self.domains.get(name)
+        return domain is None or self._rank in self._placement.ranks_of(domain)
+
+    def source(self, name: str) -> int:
+        """The first rank that has a parameter's domain; of what is shared, one that trains it."""
+        if (domain := self.domains.get(name)) is not None:
+            return self._placement.ranks_of(domain)[0]
+        last = self._placement.loss_rank
+        return 0 if last is None or _is_encoder(name) else last
+
+    @torch.no_grad()
+    def prune(self) -> None:
+        """Frees private parts of domains that other ranks have."""
+        for name, tensor in self._named():
+            if not self.holds(name):
+                self._emptied.append((tensor, tensor.shape))
+                tensor.data = tensor.data.new_empty(0)
+
+    @torch.no_grad()
+    def unprune(self) -> None:
+        """Makes room for them again; their values are NaN."""
+        for tensor, shape in self._emptied:
+            tensor.data = tensor.data.new_full(shape, float("nan"))
+        self._emptied.clear()
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Nobody is warned here."""
+        return nullcontext()
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._module.named_parameters()
+        yield from self._module.named_buffers()
+
+
+def _is_encoder(name: str) -> bool:
+    return ".shared." in f".{name}"
+
+
+class DomainStrategy(RankedStrategy):
+    """Trains a domain separation network whose domains are spread over ranks.
+
+    With as many ranks as domains, each has one; with fewer, ranks have several; with more, domains
+    have replicas, which share their samples as with data parallelism. Batches of a data module have
+    the domains of ``trainer.strategy.domains`` only.
+
+    Args:
+        roles: ``equal``: every rank gathers the codes of all and computes the losses. ``separate``:
+            the last rank has no domain, but decoder, head, discriminator and losses (Tsaris and
+            Hinkle, Multi-DSN).
+        timeout_s: limit of every wait for another rank.
+        process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
+        slowdown: factor by which this rank's device is made slower, by pauses.
+        cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
+
+    Raises:
+        ConfigError: when training starts: the module has no domains, or the ranks do not suffice
+            for the roles.
+    """
+
+    strategy_name = "sparsepipe_domain"
+
+    def __init__(
+        self,
+        *,
+        roles: Roles = "equal",
+        timeout_s: float = 300.0,
+        process_group_backend: str | None = None,
+        slowdown: float = 1.0,
+        cluster_environment: ClusterEnvironment | None = None,
+    ) -> None:
+        super().__init__(
+            slowdown=slowdown,
+            cluster_environment=cluster_environment or RankEnvironment(),
+            process_group_backend=process_group_backend,
+            timeout_s=timeout_s,
+        )
+        if roles not in ("equal", "separate"):
+            raise ConfigError(f"roles is {roles!r}", remedy="choose equal or separate")
+        self._roles: Roles = roles
+        self._placement: Placement | None = None
+        self._ranks: Ranks | None = None
+        self._sharded: ShardedModule[OwnDomains] | None = None
+        self._averages: list[tuple[Replicas, dict[str, nn.Parameter]]] = []
+        self._groups: list[Any] = []
+        self._waits_for_more = False
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank has which domains, while a Trainer runs."""
+        assert self._placement is not None
+        return self._placement
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains that this rank has."""
+        return self.placement.domains_of(self.global_rank)
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        replica, replicas = self.placement.replica(self.global_rank)
+        return {"num_replicas": replicas, "rank": replica}
+
+    @override
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        self.join()
+        super().setup_distributed()
+        module = self.lightning_module
+        assert module is not None
+        _check_module(module)
+        self._placement = Placement(tuple(module.domains), self.world_size, self._roles)  # type: ignore[arg-type]
+        if self.global_rank == 0:
+            for rank in range(self.world_size):
+                names = ", ".join(self._placement.domains_of(rank)) or "the losses"
+                log.info("rank %d: %s", rank, names)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        module = self.lightning_module
+        assert module is not None
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        _check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
+        internals.disable_signal_broadcast(trainer)
+        self.precision_plugin.convert_module(module)
+        if fitting:
+            self.setup_optimizers(trainer)
+            _check_optimizers(self.optimizers)
+        optimizer = self.optimizers[0] if fitting else None
+        part = OwnDomains(module, self.placement, self.global_rank)
+        self._sharded = ShardedModule(module, part=part, rank=self.global_rank, optimizer=optimizer)
+        self.model_to_device()
+        self.setup_precision_plugin()
+        if fitting:
+            internals.move_optimizer(self.optimizers[0], self.root_device)
+        self._connect(module, part, fitting=fitting)
+
+    def _connect(self, module: pl.LightningModule, part: OwnDomains, *, fitting: bool) -> None:
+        """Makes the groups of ranks, the exchange, and what averages gradients."""
+        placement, rank = self.placement, self.global_rank
+        encoders = self._group([range(placement.encoders)])
+        replicas = self._group([placement.ranks_of(name) for name in placement.domains])
+        everyone = self._group([range(self.world_size)])
+        self._ranks = Ranks(
+            placement=placement, rank=rank, group=everyone, encoders=encoders, replicas=replicas
+        )
+        exchange = SharedLosses if placement.loss_rank is None else OneLossRank
+        if self.world_size > 1:
+            module.use(exchange(self._ranks))  # type: ignore[operator]
+        if not fitting:
+            return
+        shared, own = dict[str, nn.Parameter](), dict[str, nn.Parameter]()
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and part.holds(name):
+                (shared if name not in part.domains else own)[name] = parameter
+        if placement.loss_rank is not None:
+            trained = _is_encoder if rank < placement.encoders else _is_no_encoder
+            shared = {name: each for name, each in shared.items() if trained(name)}
+        group = encoders if rank < placement.encoders else None
+        self._averages = [(Replicas(group, shared), shared), (Replicas(replicas, own), own)]
+
+    def _group(self, ranks: Any) -> Any:
+        backend = internals.resolve_process_group_backend(self)
+        found = process_group.make_stage_group(ranks, backend=backend, timeout_s=self._timeout_s)
+        self._groups.append(found)
+        return found
+
+    @override
+    def configure_ddp(self) -> None:
+        """Nothing: gradients are averaged by this strategy."""
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Within, gradients are added up, to be averaged with the last of them."""
+        self._waits_for_more = True
+        try:
+            yield
+        finally:
+            self._waits_for_more = False
+
+    @override
+    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().backward(*args, **kwargs)
+        if not self._waits_for_more:
+            self._average_gradients()
+        return loss
+
+    @torch.no_grad()
+    def _average_gradients(self) -> None:
+        for replicas, parameters in self._averages:
+            gradients = {name: each.grad for name, each in parameters.items()}
+            for name, gradient in replicas.average(gradients).items():
+                parameter = parameters[name]
+                if gradient is None or parameter.grad is None:
+                    parameter.grad = None if gradient is None else gradient.clone()
+                else:
+                    parameter.grad.copy_(gradient)
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        sharded = self._sharded
+        clipping = (
+            nullcontext()
+            if sharded is None or self.world_size == 1
+            else sharded.global_norm().clipping(self.precision_plugin)
+        )
+        with clipping:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    def _share_losses(self) -> None:
+        """Gives all ranks decoder, head and discriminator, which one has trained."""
+        module, last = self.lightning_module, self.placement.loss_rank
+        if module is None or last is None:
+            return
+        part = OwnDomains(module, self.placement, self.global_rank)
+        named = [*module.named_parameters(), *module.named_buffers()]
+        shared = [each for name, each in named if name not in part.domains]
+        for source in (0, last):
+            mine = [each for name, each in named if part.source(name) == source]
+            broadcast_tensors_([each for each in shared if _is_in(each, mine)], source=source)
+
+    @override
+    def on_validation_start(self) -> None:
+        self._share_losses()
+
+    @override
+    def on_test_start(self) -> None:
+        self._share_losses()
+
+    @override
+    def on_predict_start(self) -> None:
+        self._share_losses()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self._sharded is None:
+            return super().lightning_module_state_dict()
+        return self._sharded.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self._sharded is None or not self._sharded.has_optimizer:
+            return super().optimizer_state(optimizer)
+        return self._sharded.optimizer_state()
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self._sharded is None:
+            super().load_model_state_dict(checkpoint, strict=strict)
+        else:
+            self._sharded.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._sharded is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        self._sharded.load_optimizer_state(checkpoint["optimizer_states"][0])
+        internals.move_optimizer(self.optimizers[0], self.root_device)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self._groups.clear()  # to end them could be to wait for ranks that are gone
+
+    @override
+    def teardown(self) -> None:
+        module, sharded = self.lightning_module, self._sharded
+        trainer = None if module is None else internals.attached_trainer(module)
+        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
+        if sharded is not None:
+            sharded.part.unprune()
+        super().teardown()
+        if sharded is not None and not failed:
+            sharded.fill()
+        if module is not None and self._ranks is not None:
+            module.use_one_process()  # type: ignore[operator]
+        for group in self._groups:
+            process_group.destroy_group(group)
+        self._groups.clear()
+        self._averages.clear()
+        self._sharded = self._ranks = None
+
+
+def _is_no_encoder(name: str) -> bool:
+    return not _is_encoder(name)
+
+
+def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    return any(tensor is each for each in tensors)
+
+
+def _check_module(module: pl.LightningModule) -> None:
+    wanted = ("domains", "use", "use_one_process", "parts_of_domains")
+    if missing := [name for name in wanted if not hasattr(module, name)]:
+        raise ConfigError(
+            f"{type(module).__name__} has no {missing[0]}, and so no domains to spread over ranks",
+            remedy="choose a model with domains (model=dsn_2d, dsn_3d or dsn_sparse), or another "
+            "strategy",
+        )
+
+
+def _check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
+    if synchronises_norm:
+        raise ConfigError(
+            "trainer.sync_batchnorm=true does not go with domains",
+            remedy="choose what norms take together by model.norm (domain or all)",
+        )
+    if str(trainer.precision) in ("16-mixed", "16"):
+        raise ConfigError(
+            f"precision={trainer.precision} scales losses on each rank for itself, and ranks have "
+            "parameters of their own",
+            remedy="choose bf16-mixed or 32-true",
+        )
+
+
+def _check_optimizers(optimizers: list[Optimizer]) -> None:
+    if len(optimizers) != 1:
+        raise ConfigError(
+            f"{len(optimizers)} optimizers are configured",
+            remedy="configure one, with groups of parameters where they differ",
+        )
+
+
+StrategyRegistry.register(
+    DomainStrategy.strategy_name,
+    DomainStrategy,
+    description="domains of data over ranks, with private encoders and a shared one",
+)

@@ -1,0 +1,39 @@
+"""Domains over ranks train as one process does, in double precision."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.domain_cases import Case, gap, parallel, plain
+from tests.support.processes import run_shared
+
+BOUND = 1e-12
+
+
+def check(case: Case) -> None:
+    expected, logged = plain(case)
+    for rank, (state, values) in enumerate(run_shared(parallel, case.ranks, case, {})):
+        found = gap(state, expected)
+        assert max(found.values()) <= BOUND, (rank, found)
+        assert values.keys() == logged.keys()
+        assert all(values[name] == pytest.approx(logged[name], rel=1e-6) for name in logged)
+
+
+@pytest.mark.parametrize("similarity", ["dann", "mmd", "mmd_unbiased"])
+@pytest.mark.parametrize("kind", ["2d", "sparse"])
+def test_one_rank_a_domain(kind: str, similarity: str) -> None:
+    check(Case(kind=kind, similarity=similarity))
+
+
+@pytest.mark.parametrize(
+    ("targets", "ranks", "roles"),
+    [(2, 2, "equal"), (2, 3, "equal"), (1, 4, "equal"), (1, 3, "separate"), (2, 3, "separate")],
+)
+@pytest.mark.parametrize("norm", ["none", "domain", "all"])
+def test_placements(targets: int, ranks: int, roles: str, norm: str) -> None:
+    check(Case(targets=targets, ranks=ranks, roles=roles, norm=norm))
+
+
+def test_clipping_and_accumulation() -> None:
+    check(Case(targets=2, ranks=3, clip=0.1, accumulate=2))
+    check(Case(targets=1, ranks=3, roles="separate", clip=0.1))
