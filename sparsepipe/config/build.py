@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from torch import nn
@@ -13,7 +14,8 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import inventory_seen_by_sweep
 from sparsepipe.emulate.layout import on_processors
 from sparsepipe.errors import ConfigError
-from sparsepipe.models import Classifier
+from sparsepipe.models import Classifier, DomainSeparation
+from sparsepipe.models.dsn import DomainSeparationNetwork
 
 
 def build_inventory(spec: RunSpec) -> Inventory:
@@ -77,37 +79,31 @@ def num_classes_of(data: pl.LightningDataModule) -> int:
 def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
     classes = tuple(getattr(data, "classes", ()))
     num_classes = num_classes_of(data)
-    model = spec.model.build_with(num_classes=num_classes, class_names=classes)
+    given = {"num_classes": num_classes, "class_names": list(classes)}
+    if (domains := getattr(data, "domains", None)) is not None:
+        given["domains"] = list(domains)
+    model = spec.model.build_with(**given)
     if isinstance(model, pl.LightningModule):
         return model
-    if not isinstance(model, nn.Sequential):
+    settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
+    built = {name: target and target.build() for name, target in settings.items()}
+    module: pl.LightningModule
+    arguments: dict[str, Any] = {"class_names": list(classes)}
+    if isinstance(model, DomainSeparationNetwork):
+        module, network = DomainSeparation(model, **built, **arguments), "network"
+    elif isinstance(model, nn.Sequential):
+        arguments |= {"num_classes": num_classes, "label_smoothing": spec.optim.label_smoothing}
+        module, network = Classifier(model, **built, **arguments), "layers"
+    else:
         raise ConfigError(
             f"model builds a {type(model).__name__}",
             remedy="name a function that returns an nn.Sequential, or a LightningModule",
         )
-    optim = spec.optim
-    module = Classifier(
-        model,
-        num_classes=num_classes,
-        optimizer=optim.optimizer.build(),
-        schedule=None if optim.schedule is None else optim.schedule.build(),
-        label_smoothing=optim.label_smoothing,
-        class_names=classes,
+    taken = spec.model.parameters.types
+    node = spec.model.replace(
+        **{k: v for k, v in given.items() if k in taken and spec.model.get(k) is None}
     )
-    taken = spec.model.parameters
-    given = {"num_classes": num_classes, "class_names": list(classes)}
-    layers = spec.model.replace(
-        **{k: v for k, v in given.items() if k in taken.types and spec.model.get(k) is None}
-    )
-    module.save_hyperparameters(
-        {
-            "layers": layers.to_dict(),
-            "num_classes": num_classes,
-            "optimizer": optim.optimizer.to_dict(),
-            "schedule": None if optim.schedule is None else optim.schedule.to_dict(),
-            "label_smoothing": optim.label_smoothing,
-            "class_names": list(classes),
-        },
-        logger=False,  # which gets the whole configuration from the task
-    )
+    nodes = {name: target and target.to_dict() for name, target in settings.items()}
+    # Not for the logger, which gets the whole configuration from the task.
+    module.save_hyperparameters({network: node.to_dict(), **nodes, **arguments}, logger=False)
     return module

@@ -175,6 +175,7 @@ class Parallel:
     max_restarts: Annotated[int, Limits(0, 1000)] = 0
     grid: list[int] | Literal["auto"] | None = None
     replicas: Annotated[int, Limits(1, 1_000_000)] = 1
+    roles: Literal["equal", "separate"] | None = None
 
     @property
     def synchronous(self) -> Synchronous | None:
@@ -187,7 +188,8 @@ class Parallel:
     @property
     def is_data_parallel(self) -> bool:
         """Whether every device trains the whole model on samples of its own."""
-        return self.plan is None and self.strategy is not None and self.grid is None
+        others = (self.plan, self.grid, self.roles)
+        return self.strategy is not None and all(each is None for each in others)
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument of the strategy; ``default`` without a strategy or without the argument."""
@@ -294,7 +296,7 @@ class Config:
     task: Any = field(
         metadata=_node("run", "directories", "width")
     )  # ``width`` is compose.printed_text's
-    model: Any = field(metadata=_node("num_classes", "class_names"))
+    model: Any = field(metadata=_node("num_classes", "class_names", "domains"))
     data: Any = field(metadata=_node())
     hardware: Any = field(metadata={"node": Node(own=Emulation)})
     backend: Any = field(metadata=_node())

@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsepipe.data.augment import Augment
+    from sparsepipe.data.cloud_shifts import CloudShift
     from sparsepipe.data.datamodule import ShapeDataModule
-    from sparsepipe.data.images import DrawnDigits, ImageDataModule, Mnist
+    from sparsepipe.data.domains import DomainDataModule
+    from sparsepipe.data.images import DrawnDigits, ImageDataModule, ImageShift, Mnist
     from sparsepipe.data.points import PointSet
     from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
     from sparsepipe.data.volumes import GeneratedVolumes, VolumeDataModule, VolumeFiles
 
 __all__ = [
     "Augment",
+    "CloudShift",
+    "DomainDataModule",
     "DrawnDigits",
     "GeneratedShapes",
     "GeneratedVolumes",
     "ImageDataModule",
+    "ImageShift",
     "Mnist",
     "NormalResampled",
     "NpzBundle",
@@ -35,10 +40,13 @@ __all__ = [
 
 _MODULES = {
     "Augment": "augment",
+    "CloudShift": "cloud_shifts",
+    "DomainDataModule": "domains",
     "DrawnDigits": "images",
     "GeneratedShapes": "sources",
     "GeneratedVolumes": "volumes",
     "ImageDataModule": "images",
+    "ImageShift": "images",
     "Mnist": "images",
     "NormalResampled": "sources",
     "NpzBundle": "sources",

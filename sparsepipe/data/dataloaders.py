@@ -28,22 +28,51 @@ class TrainSampler(DistributedSampler[Any]):
     If the shapes do not divide evenly, the shuffled order continues from its start, so that at
     most ``num_replicas - 1`` shapes occur twice in an epoch and none is left out.
 
-    Arguments as for ``DistributedSampler``; only the length of the data set is used.
+    Args:
+        dataset: only its length is used.
+        num_replicas: as for ``DistributedSampler``, like ``rank`` and ``seed``.
+        samples: of all ranks in an epoch; if there are fewer, they are repeated in new orders.
+            None: each once.
+        stream: distinguishes data that are read beside each other in the seed.
     """
 
     def __init__(
-        self, dataset: Sized, *, num_replicas: int = 1, rank: int = 0, seed: int = 0
+        self,
+        dataset: Sized,
+        *,
+        num_replicas: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+        samples: int | None = None,
+        stream: int = 0,
     ) -> None:
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, seed=seed)  # type: ignore[arg-type]
         self._size = len(dataset)
+        self._samples = self._size if samples is None else samples
+        self._stream = stream
 
     def __len__(self) -> int:
-        return math.ceil(self._size / self.num_replicas)
+        return math.ceil(self._samples / self.num_replicas)
 
     def __iter__(self) -> Iterator[Access]:
-        order_N = np.random.default_rng([self.seed, self.epoch]).permutation(self._size)
-        padded_N = np.resize(order_N, len(self) * self.num_replicas)
-        return _accesses(self.epoch, padded_N[self.rank :: self.num_replicas])
+        if self._samples == self._size:
+            order_N = self._order(0)
+            padded_N = np.resize(order_N, len(self) * self.num_replicas)
+            return _accesses(self.epoch, padded_N[self.rank :: self.num_replicas])
+        passes = math.ceil(len(self) * self.num_replicas / self._size)
+        # Each pass is an epoch of its own, so that augmentation differs as well.
+        accesses = [
+            access
+            for number in range(passes)
+            for access in _accesses(self.epoch * passes + number, self._order(number))
+        ]
+        padded = accesses[: len(self) * self.num_replicas]
+        return iter(padded[self.rank :: self.num_replicas])
+
+    def _order(self, number: int) -> IntArray:
+        """The order of a pass over the samples in this epoch."""
+        own = (self._stream, number) if self._stream or number else ()
+        return np.random.default_rng([self.seed, self.epoch, *own]).permutation(self._size)
 
 
 class EvalSampler(DistributedSampler[Any]):

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.checks import check_dense, check_num_points, check_numbers, check_share
+from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import (
     EvalSampler,
     ShapeLoader,
@@ -36,6 +37,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     The order of an epoch depends on (seed, epoch) only. All training ranks get the same number of
     samples; in evaluation no sample is repeated. Arguments and errors as ``ShapeDataModule``.
+
+    Attributes:
+        epoch_samples: training samples in an epoch; if there are fewer, they are repeated in new
+            orders. None: each once.
+        stream: distinguishes data that are read beside each other in the seed of the order.
     """
 
     def __init__(
@@ -50,6 +56,18 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self._num_workers = default_workers() if num_workers is None else num_workers
         self._train_S: IntArray = np.empty(0, np.int64)
         self._val_S: IntArray = np.empty(0, np.int64)
+        self.epoch_samples: int | None = None
+        self.stream = 0
+
+    @property
+    def num_train(self) -> int:
+        """Number of training samples, once they are set up."""
+        return len(self._train_S)
+
+    @property
+    def num_val(self) -> int:
+        """Number of validation samples, once they are set up."""
+        return len(self._val_S)
 
     @abstractmethod
     def _open(self, split: Split) -> None:
@@ -84,7 +102,13 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     def train_dataloader(self) -> ShapeLoader:
         """Shuffled, augmented training samples, the same number for every rank."""
         dataset = self._dataset("train", self._train_S)
-        sampler = TrainSampler(cast(Sized, dataset), seed=self._seed, **self._ranks())
+        sampler = TrainSampler(
+            cast(Sized, dataset),
+            seed=self._seed,
+            samples=self.epoch_samples,
+            stream=self.stream,
+            **self._ranks(),
+        )
         return self._loader(dataset, sampler)
 
     def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
@@ -144,6 +168,7 @@ class ShapeDataModule(SplitDataModule):
         point_ratio: share p of the drawn points, in (0, 1], in training and testing.
         ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
         augment: augmentation of training shapes, if any.
+        shift: what makes another domain of the shapes, if anything.
         up_axis: vertical axis of the shapes, about which augmentation rotates them.
         batch_size: shapes in a batch, for each device.
         num_workers: loader processes for each rank; None chooses by the number of cores.
@@ -173,6 +198,7 @@ class ShapeDataModule(SplitDataModule):
         point_ratio: float = 1.0,
         ratio_mode: RatioMode = "fixed",
         augment: Augment | None = None,
+        shift: CloudShift | None = None,
         up_axis: Axis = "z",
         batch_size: int = 32,
         num_workers: int | None = None,
@@ -194,6 +220,7 @@ class ShapeDataModule(SplitDataModule):
             ratio_mode=ratio_mode,
             up_axis=up_axis,
             seed=seed,
+            shift=shift,
         )
         self._cache = CacheSettings(
             directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),

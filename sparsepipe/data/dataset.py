@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.checks import check_choices, check_numbers, check_ratio, check_resolution
+from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.points import FloatArray, IntArray, MappedArray, PointSet
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
@@ -68,6 +69,7 @@ class Voxelisation:
     ratio_mode: RatioMode
     up_axis: Axis
     seed: int
+    shift: CloudShift | None = None
 
     def __post_init__(self) -> None:
         check_resolution(self.resolution)
@@ -147,18 +149,24 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         cloud_N3 = points.cloud(index, picked_N)
         frames = points.frames
         low_3, high_3 = frames.low_S3[index], frames.high_S3[index]
-        center_3 = frames.center_S3[index]
+        center_3, radius = frames.center_S3[index], float(frames.radius_S[index])
+        if settings.shift is not None:
+            key = (self.stream, index)
+            cloud_N3 = settings.shift(cloud_N3, up_axis=settings.up_axis, key=key)
+            # Of a scan nothing is known but its points.
+            low_3, high_3 = cloud_N3.min(axis=0), cloud_N3.max(axis=0)
+            center_3 = (low_3 + high_3) / 2
+            radius = float(np.linalg.norm(cloud_N3 - center_3, axis=1).max())
         if augment is not None and augment.rotates:
-            pose_33 = augment.pose(rng, up_axis=settings.up_axis)
+            pose_33, before_N3 = augment.pose(rng, up_axis=settings.up_axis), cloud_N3
             cloud_N3, center_3 = cloud_N3 @ pose_33, center_3 @ pose_33
             if settings.span != "sphere":  # a sphere stays the same about the rotated centre
                 # Measured on all stored points, so that the grid spans the shape's extent and
                 # not that of the few points kept.
-                rotated_P3 = points.cloud(index) @ pose_33
+                all_P3 = points.cloud(index) if settings.shift is None else before_N3
+                rotated_P3 = all_P3 @ pose_33
                 low_3, high_3 = rotated_P3.min(axis=0), rotated_P3.max(axis=0)
-        middle_3, half_3 = grid_box(
-            low_3, high_3, center_3, float(frames.radius_S[index]), span=settings.span
-        )
+        middle_3, half_3 = grid_box(low_3, high_3, center_3, radius, span=settings.span)
         unit_N3 = (cloud_N3 - middle_3) / half_3
         return unit_N3 if augment is None else augment.vary(unit_N3, rng)
 

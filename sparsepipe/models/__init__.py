@@ -15,6 +15,7 @@ from sparsepipe.models.convnext import (
     convnext_xl,
 )
 from sparsepipe.models.densenet import densenet3d
+from sparsepipe.models.domain_losses import DomainLosses
 from sparsepipe.models.domain_separation import DomainSeparation
 from sparsepipe.models.dsn import dsn_2d, dsn_3d, dsn_sparse
 from sparsepipe.models.fcn import fcn2d
@@ -33,6 +34,7 @@ from sparsepipe.models.vgg import (
 
 __all__ = [
     "Classifier",
+    "DomainLosses",
     "DomainSeparation",
     "LRSchedule",
     "cnn1d",

@@ -9,12 +9,18 @@ Shapes: B samples, C numbers of a code, N + 1 domains of which the first is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from sparsepipe.errors import ConfigError
+
+Similarity = Literal["dann", "mmd", "mmd_unbiased", "none"]
+Reconstruction = Literal["si_mse", "mse"]
 
 MMD_WIDTHS = (
     *(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
@@ -39,7 +45,11 @@ def mse(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).flatten(1).square().mean(1)
 
 
-RECONSTRUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"si_mse": si_mse, "mse": mse}
+_Errors = Callable[[Tensor, Tensor], Tensor]
+RECONSTRUCTIONS: dict[Reconstruction, _Errors] = {
+    "si_mse": si_mse,
+    "mse": mse,
+}
 
 
 def difference(shared_BC: Tensor, private_BC: Tensor) -> Tensor:
@@ -97,3 +107,57 @@ def reversed_gradient(value: Tensor) -> Tensor:
     """
     result: Tensor = _Reversed.apply(value)  # type: ignore[no-untyped-call]
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainLosses:
+    """The terms of the objective; eq. 4.
+
+    Args:
+        alpha: weight of the reconstruction.
+        beta: of the difference of shared and private codes.
+        gamma: of the similarity of domains.
+        similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
+        similarity_from: optimizer steps before the similarity counts (the paper has 10,000).
+        reconstruction: ``si_mse``, the paper's, or ``mse``.
+
+    Raises:
+        ConfigError: a negative number, or a kind of loss that there is not.
+    """
+
+    alpha: float = 0.01
+    beta: float = 0.05
+    gamma: float = 0.25
+    similarity: Similarity = "dann"
+    similarity_from: int = 0
+    reconstruction: Reconstruction = "si_mse"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "gamma", "similarity_from"):
+            if not getattr(self, name) >= 0:
+                _refuse(name, getattr(self, name), "a number of at least 0")
+        for name, choices in (("similarity", Similarity), ("reconstruction", Reconstruction)):
+            if getattr(self, name) not in get_args(choices):
+                _refuse(name, getattr(self, name), f"one of {', '.join(get_args(choices))}")
+
+    def dissimilarity(
+        self, shared: Sequence[Tensor], discriminator: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The similarity loss of the shared codes [B, C] of each domain.
+
+        ``dann``: the cross-entropy of the discriminator's logits [B, N + 1], whose gradient is
+        reversed for the codes; ``mmd``: the mean over targets of their discrepancy from the source.
+        """
+        if self.similarity == "dann":
+            codes_BC = torch.cat(list(shared))
+            numbers = torch.arange(len(shared), device=codes_BC.device)
+            counts = torch.tensor(list(map(len, shared)), device=codes_BC.device)
+            logits_BD = discriminator(reversed_gradient(codes_BC))
+            return F.cross_entropy(logits_BD, numbers.repeat_interleave(counts))
+        unbiased = self.similarity == "mmd_unbiased"
+        found = [mmd(shared[0], target, unbiased=unbiased) for target in shared[1:]]
+        return torch.stack(found).mean()
+
+
+def _refuse(name: str, value: object, expected: str) -> None:
+    raise ConfigError(f"model.losses.{name}={value!r} is not valid", remedy=f"set it to {expected}")

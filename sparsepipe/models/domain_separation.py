@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,7 @@ from torch.optim import Optimizer
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
 from sparsepipe.models.classifier import LRSchedule, Optimised, built
-from sparsepipe.models.domain_losses import (
-    RECONSTRUCTIONS,
-    difference,
-    mmd,
-    reversed_gradient,
-)
+from sparsepipe.models.domain_losses import RECONSTRUCTIONS, difference
 from sparsepipe.models.dsn import (
     DomainNorm,
     DomainSeparationNetwork,
@@ -34,8 +29,6 @@ from sparsepipe.models.dsn import (
     of_domain,
 )
 from sparsepipe.models.metrics import confusion_of
-
-Similarity = Literal["dann", "mmd", "mmd_unbiased", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +114,7 @@ class DomainSeparation(Optimised):
     The objective is eq. 4 of Bousmalis et al., ``task + alpha * reconstruction + beta * difference
     + gamma * similarity``. A sum over source and target is there for two domains; with several
     targets it is the source's term and the mean of the targets', so that weights keep their
-    meaning. Similarity by ``dann`` is the cross-entropy of a discriminator of all domains behind a
-    reversed gradient, by ``mmd`` the mean over targets of their discrepancy from the source.
+    meaning.
 
     Logged in each step: ``train/loss_step`` (the objective), ``train/task``, ``train/similarity``,
     and of each domain ``train/<domain>/reconstruction`` and ``train/<domain>/difference``. In
@@ -135,21 +127,12 @@ class DomainSeparation(Optimised):
         network: with its domains; or a mapping with ``_target_`` that says how to build it.
         optimizer: called with the parameters.
         schedule: of the learning rate, see :meth:`LRSchedule.of`.
-        alpha: weight of the reconstruction.
-        beta: of the difference of shared and private codes.
-        gamma: of the similarity of domains.
-        similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
-        similarity_from: optimizer steps before the similarity counts (the paper has 10,000).
-        reconstruction: ``si_mse``, the paper's, or ``mse``.
         class_names: K names, for reports.
 
     Attributes:
         exchange: brings domains together.
         test_confusions: after a test, int64 [K, K] of each domain that was tested, true class by
             row.
-
-    Raises:
-        ConfigError: a negative weight, or a kind of loss that there is not.
     """
 
     def __init__(
@@ -158,24 +141,10 @@ class DomainSeparation(Optimised):
         *,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Any],
         schedule: LRSchedule | Callable[..., Any] | Mapping[str, Any] | None = None,
-        alpha: float = 0.01,
-        beta: float = 0.05,
-        gamma: float = 0.25,
-        similarity: Similarity = "dann",
-        similarity_from: int = 0,
-        reconstruction: Literal["si_mse", "mse"] = "si_mse",
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(optimizer, schedule)
-        for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-            if not value >= 0:
-                raise ConfigError(f"the weight {name} is {value}", remedy="give one of at least 0")
-        _check_choice("similarity", similarity, ("dann", "mmd", "mmd_unbiased", "none"))
-        _check_choice("reconstruction", reconstruction, tuple(RECONSTRUCTIONS))
         self.network: DomainSeparationNetwork = built(network)
-        self.alpha, self.beta, self.gamma = alpha, beta, gamma
-        self.similarity, self.similarity_from = similarity, similarity_from
-        self.reconstruction = reconstruction
         classes = self.network.num_classes
         self.class_names = tuple(class_names or map(str, range(classes)))
         self.use_one_process()
@@ -250,7 +219,7 @@ class DomainSeparation(Optimised):
         return Rows(
             shared_BC=codes.shared_BC,
             private_BC=codes.private_BC,
-            error_B=RECONSTRUCTIONS[self.reconstruction](output, codes.target),
+            error_B=RECONSTRUCTIONS[self.network.losses.reconstruction](output, codes.target),
             label_B=codes.label_B,
             sizes=codes.sizes,
         )
@@ -265,11 +234,12 @@ class DomainSeparation(Optimised):
         task = F.cross_entropy(logits_SK, label_S)
         errors = [each.mean() for each in rows.error_B.split_with_sizes(counts)]
         differences = [difference(*codes) for codes in zip(shared, private, strict=True)]
-        objective = task + self.alpha * _over(errors) + self.beta * _over(differences)
+        weights = self.network.losses
+        objective = task + weights.alpha * _over(errors) + weights.beta * _over(differences)
         parts = {"task": task, "accuracy": (logits_SK.argmax(1) == label_S).double().mean()}
         if self._is_similarity_on:
-            parts["similarity"] = self._dissimilarity(shared)
-            objective = objective + self.gamma * parts["similarity"]
+            parts["similarity"] = weights.dissimilarity(shared, self.network.discriminator)
+            objective = objective + weights.gamma * parts["similarity"]
         for number, name in enumerate(self.domains):
             parts[f"{name}/reconstruction"] = errors[number]
             parts[f"{name}/difference"] = differences[number]
@@ -286,20 +256,10 @@ class DomainSeparation(Optimised):
 
     @property
     def _is_similarity_on(self) -> bool:
-        if self.similarity == "none":
+        losses = self.network.losses
+        if losses.similarity == "none":
             return False
-        return self._trainer is None or self.global_step >= self.similarity_from
-
-    def _dissimilarity(self, shared: Sequence[Tensor]) -> Tensor:
-        if self.similarity == "dann":
-            codes_BC = torch.cat(list(shared))
-            numbers = torch.arange(len(shared), device=codes_BC.device)
-            counts = torch.tensor(list(map(len, shared)), device=codes_BC.device)
-            logits_BD = self.network.discriminator(reversed_gradient(codes_BC))
-            return F.cross_entropy(logits_BD, numbers.repeat_interleave(counts))
-        unbiased = self.similarity == "mmd_unbiased"
-        found = [mmd(shared[0], target, unbiased=unbiased) for target in shared[1:]]
-        return torch.stack(found).mean()
+        return self._trainer is None or self.global_step >= losses.similarity_from
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         losses = self.exchange.losses(self, batch)
@@ -419,8 +379,3 @@ class _Seen:
 def _over(values: Sequence[Tensor]) -> Tensor:
     """The source's value and the mean of the targets'."""
     return values[0] + torch.stack(list(values[1:])).mean()
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}", remedy=f"choose one of {', '.join(choices)}")

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
 from sparsepipe.models.chain import CONVOLUTIONS, MAX_POOLS
+from sparsepipe.models.domain_losses import DomainLosses
 from sparsepipe.models.sizes import check_sizes, scaled
 
 Norm = Literal["none", "domain", "all"]
@@ -152,6 +153,7 @@ class DomainSeparationNetwork(nn.Module):
         decoded: called with a batch's input; what the decoder is to reconstruct.
         decoded_shape: of a sample of that.
         norm: what the shared encoder's statistics are; ``all`` needs inputs that can be joined.
+        losses: that it is trained with.
 
     Raises:
         ConfigError: fewer than two domains, or names that are not unlike words.
@@ -168,12 +170,14 @@ class DomainSeparationNetwork(nn.Module):
         decoded: Callable[[Any], Tensor],
         decoded_shape: Sequence[int],
         norm: Norm,
+        losses: DomainLosses | None = None,
     ) -> None:
         super().__init__()
         _check_domains(domains)
         self.domains = tuple(domains)
         self.num_classes = num_classes
         self.norm = norm
+        self.losses = losses or DomainLosses()
         kinds: dict[str, Callable[[int], nn.Module | None]] = {
             "none": lambda channels: None,
             "domain": partial(DomainNorm, domains=self.domains),
@@ -252,6 +256,7 @@ def dsn_dense(
     width: float = 1.0,
     decoded: Sequence[int],
     norm: Norm = "none",
+    losses: DomainLosses | None = None,
 ) -> DomainSeparationNetwork:
     """A network on images or volumes of any size.
 
@@ -268,6 +273,7 @@ def dsn_dense(
         width: multiplies the channels of hidden layers.
         decoded: spatial size of reconstructions; samples of another size are averaged to it.
         norm: batch norms of the encoders, if any, and over what.
+        losses: that the network is trained with; by default those of the paper.
 
     Raises:
         ConfigError: sizes, domains or a norm that there cannot be.
@@ -295,6 +301,7 @@ def dsn_dense(
         decoded=partial(_averaged, size=size),
         decoded_shape=(in_channels, *size),
         norm=_checked_norm(norm),
+        losses=losses,
     )
 
 
@@ -311,6 +318,7 @@ def dsn_sparse(
     width: float = 1.0,
     decoded: Sequence[int] = (16, 16, 16),
     norm: Norm = "domain",
+    losses: DomainLosses | None = None,
     backend: sparse.Backend | None = None,
 ) -> DomainSeparationNetwork:
     """A network on sparse tensors of shapes; arguments and errors as :func:`dsn_dense`.
@@ -340,6 +348,7 @@ def dsn_sparse(
         decoded=partial(_occupied, size=size),
         decoded_shape=(1, *size),
         norm=_checked_norm(norm),
+        losses=losses,
     )
 
 

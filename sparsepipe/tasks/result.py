@@ -71,7 +71,9 @@ def _is_left_out(key: str, value: object) -> bool:
 
 
 def strategy_name(spec: RunSpec) -> str:
-    """How devices share the work: ``single``, ``dp``, ``spatial``, a plan's search or ``pipeline``.
+    """How devices share the work.
+
+    That is ``single``, ``dp``, ``spatial``, ``domain``, the search of a plan, or ``pipeline``.
 
     Of a synchronous pipeline it is the option of ``parallel`` with its schedule, and the search
     after that, if there is one: ``gpipe``, ``gpipe hete_mp``. Of a simulation it is what that
@@ -82,6 +84,8 @@ def strategy_name(spec: RunSpec) -> str:
     parallel = spec.parallel
     if parallel.strategy is None:
         return "single"
+    if parallel.roles is not None:
+        return "domain"
     if parallel.plan is None:
         return "dp" if parallel.grid is None else "spatial"
     search, synchronous = spec.search, parallel.synchronous

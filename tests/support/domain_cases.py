@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sparsepipe import sparse
 from sparsepipe.domains import Placement
-from sparsepipe.models import DomainSeparation, dsn_2d, dsn_3d, dsn_sparse
+from sparsepipe.models import DomainLosses, DomainSeparation, dsn_2d, dsn_3d, dsn_sparse
 from sparsepipe.strategies import DomainStrategy
 from tests.support.pipeline_cases import QUIET
 
@@ -56,16 +56,15 @@ class Case:
         common = {"domains": self.domains, "code": 5, "width": 0.1, "norm": self.norm}
         decoded = {"2d": (8, 7), "3d": (4, 5, 4), "sparse": (4, 4, 4)}[self.kind]
         make: Any = {"2d": dsn_2d, "3d": dsn_3d, "sparse": dsn_sparse}[self.kind]
-        network = make(CLASSES, decoded=decoded, **common)
-        optimizer = partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=1e-3)
-        return DomainSeparation(
-            network,
-            optimizer=optimizer,
+        losses = DomainLosses(
             alpha=0.01,
             beta=0.075,
             gamma=0.25,
             similarity=self.similarity,  # type: ignore[arg-type]
-        ).double()
+        )
+        network = make(CLASSES, decoded=decoded, losses=losses, **common)
+        optimizer = partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=1e-3)
+        return DomainSeparation(network, optimizer=optimizer).double()
 
     def batch(self, name: str, step: int, replica: int, replicas: int) -> dict[str, Any]:
         """A replica's part of a domain's samples in a step."""

@@ -16,21 +16,23 @@ from torch.utils.data import Dataset
 
 from sparsepipe.data.dataloaders import Access, ShapeLoader
 from sparsepipe.data.datamodule import Purpose, SplitDataModule
+from sparsepipe.data.images.shifts import ImageShift
 from sparsepipe.data.images.sources import DIGITS, ImageSet, ImageSource
-from sparsepipe.data.points import IntArray, Split
+from sparsepipe.data.points import SPLITS, IntArray, Split
 from sparsepipe.errors import ConfigError
 
 
 class ImageDataModule(SplitDataModule):
     """Images of digits, for training, validation and test.
 
-    A batch is ``dict(input=Tensor [B, 1, 28, 28] in [0, 1], label=[B], index=[B])``; ``index`` is
-    the image's position in its split.
+    A batch is ``dict(input=Tensor [B, C, 28, 28] in [0, 1], label=[B], index=[B])``, where C is 1
+    unless a shift has more channels; ``index`` is the image's position in its split.
 
     Args:
         root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``.
         cache_dir: directory of drawn images.
+        shift: what makes another domain of the images, if anything.
         batch_size: as in ``ShapeDataModule``.
         num_workers: likewise.
         val_share: likewise.
@@ -50,6 +52,7 @@ class ImageDataModule(SplitDataModule):
         *,
         source: Callable[[Path | str | None], ImageSource],
         cache_dir: Path | str,
+        shift: ImageShift | None = None,
         batch_size: int = 32,
         num_workers: int | None = None,
         val_share: float = 0.0,
@@ -59,6 +62,7 @@ class ImageDataModule(SplitDataModule):
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
         )
         self._source = source(root)
+        self._shift = shift
         self._cache = Path(os.path.expandvars(cache_dir)).expanduser().absolute()
         self._splits: dict[Split, ImageSet] = {}
 
@@ -93,7 +97,8 @@ class ImageDataModule(SplitDataModule):
         return self.image_set(split).labels_S
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> ImageDataset:
-        return ImageDataset(self.image_set("test" if purpose == "test" else "train"), indices_S)
+        split: Split = "test" if purpose == "test" else "train"
+        return ImageDataset(self.image_set(split), indices_S, shift=self._shift, split=split)
 
     def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
         return collate
@@ -105,24 +110,36 @@ class ImageDataset(Dataset[dict[str, Any]]):
     Args:
         images: all images of the split.
         indices_S: indices of the images in this data set.
+        shift: what is done to each image.
+        split: that the images are of.
     """
 
-    def __init__(self, images: ImageSet, indices_S: IntArray) -> None:
+    def __init__(
+        self,
+        images: ImageSet,
+        indices_S: IntArray,
+        *,
+        shift: ImageShift | None = None,
+        split: Split = "train",
+    ) -> None:
         self.images, self.indices_S = images, indices_S
+        self._shift, self._split = shift, SPLITS.index(split)
 
     def __len__(self) -> int:
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """``image`` float32 [1, 28, 28], ``label`` and ``index``."""
+        """``image`` float32 [C, 28, 28], ``label`` and ``index``."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
-        label = int(self.images.labels_S[index])
-        return {"image": self.images.image(index), "label": label, "index": index}
+        label, image = int(self.images.labels_S[index]), self.images.image(index)
+        if self._shift is not None:
+            image = self._shift(image, split=self._split, index=index)
+        return {"image": image, "label": label, "index": index}
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``input`` [B, 1, 28, 28], ``label`` [B] and ``index`` [B]."""
+    """``input`` [B, C, 28, 28], ``label`` [B] and ``index`` [B]."""
     batch: dict[str, Any] = {
         name: torch.tensor([sample[name] for sample in samples], dtype=torch.int64)
         for name in ("label", "index")

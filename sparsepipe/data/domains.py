@@ -1,0 +1,215 @@
+"""The LightningDataModule of several domains: a labelled source and targets beside each other."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader
+
+from sparsepipe.data.dataloaders import ShapeLoader
+from sparsepipe.data.datamodule import SplitDataModule
+from sparsepipe.data.files import digest_values
+from sparsepipe.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+
+class DomainDataModule(pl.LightningDataModule):
+    """Batches of all domains beside each other; the first domain is the source.
+
+    A training batch is a mapping from names of domains to their batches. An epoch has as many
+    samples as the largest domain; those of others are repeated in new orders. A batch of an
+    evaluation is of one domain, whose name it has as ``domain``.
+
+    Under :class:`sparsepipe.strategies.DomainStrategy` a process reads its own domains only.
+
+    Args:
+        domains: data modules by their domains, the source first; or those that are called with
+            ``common``.
+        common: arguments of all data modules, such as ``batch_size``.
+        evaluated: domains to evaluate on; None is all.
+        root: directory of the data, where ``common`` names it.
+        batch_size: samples of each domain, where ``common`` names it.
+
+    Raises:
+        ConfigError: fewer than two domains, a data module of another kind, or a domain to evaluate
+            that there is not.
+    """
+
+    def __init__(
+        self,
+        domains: Mapping[str, Any],
+        *,
+        common: Mapping[str, Any] | None = None,
+        evaluated: Sequence[str] | None = None,
+        root: Path | str | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        del root
+        self.batch_size = batch_size
+        if len(domains) < 2:
+            raise ConfigError(
+                f"the data have {len(domains)} domains",
+                remedy="give data.domains a source and at least one target",
+            )
+        self._domains = {name: _made(name, each, common or {}) for name, each in domains.items()}
+        for number, each in enumerate(self._domains.values()):
+            each.stream = number
+        if unknown := [name for name in evaluated or () if name not in domains]:
+            raise ConfigError(
+                f"data.evaluated names {unknown[0]!r}",
+                remedy=f"choose among the domains: {', '.join(domains)}",
+            )
+        self._evaluated = tuple(domains if evaluated is None else evaluated)
+        self._longest = 0  # samples of a process in an epoch
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the domains, the source first."""
+        return tuple(self._domains)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names of the source; labels index them."""
+        return tuple(self._source.classes)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def _source(self) -> Any:
+        return next(iter(self._domains.values()))
+
+    def fingerprint(self) -> str:
+        """Digest of the data of all domains."""
+        return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])  # type: ignore[attr-defined]
+
+    def prepare_data(self) -> None:
+        """Prepares the data of each domain."""
+        for each in self._domains.values():
+            each.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens all domains, and chooses the length of an epoch.
+
+        Raises:
+            DataError: a domain has other classes than the source, or no training samples.
+        """
+        for name, each in self._domains.items():
+            each.trainer = self.trainer
+            each.setup(stage)
+            if tuple(each.classes) != self.classes:  # type: ignore[attr-defined]
+                raise DataError(
+                    f"the domain {name} has the classes {', '.join(each.classes)}, the source "  # type: ignore[attr-defined]
+                    f"{', '.join(self.classes)}",
+                    remedy="use data of the same classes in the same order; a target without "
+                    "labels needs none of its own",
+                )
+            if not each.num_train:
+                raise DataError(
+                    f"the domain {name} has no training samples",
+                    remedy="leave the domain out, or give it data",
+                )
+        replicas = {name: self._replicas(name) for name in self.domains}
+        self._longest = max(
+            math.ceil(each.num_train / replicas[name]) for name, each in self._domains.items()
+        )
+        for name, each in self._domains.items():
+            each.epoch_samples = self._longest * replicas[name]
+            if each.num_train < each.epoch_samples:
+                log.info(
+                    "domain %s: its %d samples are repeated, since an epoch has %d",
+                    *(name, each.num_train, each.epoch_samples),
+                )
+
+    def _replicas(self, name: str) -> int:
+        """Number of processes that share a domain's samples."""
+        strategy = None if self.trainer is None else self.trainer.strategy
+        placement = getattr(strategy, "placement", None)
+        return 1 if placement is None else len(placement.ranks_of(name))
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        """Domains that this process reads."""
+        strategy = None if self.trainer is None else self.trainer.strategy
+        found = getattr(strategy, "domains", None)
+        return self.domains if found is None else tuple(found)
+
+    def train_dataloader(self) -> Any:
+        """A loader of minibatches of this process's domains."""
+        if not self._own:
+            batch_size = next(iter(self._domains.values())).batch_size
+            return _nothing(math.ceil(self._longest / batch_size))
+        return CombinedLoader(
+            {name: self._domains[name].train_dataloader() for name in self._own}, "max_size"
+        )
+
+    def val_dataloader(self) -> Any:
+        """Batches of one domain after the other; no loader if nothing is kept for validation."""
+        if not any(self._domains[name].num_val for name in self._evaluated):
+            return []
+        return self._evaluation("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        """The test split of one domain after the other."""
+        return self._evaluation("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        """As for testing."""
+        return self.test_dataloader()
+
+    def _evaluation(self, hook: str) -> Any:
+        names = [name for name in self._own if name in self._evaluated]
+        loaders = {name: getattr(self._domains[name], hook)() for name in names}
+        return InTurn({name: each for name, each in loaders.items() if each})
+
+
+def _nothing(batches: int) -> DataLoader[Any]:
+    """Empty minibatches, for a process that takes part without data."""
+    return DataLoader(range(batches), batch_size=None, collate_fn=_empty)  # type: ignore[arg-type]
+
+
+def _empty(number: Any) -> dict[str, Any]:
+    return {}
+
+
+class InTurn:
+    """The batches of several loaders, one loader after the other, each with its domain.
+
+    Without loaders it has one empty batch, since all processes take part in an evaluation.
+
+    Args:
+        loaders: by their domains.
+    """
+
+    def __init__(self, loaders: Mapping[str, ShapeLoader]) -> None:
+        self._loaders = loaders
+
+    def __len__(self) -> int:
+        return sum(map(len, self._loaders.values())) or 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self._loaders:
+            yield {}
+        for name, loader in self._loaders.items():
+            for batch in loader:
+                yield {**batch, "domain": name}
+
+
+def _made(name: str, given: Any, common: Mapping[str, Any]) -> SplitDataModule:
+    made = given if isinstance(given, SplitDataModule) else given(**common)
+    if not isinstance(made, SplitDataModule):
+        raise ConfigError(
+            f"data.domains.{name} builds a {type(made).__name__}",
+            remedy="name a data module of sparsepipe.data, with _partial_: true",
+        )
+    return made

@@ -1,0 +1,136 @@
+"""Shifts that make other domains of images of digits, the same for an image whenever it is read.
+
+Shapes: H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from sparsepipe.data.checks import check_numbers
+from sparsepipe.errors import ConfigError
+
+Image = NDArray[np.float32]
+_Draw = Callable[[Image, np.random.Generator], Image]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageShift:
+    """What is done to each image, as a function of the seed and its index.
+
+    Args:
+        kind: one of :data:`SHIFTS`; ``none`` leaves images as they are.
+        channels: C of the result; a grey image is repeated.
+        seed: of what is drawn for each image.
+
+    Raises:
+        ConfigError: an unknown kind, or a number out of its range.
+    """
+
+    kind: str = "none"
+    channels: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(least_1={"shift.channels": self.channels}, least_0={"shift.seed": self.seed})
+        if self.kind not in SHIFTS:
+            raise ConfigError(
+                f"data.shift.kind={self.kind!r} is not valid",
+                remedy=f"choose one of {', '.join(SHIFTS)}",
+            )
+
+    def __call__(self, image_1HW: Image, *, split: int, index: int) -> Image:
+        """The shifted image [C, H, W] in [0, 1]."""
+        rng = np.random.default_rng([self.seed, split, index])
+        image_CHW = np.repeat(image_1HW, self.channels, axis=0)
+        return np.clip(SHIFTS[self.kind](image_CHW, rng), 0, 1, dtype=np.float32)
+
+
+def _none(image: Image, rng: np.random.Generator) -> Image:
+    return image
+
+
+def _inverted(image: Image, rng: np.random.Generator) -> Image:
+    return 1 - image
+
+
+def _noisy(image: Image, rng: np.random.Generator) -> Image:
+    noise = rng.standard_normal(image.shape[1:], np.float32)
+    return image + np.float32(0.35) * noise
+
+
+def _blurred(image: Image, rng: np.random.Generator) -> Image:
+    blurred: Image = ndimage.gaussian_filter(image, (0, 1.6, 1.6))
+    return blurred / max(float(blurred.max()), 1e-6)
+
+
+def _thick(image: Image, rng: np.random.Generator) -> Image:
+    thick: Image = ndimage.grey_dilation(image, size=(1, 4, 4))
+    return thick
+
+
+def _slanted(image: Image, rng: np.random.Generator) -> Image:
+    shear = rng.choice((-1.0, 1.0)) * rng.uniform(0.6, 0.9)
+    middle = (image.shape[1] - 1) / 2
+    matrix = np.array([[1.0, 0, 0], [0, 1.0, 0], [0, shear, 1.0]])
+    slanted: Image = ndimage.affine_transform(
+        image, matrix, offset=(0, 0, -shear * middle), order=1
+    )
+    return slanted
+
+
+def _low_resolution(image: Image, rng: np.random.Generator) -> Image:
+    """Means of blocks of 4 x 4 pixels, in their places."""
+    means = ndimage.uniform_filter(image, (0, 4, 4))
+    coarse = means[:, 2::4, 2::4]
+    fine = coarse.repeat(4, axis=1).repeat(4, axis=2)
+    shifted = np.zeros_like(image)
+    height, width = (min(a, b) for a, b in zip(fine.shape[1:], image.shape[1:], strict=True))
+    shifted[:, :height, :width] = fine[:, :height, :width]
+    return shifted
+
+
+def _texture(shape: tuple[int, ...], rng: np.random.Generator) -> Image:
+    """A colourful texture [C, H, W] in [0, 1]: waves of all lengths over patches of two colours."""
+    channels, *sides = shape
+    rough = ndimage.gaussian_filter(rng.standard_normal(sides), rng.uniform(0.8, 2.5))
+    places = np.indices(sides).astype(np.float32)
+    turn = rng.uniform(0, 2 * np.pi)
+    along = places[0] * np.cos(turn) + places[1] * np.sin(turn)
+    waves = np.sin(2 * np.pi * along / rng.uniform(4, 12) + rng.uniform(0, 2 * np.pi))
+    mixed = rough / max(float(rough.std()), 1e-6) + rng.uniform(0, 1.5) * waves
+    share = 1 / (1 + np.exp(-2 * mixed))
+    dark, light = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
+    return (dark + (light - dark) * share).astype(np.float32)
+
+
+def _blended(image: Image, rng: np.random.Generator) -> Image:
+    """The difference from a texture, as MNIST-M is made of MNIST and photographs."""
+    return np.abs(_texture(image.shape, rng) - image)
+
+
+def _coloured(image: Image, rng: np.random.Generator) -> Image:
+    """Ink of one colour on paper of another, which differ in brightness at least as 1 to 2."""
+    channels = image.shape[0]
+    paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
+    while abs(float(paper.mean() - ink.mean())) < 1 / 3:
+        paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
+    return (paper + (ink - paper) * image).astype(np.float32)
+
+
+SHIFTS: dict[str, _Draw] = {
+    "none": _none,
+    "blended": _blended,
+    "inverted": _inverted,
+    "noisy": _noisy,
+    "blurred": _blurred,
+    "thick": _thick,
+    "slanted": _slanted,
+    "low_resolution": _low_resolution,
+    "coloured": _coloured,
+}
