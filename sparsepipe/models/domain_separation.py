@@ -8,6 +8,8 @@ Shapes: B samples of all domains, C numbers of a code, K classes.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +31,8 @@ from sparsepipe.models.dsn import (
     of_domain,
 )
 from sparsepipe.models.metrics import confusion_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +174,37 @@ class DomainSeparation(Optimised):
             if isinstance(each, PerDomain):
                 for name, _ in [*each.named_parameters(), *each.named_buffers()]:
                     found[f"{path}.{name}"] = name.partition(".")[0]
+        return found
+
+    def adapt_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of a network with other domains, as they are for those of this one.
+
+        What belongs to a domain that is new begins as it is here: its private encoder, its
+        statistics, and its logit of the discriminator. What belongs to one that is gone is left
+        out.
+        """
+        pattern = re.compile(r"network\.private\.(\w+)\.")
+        named = [found[1] for name in weights if (found := pattern.match(name))]
+        known = list(dict.fromkeys(named))
+        if not known or known == list(self.domains):
+            return dict(weights)
+        own, parts = self.state_dict(), self.parts_of_domains
+        found = {name: value for name, value in weights.items() if name in own}
+        for name, domain in parts.items():
+            if domain not in known and name in own:
+                found[name] = own[name]
+        for name in own:
+            if name.startswith("network.discriminator.") and found[name].shape != own[name].shape:
+                rows = [
+                    found[name][known.index(domain)] if domain in known else own[name][number]
+                    for number, domain in enumerate(self.domains)
+                ]
+                found[name] = torch.stack(rows)
+        new = [domain for domain in self.domains if domain not in known]
+        gone = [domain for domain in known if domain not in self.domains]
+        for what, domains in (("new, and begin as they are drawn", new), ("left out", gone)):
+            if domains:
+                log.info("domains that are %s: %s", what, ", ".join(domains))
         return found
 
     @property

@@ -151,6 +151,8 @@ def load_weights(
             fits.
     """
     own = module.state_dict()
+    if adapt := getattr(module, "adapt_weights", None):
+        weights = adapt(weights)
     names, notes = _names_in(own, weights)
     fitting, rows = {}, []
     for name, value in own.items():

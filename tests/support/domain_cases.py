@@ -86,10 +86,22 @@ class Case:
 
 
 class Minibatches(Dataset[dict[str, Any]]):
-    """The minibatches of some domains."""
+    """The minibatches of some domains.
 
-    def __init__(self, case: Case, domains: tuple[str, ...], replica: int, replicas: int) -> None:
-        self._case, self._domains = case, domains
+    Args:
+        first: number of the one that is read first.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        domains: tuple[str, ...],
+        replica: int,
+        replicas: int,
+        *,
+        first: int = 0,
+    ) -> None:
+        self._case, self._domains, self._first = case, domains, first
         self._replica, self._replicas = replica, replicas
 
     def __len__(self) -> int:
@@ -97,7 +109,7 @@ class Minibatches(Dataset[dict[str, Any]]):
 
     def __getitem__(self, step: int) -> dict[str, Any]:
         return {
-            name: self._case.batch(name, step, self._replica, self._replicas)
+            name: self._case.batch(name, self._first + step, self._replica, self._replicas)
             for name in self._domains
         }
 
@@ -123,9 +135,9 @@ class Evaluated(Dataset[dict[str, Any]]):
 class Data(pl.LightningDataModule):
     """Reads the domains that the strategy gives to this rank, or all."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, first: int = 0) -> None:
         super().__init__()
-        self._case = case
+        self._case, self._first = case, first
 
     def _own(self) -> tuple[tuple[str, ...], int, int]:
         assert self.trainer is not None
@@ -135,7 +147,8 @@ class Data(pl.LightningDataModule):
         return strategy.domains, *strategy.placement.replica(strategy.global_rank)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Minibatches(self._case, *self._own()), batch_size=None)
+        data = Minibatches(self._case, *self._own(), first=self._first)
+        return DataLoader(data, batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(Evaluated(self._case, *self._own()), batch_size=None)
@@ -151,7 +164,7 @@ def trainer_of(case: Case, *, strategy: Any, ranks: int = 1, **more: Any) -> pl.
         "use_distributed_sampler": False,
         **more,
     }
-    return pl.Trainer(devices=ranks, strategy=strategy, **settings, **QUIET)
+    return pl.Trainer(devices=ranks, strategy=strategy, **{**QUIET, **settings})
 
 
 def plain(case: Case) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -166,13 +179,19 @@ def _logged(trainer: pl.Trainer) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+def strategy_of(case: Case) -> Any:
+    """The strategy of a case; of one rank a plain Trainer's."""
+    if case.ranks == 1:
+        return "auto"
+    return DomainStrategy(roles=case.roles, timeout_s=20)  # type: ignore[arg-type]
+
+
 def parallel(
     rank: int, case: Case, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The same on one of the ranks."""
     module = case.module()
-    strategy = DomainStrategy(roles=case.roles, timeout_s=20)  # type: ignore[arg-type]
-    trainer = trainer_of(case, strategy=strategy, ranks=case.ranks, **settings)
+    trainer = trainer_of(case, strategy=strategy_of(case), ranks=case.ranks, **settings)
     trainer.fit(module, Data(case))
     return dict(module.state_dict()), _logged(trainer)
 

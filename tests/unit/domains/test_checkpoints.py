@@ -1,0 +1,114 @@
+"""Checkpoints of domains over ranks are whole, and one process or other ranks go on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from sparsepipe.runs.checkpoints import load_weights
+from tests.support.domain_cases import STEPS, Case, Data, gap, plain, strategy_of, trainer_of
+from tests.support.processes import run_shared
+
+BOUND = 1e-12
+HALF = STEPS // 2
+
+
+def trained(
+    rank: int, case: Case, directory: Path, *, steps: int, resumed: Path | None = None
+) -> dict[str, Any]:
+    """A training up to a step, with a checkpoint at its end."""
+    saves = ModelCheckpoint(directory, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    module = case.module()
+    trainer = trainer_of(
+        case,
+        strategy=strategy_of(case),
+        ranks=case.ranks,
+        max_steps=steps,
+        callbacks=[saves],
+        enable_checkpointing=True,
+    )
+    # Lightning's loaders begin anew where a training goes on within an epoch.
+    data = Data(case, first=0 if resumed is None else HALF)
+    trainer.fit(module, data, ckpt_path=resumed)
+    return dict(module.state_dict())
+
+
+def from_ranks(rank: int, case: Case, directory: Path, steps: int, resumed: Path | None) -> Any:
+    return trained(rank, case, directory, steps=steps, resumed=resumed)
+
+
+CASES = [
+    Case(targets=2, ranks=3),
+    Case(targets=2, ranks=2),
+    Case(targets=1, ranks=4),
+    Case(targets=2, ranks=4, roles="separate"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_others_go_on_from_them(case: Case, tmp_path: Path) -> None:
+    expected, _ = plain(case)
+    run_shared(from_ranks, case.ranks, case, tmp_path / "first", HALF, None)
+    path = tmp_path / "first" / f"step={HALF}.ckpt"
+    saved = torch.load(path, weights_only=False)
+    assert saved["state_dict"].keys() == expected.keys()
+    assert not any(value.isnan().any() for value in saved["state_dict"].values())
+    states = saved["optimizer_states"][0]["state"]
+    assert len(states) == len(list(case.module().parameters()))
+    alone = Case(**{**_settings(case), "ranks": 1, "roles": "equal"})
+    on_one = trained(0, alone, tmp_path / "alone", steps=STEPS, resumed=path)
+    others = Case(**{**_settings(case), "ranks": 3, "roles": "equal"})
+    on_others = run_shared(from_ranks, 3, others, tmp_path / "others", STEPS, path)
+    for found in (on_one, *on_others):
+        errors = gap(found, expected)
+        assert max(errors.values()) <= BOUND, errors
+
+
+def _settings(case: Case) -> dict[str, Any]:
+    return {name: getattr(case, name) for name in case.__dataclass_fields__}
+
+
+def test_private_encoders_come_back_bit_for_bit(tmp_path: Path) -> None:
+    case = Case(targets=2, ranks=3)
+    found = run_shared(from_ranks, 3, case, tmp_path, HALF, None)
+    path = tmp_path / f"step={HALF}.ckpt"
+    saved = torch.load(path, weights_only=False)["state_dict"]
+    module = case.module()
+    load_weights(module, saved, path)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, saved[name])
+        assert all(torch.equal(value, state[name]) for state in found), name
+
+
+@pytest.mark.parametrize("norm", ["domain", "none"])
+def test_a_domain_is_added_to_a_trained_network(tmp_path: Path, norm: str) -> None:
+    before = Case(targets=1, ranks=2, norm=norm)
+    old = run_shared(from_ranks, 2, before, tmp_path, HALF, None)[0]
+    after = Case(targets=2, ranks=3, norm=norm)
+    module = after.module()
+    fresh = {name: value.clone() for name, value in module.state_dict().items()}
+    load_weights(module, old, tmp_path / "old.ckpt")
+    parts = module.parts_of_domains
+    for name, value in module.state_dict().items():
+        if parts.get(name) == "scan_1":
+            assert torch.equal(value, fresh[name]), "the new encoder begins as it is drawn"
+        elif value.shape == old[name].shape:
+            assert torch.equal(value, old[name])
+        else:
+            assert name.startswith("network.discriminator.2.")
+            assert torch.equal(value[:2], old[name])
+            assert torch.equal(value[2], fresh[name][2])
+    trainer = trainer_of(Case(targets=2, ranks=1, norm=norm), strategy="auto")
+    trainer.fit(module, Data(after))
+    assert not any(value.isnan().any() for value in module.state_dict().values())
+    smaller = before.module()
+    load_weights(smaller, module.state_dict(), tmp_path / "new.ckpt")
+    assert all(
+        torch.equal(value, module.state_dict()[name])
+        for name, value in smaller.state_dict().items()
+        if not name.startswith("network.discriminator.2.")
+    )
