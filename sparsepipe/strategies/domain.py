@@ -98,6 +98,9 @@ class DomainStrategy(RankedStrategy):
         slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
 
+    Attributes:
+        placement: which rank has which domains; None before a Trainer runs.
+
     Raises:
         ConfigError: when training starts: the module has no domains, or the ranks do not suffice
             for the roles.
@@ -123,7 +126,7 @@ class DomainStrategy(RankedStrategy):
         if roles not in ("equal", "separate"):
             raise ConfigError(f"roles is {roles!r}", remedy="choose equal or separate")
         self._roles: Roles = roles
-        self._placement: Placement | None = None
+        self.placement: Placement | None = None
         self._ranks: Ranks | None = None
         self._sharded: ShardedModule[OwnDomains] | None = None
         self._averages: list[tuple[Replicas, dict[str, nn.Parameter]]] = []
@@ -131,19 +134,20 @@ class DomainStrategy(RankedStrategy):
         self._waits_for_more = False
 
     @property
-    def placement(self) -> Placement:
-        """Which rank has which domains, while a Trainer runs."""
-        assert self._placement is not None
-        return self._placement
+    def domains(self) -> tuple[str, ...] | None:
+        """The domains that this rank has; None before a Trainer runs."""
+        return None if self.placement is None else self.placement.domains_of(self.global_rank)
 
     @property
-    def domains(self) -> tuple[str, ...]:
-        """The domains that this rank has."""
-        return self.placement.domains_of(self.global_rank)
+    def _placed(self) -> Placement:
+        assert self.placement is not None
+        return self.placement
 
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        if self.placement is None:
+            return {"num_replicas": 1, "rank": 0}
         replica, replicas = self.placement.replica(self.global_rank)
         return {"num_replicas": replicas, "rank": replica}
 
@@ -155,10 +159,10 @@ class DomainStrategy(RankedStrategy):
         module = self.lightning_module
         assert module is not None
         _check_module(module)
-        self._placement = Placement(tuple(module.domains), self.world_size, self._roles)  # type: ignore[arg-type]
+        self.placement = Placement(tuple(module.domains), self.world_size, self._roles)  # type: ignore[arg-type]
         if self.global_rank == 0:
             for rank in range(self.world_size):
-                names = ", ".join(self._placement.domains_of(rank)) or "the losses"
+                names = ", ".join(self.placement.domains_of(rank)) or "the losses"
                 log.info("rank %d: %s", rank, names)
 
     @override
@@ -175,7 +179,7 @@ class DomainStrategy(RankedStrategy):
             self.setup_optimizers(trainer)
             _check_optimizers(self.optimizers)
         optimizer = self.optimizers[0] if fitting else None
-        part = OwnDomains(module, self.placement, self.global_rank)
+        part = OwnDomains(module, self._placed, self.global_rank)
         self._sharded = ShardedModule(module, part=part, rank=self.global_rank, optimizer=optimizer)
         self.model_to_device()
         self.setup_precision_plugin()
@@ -185,7 +189,7 @@ class DomainStrategy(RankedStrategy):
 
     def _connect(self, module: pl.LightningModule, part: OwnDomains, *, fitting: bool) -> None:
         """Makes the groups of ranks, the exchange, and what averages gradients."""
-        placement, rank = self.placement, self.global_rank
+        placement, rank = self._placed, self.global_rank
         encoders = self._group([range(placement.encoders)])
         replicas = self._group([placement.ranks_of(name) for name in placement.domains])
         everyone = self._group([range(self.world_size)])
@@ -259,10 +263,10 @@ class DomainStrategy(RankedStrategy):
 
     def _share_losses(self) -> None:
         """Gives all ranks decoder, head and discriminator, which one has trained."""
-        module, last = self.lightning_module, self.placement.loss_rank
+        module, last = self.lightning_module, self._placed.loss_rank
         if module is None or last is None:
             return
-        part = OwnDomains(module, self.placement, self.global_rank)
+        part = OwnDomains(module, self._placed, self.global_rank)
         named = [*module.named_parameters(), *module.named_buffers()]
         shared = [each for name, each in named if name not in part.domains]
         for source in (0, last):

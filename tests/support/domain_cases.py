@@ -144,7 +144,9 @@ class Data(pl.LightningDataModule):
         strategy = self.trainer.strategy
         if not isinstance(strategy, DomainStrategy):
             return self._case.domains, 0, 1
-        return strategy.domains, *strategy.placement.replica(strategy.global_rank)
+        assert strategy.placement is not None
+        domains = strategy.placement.domains_of(strategy.global_rank)
+        return domains, *strategy.placement.replica(strategy.global_rank)
 
     def train_dataloader(self) -> DataLoader[Any]:
         data = Minibatches(self._case, *self._own(), first=self._first)
