@@ -88,9 +88,14 @@ class Throughput(pl.Callback):
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of shapes in a batch: the length of its labels, or of its first tensor."""
+    """Number of shapes in a batch: the length of its labels, or of its first tensor.
+
+    Where batches of several domains lie beside each other, those of all.
+    """
     if isinstance(batch, Mapping) and "label" in batch:
         return len(batch["label"])
+    if isinstance(batch, Mapping) and batch and all(isinstance(v, Mapping) for v in batch.values()):
+        return sum(map(batch_size_of, batch.values()))
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, Mapping):

@@ -123,6 +123,12 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """The test split, read exactly as for testing."""
         return self.test_dataloader()
 
+    def test_input(self, count: int) -> Any:
+        """The first samples of the test split, as the input of a batch."""
+        most = min(count, len(self._labels_S("test")))
+        dataset = self._dataset("test", np.arange(most))
+        return self._collate()([dataset[index] for index in range(most)])["input"]
+
     def _eval_loader(self, purpose: Purpose, indices_S: IntArray) -> ShapeLoader:
         dataset = self._dataset(purpose, indices_S)
         return self._loader(dataset, EvalSampler(cast(Sized, dataset), **self._ranks()))

@@ -33,6 +33,8 @@ class DomainDataModule(pl.LightningDataModule):
         domains: data modules by their domains, the source first; or those that are called with
             ``common``.
         common: arguments of all data modules, such as ``batch_size``.
+        targets: how many targets there are, the first ones; None is all.
+        source: the domain that is the source instead of the first one.
         evaluated: domains to evaluate on; None is all.
         root: directory of the data, where ``common`` names it.
         batch_size: samples of each domain, where ``common`` names it.
@@ -47,6 +49,8 @@ class DomainDataModule(pl.LightningDataModule):
         domains: Mapping[str, Any],
         *,
         common: Mapping[str, Any] | None = None,
+        targets: int | None = None,
+        source: str | None = None,
         evaluated: Sequence[str] | None = None,
         root: Path | str | None = None,
         batch_size: int | None = None,
@@ -54,6 +58,7 @@ class DomainDataModule(pl.LightningDataModule):
         super().__init__()
         del root
         self.batch_size = batch_size
+        domains = _chosen(domains, targets=targets, source=source)
         if len(domains) < 2:
             raise ConfigError(
                 f"the data have {len(domains)} domains",
@@ -167,6 +172,10 @@ class DomainDataModule(pl.LightningDataModule):
         """As for testing."""
         return self.test_dataloader()
 
+    def some_tested(self, name: str, *, count: int) -> Any:
+        """The first test samples of a domain, whichever process has it, as an input."""
+        return self._domains[name].test_input(count)
+
     def _evaluation(self, hook: str) -> Any:
         names = [name for name in self._own if name in self._evaluated]
         loaders = {name: getattr(self._domains[name], hook)() for name in names}
@@ -203,6 +212,29 @@ class InTurn:
         for name, loader in self._loaders.items():
             for batch in loader:
                 yield {**batch, "domain": name}
+
+
+def _chosen(
+    domains: Mapping[str, Any], *, targets: int | None, source: str | None
+) -> dict[str, Any]:
+    """The source and the first targets.
+
+    Raises:
+        ConfigError: there is no such source, or there are not as many targets.
+    """
+    if source is not None and source not in domains:
+        raise ConfigError(
+            f"data.source={source!r} is no domain of the data",
+            remedy=f"choose one of {', '.join(domains)}",
+        )
+    names = sorted(domains, key=lambda name: name != source) if source else list(domains)
+    if targets is not None and not 1 <= targets < len(names):
+        raise ConfigError(
+            f"data.targets={targets}, and the data have {len(names) - 1} targets",
+            remedy=f"set it to a number from 1 to {len(names) - 1}, or to null for all",
+        )
+    kept = names if targets is None else names[: 1 + targets]
+    return {name: domains[name] for name in kept}
 
 
 def _made(name: str, given: Any, common: Mapping[str, Any]) -> SplitDataModule:

@@ -259,6 +259,27 @@ class DomainSeparation(Optimised):
             sizes=codes.sizes,
         )
 
+    @torch.no_grad()
+    def reconstructions(self, name: str, input: Any) -> dict[str, Tensor]:
+        """What is to be reconstructed of a domain's samples, and what is made of their codes.
+
+        By ``input``, ``both`` (codes added), ``shared`` and ``private``, each [B, C, *spatial].
+        """
+        was_training = self.training
+        self.eval()
+        x = self._cast(input.to(self.device))
+        with of_domain(self.network.private[name], name):
+            private_BC = self.network.private[name](x)
+        shared_BC = self.network.shared_codes({name: x})[name]
+        decoder = self.network.decoder
+        self.train(was_training)
+        return {
+            "input": self.network.decoded(x),
+            "both": decoder(shared_BC + private_BC),
+            "shared": decoder(shared_BC),
+            "private": decoder(private_BC),
+        }
+
     def losses(self, rows: Rows) -> Losses:
         """The losses of samples of all domains."""
         counts = [rows.sizes[name] for name in self.domains]

@@ -171,18 +171,24 @@ def with_size(spec: RunSpec, size: Size) -> RunSpec:
     Raises:
         ConfigError: the data have no size to be changed.
     """
-    source = spec.data.get("source")
-    if not isinstance(source, Mapping) or "sizes" not in source:
+    key = _sizes_key(spec)
+    if key is None:
         raise ConfigError(
             "task=measure_steps changes data.source.sizes, which these data do not have",
-            remedy="choose data=signals, images or volumes",
+            remedy="choose data=signals, images, volumes or image_domains",
         )
-    data = spec.data.replace(source={**source, "sizes": list(size)}, num_workers=0)
-    return spec.replace(data=data, callbacks={}, logger={})
+    workers = f"{key.removesuffix('source.sizes')}num_workers"
+    return spec.replace({key: list(size), workers: 0}, callbacks={}, logger={})
+
+
+def _sizes_key(spec: RunSpec) -> str | None:
+    """The key of the sizes of samples; that of all domains where there are several."""
+    keys = ("data.source.sizes", "data.common.source.sizes")
+    return next((key for key in keys if key in spec.flat()), None)
 
 
 def _size_of(spec: RunSpec) -> Size:
-    return tuple(spec.data.get("source")["sizes"])
+    return tuple(spec.flat()[str(_sizes_key(spec))])
 
 
 class _Limited(Alive):  # type: ignore[no-untyped-call]

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
+from sparsepipe.data import DomainDataModule
 from sparsepipe.errors import DataError
+from sparsepipe.models import DomainSeparation
 from sparsepipe.partition.activation_checkpointing.setting import in_words
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import Run
@@ -170,6 +172,9 @@ def draw_test(
     )
     from sparsepipe.plots.gallery import prediction_gallery
 
+    if isinstance(module, DomainSeparation) and isinstance(data, DomainDataModule):
+        _draw_domains(run, module, data)
+        return
     counts_KK = getattr(module, "test_confusion", None)
     classes = tuple(getattr(module, "class_names", ()))
     if counts_KK is None or not classes:
@@ -194,6 +199,37 @@ def draw_test(
             directory / "predictions.png",
             probabilities=found["probability"],
         )
+
+
+def _draw_domains(run: Run, module: DomainSeparation, data: DomainDataModule) -> None:
+    """Confusion of each domain that was tested, and reconstructions of some samples."""
+    from sparsepipe.plots.confusion import confusion_matrix, confusion_rows
+    from sparsepipe.plots.reconstructions import draw_reconstructions
+
+    directory, classes = run.directory.path, module.class_names
+    rows: list[dict[str, str | int]] = []
+    for name, counts_KK in module.test_confusions.items():
+        of_domain = confusion_rows(counts_KK.numpy(), classes)
+        rows += [{"domain": name, **row} for row in of_domain]
+        confusion_matrix(counts_KK.numpy(), classes, directory / f"confusion_{name}.png")
+    if not rows:
+        return
+    write_csv(run.directory.confusion, rows)
+    found = {
+        name: module.reconstructions(name, data.some_tested(name, count=_RECONSTRUCTED))
+        for name in module.test_confusions
+    }
+    draw_reconstructions(
+        {
+            name: {k: v.cpu().float().numpy() for k, v in each.items()}
+            for name, each in found.items()
+        },
+        directory / "reconstructions.png",
+    )
+
+
+_RECONSTRUCTED = 4
+"""Samples of each domain in the picture of reconstructions."""
 
 
 def gallery_batches(data: pl.LightningDataModule, *, count: int) -> Iterator[dict[str, Any]]:

@@ -150,7 +150,8 @@ class Train(Task):
             values.update(test_shapes=start.test_shapes)
         values.update(_peaks(values))  # before batches are kept in memory to be timed
         if test:
-            planned = "plan_config" in values or run.spec.parallel.grid is not None
+            parallel = run.spec.parallel
+            planned = "plan_config" in values or (parallel.grid, parallel.roles) != (None, None)
             values.update(_inference(trainer, module, data, forwards, planned=planned))
             _keep_tested(run, values)
         write_result(run, {**values, **(more or {}), **class_accuracies(module)})
