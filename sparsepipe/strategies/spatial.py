@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -28,23 +27,18 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.collectives.halo import gather_numbers
 from sparsepipe.spatial.grid import Grid, best_grid
-from sparsepipe.spatial.shard import Shard, gathered, shard_of
+from sparsepipe.spatial.shard import Shard, gathered
 from sparsepipe.spatial.spatialize import (
-    has_sizes,
-    sample_sizes,
     spatialize_layers,
     unspatialize,
 )
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
 from sparsepipe.strategies.distributed import naming_missing_ranks
+from sparsepipe.strategies.sample_shards import SampleShards
 
 log = logging.getLogger(__name__)
-
-_COMPARED = 4099
-"""About so many elements of each tensor, by which ranks compare their batches."""
 
 
 class SpatialStrategy(DataParallelStrategy):
@@ -102,8 +96,7 @@ class SpatialStrategy(DataParallelStrategy):
         self._grid: Grid | None = None
         self._groups: tuple[Any, Any] = (None, None)
         self._metrics: list[tuple[Metric, Any, Any]] = []
-        self._parts: dict[str, tuple[int, ...] | None] = {}  # of each stage: sizes of the whole
-        self._readers: list[tuple[Any, tuple[int, ...]]] = []
+        self._shards: SampleShards | None = None
         self._frozen: list[nn.Parameter] = []
 
     @property
@@ -159,6 +152,7 @@ class SpatialStrategy(DataParallelStrategy):
             )
         _check_module(module)
         self._grid = Grid(self._chosen_shape(trainer), self._groups[0], overlap=self._overlap)
+        self._shards = SampleShards(self._grid, self.root_device)
         spatialize_layers(module, self._grid)
         self._adapt_metrics(module)
         super().setup(trainer)
@@ -200,20 +194,8 @@ class SpatialStrategy(DataParallelStrategy):
     @override
     def process_dataloader(self, dataloader: object) -> object:
         """Lets a data set that can read a part of each sample read this rank's shard only."""
-        data: Any = getattr(dataloader, "dataset", None)
-        readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
-        sizes = tuple(data.sample_sizes) if readable else None
-        if self._parts.setdefault(self._stage, sizes) != sizes:
-            raise ConfigError(
-                "loaders of one stage differ in whether they read parts of samples, or in their "
-                "sizes",
-                remedy="use data sets of one kind and size",
-            )
-        if sizes is not None:
-            self.grid.check(sizes)
-            held = (self.grid.held(axis, size) for axis, size in enumerate(sizes))
-            data.read_part(tuple(slice(each.start, each.stop) for each in held))
-            self._readers.append((data, sizes))
+        assert self._shards is not None
+        self._shards.read(dataloader, self._stage)
         return dataloader
 
     @property
@@ -226,56 +208,8 @@ class SpatialStrategy(DataParallelStrategy):
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        return super().batch_to_device(self._cut(batch), device, dataloader_idx)
-
-    def _cut(self, batch: Any) -> Any:
-        """The batch with shards in place of its sample and of what has the sample's sizes.
-
-        Raises:
-            ConfigError: it has no sample with the grid's dimensions, or ranks read unlike batches.
-        """
-        grid, read_in_parts = self.grid, self._parts.get(self._stage)
-        sizes = sample_sizes(batch, grid)
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if type(leaf) is Tensor]
-        parts = [leaf for leaf in leaves if read_in_parts and has_sizes(leaf, sizes)]
-        whole = [leaf for leaf in leaves if not (read_in_parts and has_sizes(leaf, sizes))]
-        if read_in_parts and not whole:
-            raise ConfigError(
-                "a batch whose samples are read in parts has nothing that tells which they are",
-                remedy="add their positions in the data set to the batch, as 'index'",
-            )
-        self._agree(_digest(whole, [leaf.shape[: -grid.dimensions] for leaf in parts]))
-
-        def shard(leaf: Any) -> Any:
-            if not has_sizes(leaf, sizes):
-                return leaf
-            # A copy, beside which nothing keeps the whole batch in memory.
-            local = leaf if read_in_parts else grid.shard(leaf).clone()
-            return shard_of(local, grid, range(-grid.dimensions, 0), read_in_parts or sizes)
-
-        return pytree.tree_map(shard, batch)
-
-    def _agree(self, digest: int) -> None:
-        """Makes sure that ranks of a grid read the same, and gives them one random state.
-
-        Raises:
-            ConfigError: they read unlike batches.
-        """
-        state = _random_state(self.root_device)
-        everyone = self._gather([zlib.crc32(state.numpy().data), digest])
-        if len({digest for _, digest in everyone}) > 1:
-            raise ConfigError(
-                "ranks that share samples have read unlike batches",
-                remedy="let a batch depend on the seed, the epoch and its number alone; a sampler "
-                "of your own takes its number of readers from Trainer.distributed_sampler_kwargs",
-            )
-        if len({state for state, _ in everyone}) > 1:  # one rank draws on its own, as in a callback
-            first = self._gather(state.view(torch.int64).tolist())[0]
-            _set_random_state(torch.tensor(first).view(torch.uint8), self.root_device)
-
-    def _gather(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-        group, device = self.grid.group, self.root_device
-        return gather_numbers(numbers, group, device=device, what="comparing batches")
+        assert self._shards is not None
+        return super().batch_to_device(self._shards.cut(batch, self._stage), device, dataloader_idx)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -321,9 +255,10 @@ class SpatialStrategy(DataParallelStrategy):
             unspatialize(self.lightning_module)
         for metric, group, available in self._metrics:
             metric.process_group, metric.distributed_available_fn = group, available
-        for data, sizes in self._readers:
-            data.read_part(tuple(slice(0, size) for size in sizes))
-        for emptied in (self._metrics, self._readers, self._parts, self._frozen):
+        if self._shards is not None:
+            self._shards.restore()
+            self._shards = None
+        for emptied in (self._metrics, self._frozen):
             emptied.clear()
         for group in self._groups:
             process_group.destroy_group(group)
@@ -371,34 +306,6 @@ def _check_module(module: pl.LightningModule) -> None:
 def _nobody_else() -> bool:
     """Whether other ranks have counted other samples."""
     return False
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """State of the generators from which masks are drawn, uint8."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return torch.cat(states)
-
-
-def _set_random_state(state: Tensor, device: torch.device) -> None:
-    size = len(torch.get_rng_state())
-    torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)
-
-
-def _digest(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> int:
-    """A checksum of tensors: shapes, dtypes and elements from all over them; and of ``shapes``."""
-    found = zlib.crc32(str([tuple(shape) for shape in shapes]).encode())
-    for tensor in tensors:
-        found = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), found)
-        flat = tensor.detach().flatten()
-        # A copy: of one element even a tensor without a stride passes for contiguous.
-        some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
-        some = some.clone(memory_format=torch.contiguous_format)
-        found = zlib.crc32(some.view(torch.uint8).numpy().data, found)
-    return found
 
 
 StrategyRegistry.register(

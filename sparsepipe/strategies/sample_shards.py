@@ -1,0 +1,139 @@
+"""Batches whose samples are cut over a grid of ranks, each of which reads the same or its part."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.collectives.halo import gather_numbers
+from sparsepipe.spatial.grid import Grid
+from sparsepipe.spatial.shard import shard_of
+from sparsepipe.spatial.spatialize import has_sizes, sample_sizes
+
+_COMPARED = 4099
+"""About so many elements of each tensor, by which ranks compare their batches."""
+
+
+class SampleShards:
+    """Cuts batches over a grid, and lets data sets that can read their rank's shard only.
+
+    Args:
+        grid: of the ranks that share samples.
+        device: of this rank.
+    """
+
+    def __init__(self, grid: Grid, device: torch.device) -> None:
+        self._grid, self._device = grid, device
+        self._parts: dict[str, tuple[int, ...] | None] = {}  # of each stage: sizes of the whole
+        self._readers: list[tuple[Any, tuple[int, ...]]] = []
+
+    def read(self, loader: object, stage: str) -> None:
+        """Lets the data set of a loader read this rank's part of each sample, if it can.
+
+        Raises:
+            ConfigError: loaders of one stage differ in that, or in the sizes of samples; or there
+                are more shards than positions.
+        """
+        data: Any = getattr(loader, "dataset", None)
+        readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
+        sizes = tuple(data.sample_sizes) if readable else None
+        if self._parts.setdefault(stage, sizes) != sizes:
+            raise ConfigError(
+                "loaders of one stage differ in whether they read parts of samples, or in their "
+                "sizes",
+                remedy="use data sets of one kind and size",
+            )
+        if sizes is not None:
+            self._grid.check(sizes)
+            held = (self._grid.held(axis, size) for axis, size in enumerate(sizes))
+            data.read_part(tuple(slice(each.start, each.stop) for each in held))
+            self._readers.append((data, sizes))
+
+    def cut(self, batch: Any, stage: str) -> Any:
+        """The batch with shards in place of its sample and of what has the sample's sizes.
+
+        Raises:
+            ConfigError: it has no sample with the grid's dimensions, or ranks read unlike batches.
+        """
+        grid, read_in_parts = self._grid, self._parts.get(stage)
+        sizes = sample_sizes(batch, grid)
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if type(leaf) is Tensor]
+        parts = [leaf for leaf in leaves if read_in_parts and has_sizes(leaf, sizes)]
+        whole = [leaf for leaf in leaves if not (read_in_parts and has_sizes(leaf, sizes))]
+        if read_in_parts and not whole:
+            raise ConfigError(
+                "a batch whose samples are read in parts has nothing that tells which they are",
+                remedy="add their positions in the data set to the batch, as 'index'",
+            )
+        self._agree(_digest(whole, [leaf.shape[: -grid.dimensions] for leaf in parts]))
+
+        def shard(leaf: Any) -> Any:
+            if not has_sizes(leaf, sizes):
+                return leaf
+            # A copy, beside which nothing keeps the whole batch in memory.
+            local = leaf if read_in_parts else grid.shard(leaf).clone()
+            return shard_of(local, grid, range(-grid.dimensions, 0), read_in_parts or sizes)
+
+        return pytree.tree_map(shard, batch)
+
+    def _agree(self, digest: int) -> None:
+        """Makes sure that ranks of a grid read the same, and gives them one random state.
+
+        Raises:
+            ConfigError: they read unlike batches.
+        """
+        state = _random_state(self._device)
+        everyone = self._gather([zlib.crc32(state.numpy().data), digest])
+        if len({digest for _, digest in everyone}) > 1:
+            raise ConfigError(
+                "ranks that share samples have read unlike batches",
+                remedy="let a batch depend on the seed, the epoch and its number alone; a sampler "
+                "of your own takes its number of readers from Trainer.distributed_sampler_kwargs",
+            )
+        if len({state for state, _ in everyone}) > 1:  # one rank draws on its own, as in a callback
+            first = self._gather(state.view(torch.int64).tolist())[0]
+            _set_random_state(torch.tensor(first).view(torch.uint8), self._device)
+
+    def _gather(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        group, device = self._grid.group, self._device
+        return gather_numbers(numbers, group, device=device, what="comparing batches")
+
+    def restore(self) -> None:
+        """Lets data sets read whole samples again."""
+        for data, sizes in self._readers:
+            data.read_part(tuple(slice(0, size) for size in sizes))
+        self._readers.clear()
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """State of the generators from which masks are drawn, uint8."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)
+
+
+def _digest(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> int:
+    """A checksum of tensors: shapes, dtypes and elements from all over them; and of ``shapes``."""
+    found = zlib.crc32(str([tuple(shape) for shape in shapes]).encode())
+    for tensor in tensors:
+        found = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), found)
+        flat = tensor.detach().flatten()
+        # A copy: of one element even a tensor without a stride passes for contiguous.
+        some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
+        some = some.clone(memory_format=torch.contiguous_format)
+        found = zlib.crc32(some.view(torch.uint8).numpy().data, found)
+    return found
