@@ -1,6 +1,6 @@
 """Many data domains over many devices: gathering latents, reducing shared parameters."""
 
-from sparsepipe.domains.exchange import OneLossRank, SharedLosses
+from sparsepipe.domains.exchange import OneGrid, OneLossRank, SharedLosses
 from sparsepipe.domains.placement import Placement, Roles, sent_numbers
 
-__all__ = ["OneLossRank", "Placement", "Roles", "SharedLosses", "sent_numbers"]
+__all__ = ["OneGrid", "OneLossRank", "Placement", "Roles", "SharedLosses", "sent_numbers"]

@@ -9,7 +9,7 @@ Shapes: B samples, C numbers of a code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.domains.placement import Placement
-from sparsepipe.models.domain_separation import Codes, DomainSeparation, Losses, Rows
+from sparsepipe.models.domain_separation import Codes, DomainSeparation, Losses, OneProcess, Rows
 from sparsepipe.runtime.collectives.halo import (
     ProcessGroup,
     add_up,
@@ -28,6 +28,10 @@ from sparsepipe.runtime.collectives.halo import (
 
 _CODES, _LABELS = "sending codes to other ranks", "sending labels to other ranks"
 _GRADIENTS = "sending gradients of codes back"
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class Ranks:
         group: all ranks; None is the default process group.
         encoders: those that have domains.
         replicas: of each of this rank's domains, where there are several ranks that have it.
+        whole: gathers what is to be reconstructed, where samples are cut over a grid.
     """
 
     placement: Placement
@@ -47,6 +52,7 @@ class Ranks:
     group: ProcessGroup | None = None
     encoders: ProcessGroup | None = None
     replicas: ProcessGroup | None = None
+    whole: Callable[[Tensor], Tensor] = _as_it_is
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
         """Sums for batch norms, over the ranks that have a domain, or that have any.
@@ -80,6 +86,16 @@ class Ranks:
         """Codes of which private ones' gradients are those of a replica, not of ``ranks`` ranks."""
         _, replicas = self.placement.replica(self.rank)
         return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class OneGrid(OneProcess):
+    """All domains are on the ranks of one grid, which compute the same losses."""
+
+    ranks: Ranks
+
+    def whole(self, value: Tensor) -> Tensor:
+        return self.ranks.whole(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,9 @@ class SharedLosses:
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
         return self.ranks.add_up(value, domain)
+
+    def whole(self, value: Tensor) -> Tensor:
+        return self.ranks.whole(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +212,9 @@ class OneLossRank:
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
         return self.ranks.add_up(value, domain)
+
+    def whole(self, value: Tensor) -> Tensor:
+        return self.ranks.whole(value)
 
 
 class _Sum(torch.autograd.Function):

@@ -94,6 +94,9 @@ class Exchange(Protocol):
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
         """Sums for batch norms over the processes that have a domain, None: any domain."""
 
+    def whole(self, value: Tensor) -> Tensor:
+        """What is to be reconstructed, of whole samples."""
+
 
 class OneProcess:
     """All domains are here."""
@@ -105,6 +108,9 @@ class OneProcess:
         return counts
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        return value
+
+    def whole(self, value: Tensor) -> Tensor:
         return value
 
 
@@ -239,7 +245,9 @@ class DomainSeparation(Optimised):
         return Codes(
             shared_BC=torch.cat(list(network.shared_codes(inputs).values())),
             private_BC=torch.cat(private),
-            target=torch.cat([network.decoded(each) for each in inputs.values()]),
+            target=torch.cat(
+                [self.exchange.whole(network.decoded(each)) for each in inputs.values()]
+            ),
             label_B=torch.cat([self._labels(name, batch[name]) for name in inputs]),
             sizes={name: batch_size(each) for name, each in inputs.items()},
         )

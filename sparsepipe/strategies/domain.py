@@ -8,7 +8,8 @@ private parameters of other ranks' domains are freed while a Trainer runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -21,14 +22,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.domains.exchange import OneLossRank, Ranks, SharedLosses
+from sparsepipe.domains.exchange import OneGrid, OneLossRank, Ranks, SharedLosses
 from sparsepipe.domains.placement import Placement, Roles
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import broadcast_tensors_
 from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.spatial.grid import Grid
+from sparsepipe.spatial.shard import Shard, gathered
+from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
+from sparsepipe.strategies.sample_shards import SampleShards
 from sparsepipe.strategies.sharding import ShardedModule
 
 log = logging.getLogger(__name__)
@@ -37,22 +42,27 @@ log = logging.getLogger(__name__)
 class OwnDomains:
     """What a rank holds of a module: all that is shared, and what belongs to its own domains."""
 
-    def __init__(self, module: pl.LightningModule, placement: Placement, rank: int) -> None:
-        self._module, self._placement, self._rank = module, placement, rank
+    def __init__(
+        self, module: pl.LightningModule, placement: Placement, rank: int, grid_size: int
+    ) -> None:
+        self._module, self._placement = module, placement
+        self._unit, self._grid_size = rank // grid_size, grid_size
         self.domains: Mapping[str, str] = module.parts_of_domains  # type: ignore[assignment]
         self._emptied: list[tuple[Tensor, torch.Size]] = []
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer."""
         domain = self.domains.get(name)
-        return domain is None or self._rank in self._placement.ranks_of(domain)
+        return domain is None or self._unit in self._placement.ranks_of(domain)
 
     def source(self, name: str) -> int:
         """The first rank that has a parameter's domain; of what is shared, one that trains it."""
+        unit, last = 0, self._placement.loss_rank
         if (domain := self.domains.get(name)) is not None:
-            return self._placement.ranks_of(domain)[0]
-        last = self._placement.loss_rank
-        return 0 if last is None or _is_encoder(name) else last
+            unit = self._placement.ranks_of(domain)[0]
+        elif last is not None and not _is_encoder(name):
+            unit = last
+        return unit * self._grid_size
 
     @torch.no_grad()
     def prune(self) -> None:
@@ -85,6 +95,9 @@ def _is_encoder(name: str) -> bool:
 class DomainStrategy(RankedStrategy):
     """Trains a domain separation network whose domains are spread over ranks.
 
+    With a ``grid`` each sample is shared by the ranks of one (:mod:`sparsepipe.spatial`), and what
+    is said of ranks here holds for grids.
+
     With as many ranks as domains, each has one; with fewer, ranks have several; with more, domains
     have replicas, which share their samples as with data parallelism. Batches of a data module have
     the domains of ``trainer.strategy.domains`` only.
@@ -93,13 +106,14 @@ class DomainStrategy(RankedStrategy):
         roles: ``equal``: every rank gathers the codes of all and computes the losses. ``separate``:
             the last rank has no domain, but decoder, head, discriminator and losses (Tsaris and
             Hinkle, Multi-DSN).
+        grid: number of shards along each of the last dimensions of samples; None: they are whole.
         timeout_s: limit of every wait for another rank.
         process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
         slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
 
     Attributes:
-        placement: which rank has which domains; None before a Trainer runs.
+        placement: which rank, or grid of ranks, has which domains; None before a Trainer runs.
 
     Raises:
         ConfigError: when training starts: the module has no domains, or the ranks do not suffice
@@ -112,6 +126,7 @@ class DomainStrategy(RankedStrategy):
         self,
         *,
         roles: Roles = "equal",
+        grid: Sequence[int] | None = None,
         timeout_s: float = 300.0,
         process_group_backend: str | None = None,
         slowdown: float = 1.0,
@@ -126,6 +141,8 @@ class DomainStrategy(RankedStrategy):
         if roles not in ("equal", "separate"):
             raise ConfigError(f"roles is {roles!r}", remedy="choose equal or separate")
         self._roles: Roles = roles
+        self._shape = None if grid is None else tuple(grid)
+        self._shards: SampleShards | None = None
         self.placement: Placement | None = None
         self._ranks: Ranks | None = None
         self._sharded: ShardedModule[OwnDomains] | None = None
@@ -136,7 +153,17 @@ class DomainStrategy(RankedStrategy):
     @property
     def domains(self) -> tuple[str, ...] | None:
         """The domains that this rank has; None before a Trainer runs."""
-        return None if self.placement is None else self.placement.domains_of(self.global_rank)
+        return None if self.placement is None else self.placement.domains_of(self._unit)
+
+    @property
+    def _size(self) -> int:
+        """Ranks that share a sample."""
+        return math.prod(self._shape or (1,))
+
+    @property
+    def _unit(self) -> int:
+        """This rank's number, or that of its grid."""
+        return self.global_rank // self._size
 
     @property
     def _placed(self) -> Placement:
@@ -148,7 +175,7 @@ class DomainStrategy(RankedStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         if self.placement is None:
             return {"num_replicas": 1, "rank": 0}
-        replica, replicas = self.placement.replica(self.global_rank)
+        replica, replicas = self.placement.replica(self._unit)
         return {"num_replicas": replicas, "rank": replica}
 
     @override
@@ -159,11 +186,20 @@ class DomainStrategy(RankedStrategy):
         module = self.lightning_module
         assert module is not None
         _check_module(module)
-        self.placement = Placement(tuple(module.domains), self.world_size, self._roles)  # type: ignore[arg-type]
+        if self.world_size % self._size:
+            raise ConfigError(
+                f"a grid of {' x '.join(map(str, self._shape or ()))} does not fit "
+                f"{self.world_size} ranks",
+                remedy="make the number of devices a multiple of the grid's shards",
+            )
+        units = self.world_size // self._size
+        self.placement = Placement(tuple(module.domains), units, self._roles)  # type: ignore[arg-type]
+        process_group.share_samples(self._size)
         if self.global_rank == 0:
-            for rank in range(self.world_size):
-                names = ", ".join(self.placement.domains_of(rank)) or "the losses"
-                log.info("rank %d: %s", rank, names)
+            what = "rank" if self._size == 1 else "grid"
+            for unit in range(units):
+                names = ", ".join(self.placement.domains_of(unit)) or "the losses"
+                log.info("%s %d: %s", what, unit, names)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -179,7 +215,7 @@ class DomainStrategy(RankedStrategy):
             self.setup_optimizers(trainer)
             _check_optimizers(self.optimizers)
         optimizer = self.optimizers[0] if fitting else None
-        part = OwnDomains(module, self._placed, self.global_rank)
+        part = OwnDomains(module, self._placed, self.global_rank, self._size)
         self._sharded = ShardedModule(module, part=part, rank=self.global_rank, optimizer=optimizer)
         self.model_to_device()
         self.setup_precision_plugin()
@@ -189,33 +225,83 @@ class DomainStrategy(RankedStrategy):
 
     def _connect(self, module: pl.LightningModule, part: OwnDomains, *, fitting: bool) -> None:
         """Makes the groups of ranks, the exchange, and what averages gradients."""
-        placement, rank = self._placed, self.global_rank
-        encoders = self._group([range(placement.encoders)])
-        replicas = self._group([placement.ranks_of(name) for name in placement.domains])
-        everyone = self._group([range(self.world_size)])
+        placement, unit = self._placed, self._unit
+        units, encoders = range(placement.ranks), range(placement.encoders)
+        replicas = [placement.ranks_of(name) for name in placement.domains]
+        # Codes go to the ranks in the same place of other grids, which have the same.
         self._ranks = Ranks(
-            placement=placement, rank=rank, group=everyone, encoders=encoders, replicas=replicas
+            placement=placement,
+            rank=unit,
+            group=self._group(self._in_place(units)),
+            encoders=self._group(self._in_place(encoders)),
+            replicas=self._group([ranks for each in replicas for ranks in self._in_place(each)]),
+            whole=_gathered,
         )
         exchange = SharedLosses if placement.loss_rank is None else OneLossRank
         if self.world_size > 1:
+            exchange = OneGrid if placement.ranks == 1 else exchange
             module.use(exchange(self._ranks))  # type: ignore[operator]
+        if self._shape is not None:
+            grids = [list(self._ranks_of([each])) for each in units]
+            grid = Grid(self._shape, self._group(grids))
+            self._shards = SampleShards(grid, self.root_device)
+            spatialize_layers(module, grid)
+        sharing = self._group([list(self._ranks_of(encoders))])
+        losing = None
+        if placement.loss_rank is not None:
+            losing = self._group([list(self._ranks_of([placement.loss_rank]))])
+        of_domains = self._group([list(self._ranks_of(each)) for each in replicas])
         if not fitting:
             return
         shared, own = dict[str, nn.Parameter](), dict[str, nn.Parameter]()
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and part.holds(name):
                 (shared if name not in part.domains else own)[name] = parameter
+        is_encoder = unit < placement.encoders
         if placement.loss_rank is not None:
-            trained = _is_encoder if rank < placement.encoders else _is_no_encoder
+            trained = _is_encoder if is_encoder else _is_no_encoder
             shared = {name: each for name, each in shared.items() if trained(name)}
-        group = encoders if rank < placement.encoders else None
-        self._averages = [(Replicas(group, shared), shared), (Replicas(replicas, own), own)]
+        group = sharing if is_encoder else losing
+        self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
-    def _group(self, ranks: Any) -> Any:
+    def _ranks_of(self, units: Iterable[int]) -> Iterator[int]:
+        """The ranks of grids."""
+        for unit in units:
+            yield from range(unit * self._size, (unit + 1) * self._size)
+
+    def _in_place(self, units: Iterable[int]) -> list[list[int]]:
+        """The ranks in each place of grids."""
+        found = list(units)
+        return [[unit * self._size + place for unit in found] for place in range(self._size)]
+
+    def _group(self, ranks: Iterable[Iterable[int]]) -> Any:
         backend = internals.resolve_process_group_backend(self)
         found = process_group.make_stage_group(ranks, backend=backend, timeout_s=self._timeout_s)
         self._groups.append(found)
         return found
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        if self._shards is not None:
+            assert self.lightning_module is not None
+            self._shards.read(dataloader, str(self.lightning_module.trainer.state.stage))
+        return dataloader
+
+    @override
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        return super().batch_to_device(self._cut(batch), device, dataloader_idx)
+
+    def _cut(self, batch: Any) -> Any:
+        """The batch with shards of the samples of each domain."""
+        if self._shards is None or not batch:
+            return batch
+        assert self.lightning_module is not None
+        stage = str(self.lightning_module.trainer.state.stage)
+        if "domain" in batch:  # of an evaluation
+            return self._shards.cut(batch, stage)
+        return {name: self._shards.cut(each, stage) for name, each in batch.items()}
 
     @override
     def configure_ddp(self) -> None:
@@ -266,10 +352,10 @@ class DomainStrategy(RankedStrategy):
         module, last = self.lightning_module, self._placed.loss_rank
         if module is None or last is None:
             return
-        part = OwnDomains(module, self._placed, self.global_rank)
+        part = OwnDomains(module, self._placed, self.global_rank, self._size)
         named = [*module.named_parameters(), *module.named_buffers()]
         shared = [each for name, each in named if name not in part.domains]
-        for source in (0, last):
+        for source in (0, last * self._size):
             mine = [each for name, each in named if part.source(name) == source]
             broadcast_tensors_([each for each in shared if _is_in(each, mine)], source=source)
 
@@ -329,11 +415,19 @@ class DomainStrategy(RankedStrategy):
             sharded.fill()
         if module is not None and self._ranks is not None:
             module.use_one_process()  # type: ignore[operator]
+            unspatialize(module)
+        if self._shards is not None:
+            self._shards.restore()
+            self._shards = None
         for group in self._groups:
             process_group.destroy_group(group)
         self._groups.clear()
         self._averages.clear()
         self._sharded = self._ranks = None
+
+
+def _gathered(value: Tensor) -> Tensor:
+    return gathered(value) if isinstance(value, Shard) else value
 
 
 def _is_no_encoder(name: str) -> bool:

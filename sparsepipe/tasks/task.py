@@ -297,7 +297,7 @@ def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
             remedy="give parallel.plan fewer devices, or choose another hardware; "
             f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
         ) from error
-    if parallel.grid is not None:
+    if parallel.grid is not None and parallel.roles is None:
         check_grid(parallel.grid, replicas=parallel.replicas, ranks=devices)
     if parallel.strategy is None and devices > 1:
         raise ConfigError(

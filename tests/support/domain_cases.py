@@ -36,6 +36,7 @@ class Case:
         norm: of the encoders.
         clip: the norm that gradients are clipped by, if any.
         accumulate: minibatches for each update.
+        grid: that each sample is cut over, if any.
     """
 
     kind: str = "2d"
@@ -46,6 +47,7 @@ class Case:
     norm: str = "domain"
     clip: float | None = None
     accumulate: int = 1
+    grid: tuple[int, ...] | None = None
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -145,8 +147,9 @@ class Data(pl.LightningDataModule):
         if not isinstance(strategy, DomainStrategy):
             return self._case.domains, 0, 1
         assert strategy.placement is not None
-        domains = strategy.placement.domains_of(strategy.global_rank)
-        return domains, *strategy.placement.replica(strategy.global_rank)
+        assert strategy.domains is not None
+        kwargs = strategy.distributed_sampler_kwargs
+        return strategy.domains, kwargs["rank"], kwargs["num_replicas"]
 
     def train_dataloader(self) -> DataLoader[Any]:
         data = Minibatches(self._case, *self._own(), first=self._first)
@@ -185,7 +188,7 @@ def strategy_of(case: Case) -> Any:
     """The strategy of a case; of one rank a plain Trainer's."""
     if case.ranks == 1:
         return "auto"
-    return DomainStrategy(roles=case.roles, timeout_s=20)  # type: ignore[arg-type]
+    return DomainStrategy(roles=case.roles, grid=case.grid, timeout_s=20)  # type: ignore[arg-type]
 
 
 def parallel(

@@ -37,3 +37,21 @@ def test_placements(targets: int, ranks: int, roles: str, norm: str) -> None:
 def test_clipping_and_accumulation() -> None:
     check(Case(targets=2, ranks=3, clip=0.1, accumulate=2))
     check(Case(targets=1, ranks=3, roles="separate", clip=0.1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "grid", "ranks", "roles"),
+    [
+        ("2d", (1, 2), 2, "equal"),
+        ("2d", (1, 2), 4, "equal"),
+        ("2d", (2, 1), 6, "separate"),
+        ("3d", (1, 1, 2), 4, "equal"),
+        pytest.param("3d", (1, 2, 1), 8, "equal", marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.parametrize("norm", ["domain", "all"])
+def test_encoders_on_grids(
+    kind: str, grid: tuple[int, ...], ranks: int, roles: str, norm: str
+) -> None:
+    """Domains x spatial, and with eight ranks replicas of domains besides."""
+    check(Case(kind=kind, grid=grid, ranks=ranks, roles=roles, norm=norm, clip=0.1))
