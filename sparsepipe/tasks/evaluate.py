@@ -132,7 +132,7 @@ class Evaluate(Task):
         values.update(peak_values())  # before batches are kept in memory to be timed
         split = plan_values(run, trainer)
         # Else no device need have room for the whole network, or for whole samples.
-        if not split and run.spec.parallel.grid is None:
+        if not split and (run.spec.parallel.grid, run.spec.parallel.roles) == (None, None):
             effort = {"warmup": self.warmup_batches, "timed": self.timed_batches}
             rate = inference_rate(trainer, module, data, **effort)
             values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
