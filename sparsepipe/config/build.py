@@ -86,7 +86,7 @@ def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMo
     if isinstance(model, pl.LightningModule):
         return model
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
-    built = {name: target and target.build() for name, target in settings.items()}
+    built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
     module: pl.LightningModule
     arguments: dict[str, Any] = {"class_names": list(classes)}
     if isinstance(model, DomainSeparationNetwork):

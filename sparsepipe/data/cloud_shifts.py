@@ -99,7 +99,8 @@ def _partial(
     np.minimum.at(nearest, cell_N, depth_N)
     # A cell of the view has the depth of a slanted surface in it.
     behind = (0.35 - 0.15 * strength) * side
-    return cloud_N3[depth_N <= nearest[cell_N] + max(behind, 2 * side / _CELLS)]
+    seen_N3: FloatArray = cloud_N3[depth_N <= nearest[cell_N] + max(behind, 2 * side / _CELLS)]
+    return seen_N3
 
 
 def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator) -> FloatArray:
@@ -130,7 +131,10 @@ def _density(
     """Fewer points the farther they are from a random side."""
     along_N = cloud_N3 @ _horizontal(up, rng)
     share_N = (along_N - along_N.min()) / max(float(np.ptp(along_N)), 1e-12)
-    return cloud_N3[rng.random(len(cloud_N3)) < np.exp(-3 * strength * (1 - share_N))]
+    left_N3: FloatArray = cloud_N3[
+        rng.random(len(cloud_N3)) < np.exp(-3 * strength * (1 - share_N))
+    ]
+    return left_N3
 
 
 def _rotated(

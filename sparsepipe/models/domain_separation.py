@@ -190,7 +190,7 @@ class DomainSeparation(Optimised):
         out.
         """
         pattern = re.compile(r"network\.private\.(\w+)\.")
-        named = [found[1] for name in weights if (found := pattern.match(name))]
+        named = [match[1] for name in weights if (match := pattern.match(name))]
         known = list(dict.fromkeys(named))
         if not known or known == list(self.domains):
             return dict(weights)

@@ -375,13 +375,14 @@ def _decoder(
 def _averaged(input: Tensor, *, size: tuple[int, ...]) -> Tensor:
     if tuple(input.shape[2:]) == size:
         return input
-    return {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[len(size)](input, size)
+    pools: dict[int, Callable[..., Tensor]] = {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+    return pools[len(size)](input, size)
 
 
 def _occupied(input: sparse.SparseTensor, *, size: tuple[int, ...]) -> Tensor:
     """The share [B, 1, *size] of occupied voxels."""
     sites = input.replace_feats(input.feats.new_ones(len(input), 1))
-    return F.adaptive_avg_pool3d(sites.dense(), size)
+    return _averaged(sites.dense(), size=size)
 
 
 def _checked_size(size: Sequence[int], dimensions: int) -> tuple[int, ...]:

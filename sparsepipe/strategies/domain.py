@@ -237,10 +237,10 @@ class DomainStrategy(RankedStrategy):
             replicas=self._group([ranks for each in replicas for ranks in self._in_place(each)]),
             whole=_gathered,
         )
-        exchange = SharedLosses if placement.loss_rank is None else OneLossRank
         if self.world_size > 1:
-            exchange = OneGrid if placement.ranks == 1 else exchange
-            module.use(exchange(self._ranks))  # type: ignore[operator]
+            exchange = SharedLosses if placement.loss_rank is None else OneLossRank
+            made = OneGrid(self._ranks) if placement.ranks == 1 else exchange(self._ranks)
+            module.use(made)  # type: ignore[operator]
         if self._shape is not None:
             grids = [list(self._ranks_of([each])) for each in units]
             grid = Grid(self._shape, self._group(grids))

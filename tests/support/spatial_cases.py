@@ -250,8 +250,6 @@ def error(
     return max(_relative(mine, theirs) for mine, theirs in pairs)
 
 
-
-
 def _relative(mine: Tensor, theirs: Tensor | None) -> float:
     assert theirs is not None
     assert mine.shape == theirs.shape

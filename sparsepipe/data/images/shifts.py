@@ -48,7 +48,8 @@ class ImageShift:
         """The shifted image [C, H, W] in [0, 1]."""
         rng = np.random.default_rng([self.seed, split, index])
         image_CHW = np.repeat(image_1HW, self.channels, axis=0)
-        return np.clip(SHIFTS[self.kind](image_CHW, rng), 0, 1, dtype=np.float32)
+        shifted: Image = np.clip(SHIFTS[self.kind](image_CHW, rng), 0, 1, dtype=np.float32)
+        return shifted
 
 
 def _none(image: Image, rng: np.random.Generator) -> Image:
@@ -106,12 +107,14 @@ def _texture(shape: tuple[int, ...], rng: np.random.Generator) -> Image:
     mixed = rough / max(float(rough.std()), 1e-6) + rng.uniform(0, 1.5) * waves
     share = 1 / (1 + np.exp(-2 * mixed))
     dark, light = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
-    return (dark + (light - dark) * share).astype(np.float32)
+    texture: Image = (dark + (light - dark) * share).astype(np.float32)
+    return texture
 
 
 def _blended(image: Image, rng: np.random.Generator) -> Image:
     """The difference from a texture, as MNIST-M is made of MNIST and photographs."""
-    return np.abs(_texture(image.shape, rng) - image)
+    blended: Image = np.abs(_texture(image.shape, rng) - image)
+    return blended
 
 
 def _coloured(image: Image, rng: np.random.Generator) -> Image:
