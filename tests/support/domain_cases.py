@@ -206,12 +206,13 @@ def placement_of(case: Case) -> Placement:
 
 
 def gap(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest relative error of each group of parameters and buffers."""
+    """The relative error of each group of parameters and buffers, by the norms of all of it."""
     assert mine.keys() == theirs.keys()
-    found: dict[str, float] = {}
+    errors: dict[str, list[Tensor]] = {}
     for name, value in theirs.items():
-        group = name.split(".")[1]
-        group = ".".join(name.split(".")[1:3]) if group == "private" else group
-        error = (mine[name] - value).abs().max() / value.abs().max().clamp(min=1e-30)
-        found[group] = max(found.get(group, 0.0), float(error))
-    return found
+        _, group, *inner = name.split(".")
+        group = f"{group}.{inner[0]}" if group == "private" else group
+        squares = torch.stack([(mine[name] - value).square().sum(), value.square().sum()])
+        errors.setdefault(group, []).append(squares)
+    totals = {group: torch.stack(found).sum(0).sqrt() for group, found in errors.items()}
+    return {group: float(error / norm) for group, (error, norm) in totals.items()}
