@@ -92,7 +92,7 @@ def samples_per_s(rank: int, ranks: int, options: argparse.Namespace) -> float:
         for name in own
     }
     trainer.fit(module, DataLoader([batch] * (options.steps + 2), batch_size=None))  # type: ignore[arg-type]
-    return options.steps * options.batch_size * len(names) / timed.seconds
+    return float(options.steps * options.batch_size * len(names) / timed.seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
