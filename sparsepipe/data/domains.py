@@ -116,8 +116,7 @@ class DomainDataModule(pl.LightningDataModule):
                 raise DataError(
                     f"the domain {name} has the classes {', '.join(each.classes)}, the source "  # type: ignore[attr-defined]
                     f"{', '.join(self.classes)}",
-                    remedy="use data of the same classes in the same order; a target without "
-                    "labels needs none of its own",
+                    remedy="use data of the same classes in the same order",
                 )
             if not each.num_train:
                 raise DataError(
@@ -152,8 +151,7 @@ class DomainDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         """A loader of minibatches of this process's domains."""
         if not self._own:
-            batch_size = next(iter(self._domains.values())).batch_size
-            return _nothing(math.ceil(self._longest / batch_size))
+            return _nothing(math.ceil(self._longest / self._source.batch_size))
         return CombinedLoader(
             {name: self._domains[name].train_dataloader() for name in self._own}, "max_size"
         )

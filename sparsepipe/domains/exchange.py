@@ -99,10 +99,24 @@ class OneGrid(OneProcess):
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLosses:
-    """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
+class _OverRanks:
+    """What both ways to compute losses over ranks have."""
 
     ranks: Ranks
+
+    def total(self, counts: Tensor) -> Tensor:
+        return self.ranks.total(counts)
+
+    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        return self.ranks.add_up(value, domain)
+
+    def whole(self, value: Tensor) -> Tensor:
+        return self.ranks.whole(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLosses(_OverRanks):
+    """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
         """The losses of all domains' samples, on every rank."""
@@ -129,25 +143,14 @@ class SharedLosses:
             sizes=ranks.by_domain(sizes),
         )
 
-    def total(self, counts: Tensor) -> Tensor:
-        return self.ranks.total(counts)
-
-    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        return self.ranks.add_up(value, domain)
-
-    def whole(self, value: Tensor) -> Tensor:
-        return self.ranks.whole(value)
-
 
 @dataclass(frozen=True, slots=True)
-class OneLossRank:
+class OneLossRank(_OverRanks):
     """Ranks send codes to the last one, which decodes, computes all losses and sends back.
 
     Source: Tsaris and Hinkle, Multi-DSN, in which classifier, decoder and losses have a worker of
     their own.
     """
-
-    ranks: Ranks
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
         """The losses of all domains' samples; on the others as the last rank says them."""
@@ -156,7 +159,7 @@ class OneLossRank:
         if last:
             sizes = ranks.sizes({}, device=device)
             found = module.losses(module.decoded(self._received(module, sizes)))
-            self._announce([found.objective.detach(), *found.parts.values()], module)
+            self._announce([found.objective.detach(), *found.parts.values()])
             return found
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.encoders)
         sizes = ranks.sizes(codes.sizes, device=device)
@@ -202,19 +205,10 @@ class OneLossRank:
             sizes=ranks.by_domain(sizes),
         )
 
-    def _announce(self, values: Sequence[Tensor], module: DomainSeparation) -> None:
+    def _announce(self, values: Sequence[Tensor]) -> None:
         packed = torch.stack([each.double() for each in values])
         for rank in range(self.ranks.placement.encoders):
             _send(packed, rank, self.ranks)
-
-    def total(self, counts: Tensor) -> Tensor:
-        return self.ranks.total(counts)
-
-    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        return self.ranks.add_up(value, domain)
-
-    def whole(self, value: Tensor) -> Tensor:
-        return self.ranks.whole(value)
 
 
 class _Sum(torch.autograd.Function):

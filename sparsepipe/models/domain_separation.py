@@ -228,8 +228,7 @@ class DomainSeparation(Optimised):
         """Codes of the domains that ``batch`` has.
 
         Raises:
-            ConfigError: it has a domain that the network does not know, or a label of the source
-                that is no class.
+            ConfigError: it has a domain that the network does not know.
         """
         network = self.network
         if unknown := [name for name in batch if name not in self.domains]:

@@ -352,12 +352,14 @@ class DomainStrategy(RankedStrategy):
         module, last = self.lightning_module, self._placed.loss_rank
         if module is None or last is None:
             return
-        part = OwnDomains(module, self._placed, self.global_rank, self._size)
+        assert self._sharded is not None
+        part = self._sharded.part
         named = [*module.named_parameters(), *module.named_buffers()]
-        shared = [each for name, each in named if name not in part.domains]
+        shared = [(name, each) for name, each in named if name not in part.domains]
         for source in (0, last * self._size):
-            mine = [each for name, each in named if part.source(name) == source]
-            broadcast_tensors_([each for each in shared if _is_in(each, mine)], source=source)
+            broadcast_tensors_(
+                [each for name, each in shared if part.source(name) == source], source=source
+            )
 
     @override
     def on_validation_start(self) -> None:
@@ -432,10 +434,6 @@ def _gathered(value: Tensor) -> Tensor:
 
 def _is_no_encoder(name: str) -> bool:
     return not _is_encoder(name)
-
-
-def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
-    return any(tensor is each for each in tensors)
 
 
 def _check_module(module: pl.LightningModule) -> None:
