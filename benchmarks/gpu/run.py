@@ -91,7 +91,7 @@ PARTS = (
     Part(
         name="trainings",
         title="Training steps, epochs, memory and largest batches",
-        limit_s=120,
+        limit_s=110,
         needs_device=True,
         packages=(*_FRAMEWORK, "pyarrow", "matplotlib", "scipy"),
     ),
@@ -112,7 +112,14 @@ PARTS = (
     Part(
         name="shards",
         title="One sample over ranks that share one device",
-        limit_s=85,
+        limit_s=75,
+        needs_device=True,
+        packages=("pytorch_lightning", "torchmetrics"),
+    ),
+    Part(
+        name="domain_ranks",
+        title="Domains over ranks that share one device",
+        limit_s=20,
         needs_device=True,
         packages=("pytorch_lightning", "torchmetrics"),
     ),

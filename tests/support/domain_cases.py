@@ -16,7 +16,7 @@ from sparsepipe import sparse
 from sparsepipe.domains import Placement
 from sparsepipe.models import DomainLosses, DomainSeparation, dsn_2d, dsn_3d, dsn_sparse
 from sparsepipe.strategies import DomainStrategy
-from tests.support.pipeline_cases import QUIET
+from tests.support.pipeline_cases import QUIET, own_node
 
 STEPS, SAMPLES, CLASSES = 8, 6, 3
 """Minibatches, and samples of a domain in each."""
@@ -163,19 +163,20 @@ class Data(pl.LightningDataModule):
 
 def trainer_of(case: Case, *, strategy: Any, ranks: int = 1, **more: Any) -> pl.Trainer:
     settings: dict[str, Any] = {
+        "devices": ranks,
         "max_epochs": 1,
         "gradient_clip_val": case.clip,
         "accumulate_grad_batches": case.accumulate,
         "use_distributed_sampler": False,
         **more,
     }
-    return pl.Trainer(devices=ranks, strategy=strategy, **{**QUIET, **settings})
+    return pl.Trainer(strategy=strategy, **{**QUIET, **settings})
 
 
-def plain(case: Case) -> tuple[dict[str, Tensor], dict[str, float]]:
+def plain(case: Case, **more: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The state and what is logged after a training in one process."""
     module = case.module()
-    trainer = trainer_of(case, strategy="auto")
+    trainer = trainer_of(case, strategy="auto", **more)
     trainer.fit(module, Data(case))
     return dict(module.state_dict()), _logged(trainer)
 
@@ -188,7 +189,12 @@ def strategy_of(case: Case) -> Any:
     """The strategy of a case; of one rank a plain Trainer's."""
     if case.ranks == 1:
         return "auto"
-    return DomainStrategy(roles=case.roles, grid=case.grid, timeout_s=20)  # type: ignore[arg-type]
+    return DomainStrategy(
+        roles=case.roles,  # type: ignore[arg-type]
+        grid=case.grid,
+        process_group_backend="gloo",
+        timeout_s=20,
+    )
 
 
 def parallel(
@@ -199,6 +205,13 @@ def parallel(
     trainer = trainer_of(case, strategy=strategy_of(case), ranks=case.ranks, **settings)
     trainer.fit(module, Data(case))
     return dict(module.state_dict()), _logged(trainer)
+
+
+def parallel_on(
+    rank: int, accelerator: str, case: Case
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The same where all ranks have one device."""
+    return parallel(rank, case, own_node(rank, case.ranks, accelerator=accelerator))
 
 
 def placement_of(case: Case) -> Placement:
