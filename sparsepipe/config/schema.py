@@ -267,6 +267,19 @@ class Emulation:
     link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None  # null: the inventory's
 
 
+DomainTraining = Literal[
+    "source_only",
+    "supervised",
+    "dsn",
+    "dann",
+    "without_difference",
+    "without_reconstruction",
+    "without_similarity",
+    "with_mse",
+]
+"""Ways to train networks of several domains."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperStudy:
     """Keys from which the paper's studies compute settings of a run; runs do not record them."""
@@ -277,6 +290,7 @@ class PaperStudy:
     partition: Search | None = None  # parallel.search.search of pipelines of paper/schedule
     extent: Literal["smoke", "desk", "paper"] | None = None  # sizes of samples and networks
     workers: Literal["one", "fewer", "most"] | None = None  # of those that a network is shared by
+    training: DomainTraining | None = None  # of networks of several domains, in multi_dsn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ GLOBAL = {
 """Groups that set keys of others."""
 OF_BIGCONV = ("cnn1d", "cnn2d", "cnn3d", "fcn2d")
 """Networks whose sizes are for one study's task."""
+OF_MULTI_DSN = ("digit_domains", "shape_domains")
+"""Likewise, networks of several domains."""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,8 @@ OF_BIGCONV = ("cnn1d", "cnn2d", "cnn3d", "fcn2d")
 def test_options_that_set_keys_of_others_compose(group: str, option: str) -> None:
     """Experiments are composed below, and all others by tests of the configuration reference."""
     study = ["experiment=bigconv"] if option in OF_BIGCONV else []
-    composed(*study, f"{group}={option}")
+    domains = ["experiment=multi_dsn"] if option in OF_MULTI_DSN else []
+    composed(*study, *domains, f"{group}={option}")
 
 
 def test_all_other_options_have_a_key_of_their_own() -> None:
