@@ -48,7 +48,7 @@ class OwnDomains:
         self._module, self._placement = module, placement
         self._unit, self._grid_size = rank // grid_size, grid_size
         self.domains: Mapping[str, str] = module.parts_of_domains  # type: ignore[assignment]
-        self._emptied: list[tuple[Tensor, torch.Size]] = []
+        self._emptied: dict[str, torch.Size] = {}
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer."""
@@ -69,14 +69,15 @@ class OwnDomains:
         """Frees private parts of domains that other ranks have."""
         for name, tensor in self._named():
             if not self.holds(name):
-                self._emptied.append((tensor, tensor.shape))
+                self._emptied[name] = tensor.shape
                 tensor.data = tensor.data.new_empty(0)
 
     @torch.no_grad()
     def unprune(self) -> None:
         """Makes room for them again; their values are NaN."""
-        for tensor, shape in self._emptied:
-            tensor.data = tensor.data.new_full(shape, float("nan"))
+        for name, tensor in self._named():  # a module moved to a device has other buffers
+            if (shape := self._emptied.get(name)) is not None:
+                tensor.data = tensor.data.new_full(shape, float("nan"))
         self._emptied.clear()
 
     def silent(self) -> AbstractContextManager[None]:

@@ -10,7 +10,17 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from sparsepipe.runs.checkpoints import load_weights
-from tests.support.domain_cases import STEPS, Case, Data, gap, plain, strategy_of, trainer_of
+from sparsepipe.strategies.domain import OwnDomains
+from tests.support.domain_cases import (
+    STEPS,
+    Case,
+    Data,
+    gap,
+    placement_of,
+    plain,
+    strategy_of,
+    trainer_of,
+)
 from tests.support.processes import run_shared
 
 BOUND = 1e-12
@@ -39,6 +49,20 @@ def trained(
 
 def from_ranks(rank: int, case: Case, directory: Path, steps: int, resumed: Path | None) -> Any:
     return trained(rank, case, directory, steps=steps, resumed=resumed)
+
+
+def test_parts_have_room_again_after_a_move() -> None:
+    """A device's buffers are other tensors than those that were freed."""
+    case = Case(targets=2, ranks=3)
+    module = case.module()
+    shapes = {name: value.shape for name, value in module.state_dict().items()}
+    part = OwnDomains(module, placement_of(case), 1, 1)
+    part.prune()
+    module._apply(torch.clone)
+    freed = {name for name, value in module.state_dict().items() if value.shape != shapes[name]}
+    assert freed == {name for name in shapes if not part.holds(name)}
+    part.unprune()
+    assert {name: value.shape for name, value in module.state_dict().items()} == shapes
 
 
 CASES = [
