@@ -13,8 +13,17 @@ if TYPE_CHECKING:
     from sparsepipe.data.augment import Augment
     from sparsepipe.data.cloud_shifts import CloudShift
     from sparsepipe.data.datamodule import ShapeDataModule
-    from sparsepipe.data.domains import DomainDataModule
-    from sparsepipe.data.images import DrawnDigits, ImageDataModule, ImageShift, Mnist
+    from sparsepipe.data.domains import DomainDataModule, FolderDomains
+    from sparsepipe.data.images import (
+        DrawnDigits,
+        ImageDataModule,
+        ImageFolder,
+        ImageShift,
+        Mnist,
+        PackagedDigits,
+        Svhn,
+        Usps,
+    )
     from sparsepipe.data.points import PointSet
     from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
     from sparsepipe.data.volumes import GeneratedVolumes, VolumeDataModule, VolumeFiles
@@ -24,16 +33,21 @@ __all__ = [
     "CloudShift",
     "DomainDataModule",
     "DrawnDigits",
+    "FolderDomains",
     "GeneratedShapes",
     "GeneratedVolumes",
     "ImageDataModule",
+    "ImageFolder",
     "ImageShift",
     "Mnist",
     "NormalResampled",
     "NpzBundle",
     "OffTree",
+    "PackagedDigits",
     "PointSet",
     "ShapeDataModule",
+    "Svhn",
+    "Usps",
     "VolumeDataModule",
     "VolumeFiles",
 ]
@@ -43,16 +57,21 @@ _MODULES = {
     "CloudShift": "cloud_shifts",
     "DomainDataModule": "domains",
     "DrawnDigits": "images",
+    "FolderDomains": "domains",
     "GeneratedShapes": "sources",
     "GeneratedVolumes": "volumes",
     "ImageDataModule": "images",
+    "ImageFolder": "images",
     "ImageShift": "images",
     "Mnist": "images",
     "NormalResampled": "sources",
     "NpzBundle": "sources",
     "OffTree": "sources",
+    "PackagedDigits": "images",
     "PointSet": "points",
     "ShapeDataModule": "datamodule",
+    "Svhn": "images",
+    "Usps": "images",
     "VolumeDataModule": "volumes",
     "VolumeFiles": "volumes",
 }

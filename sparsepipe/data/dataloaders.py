@@ -114,7 +114,7 @@ def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[In
     Unless ``share`` is 0, a class with at least two shapes has at least one in each of them.
     """
     rng = np.random.default_rng([seed, 0x5711])
-    held: list[IntArray] = []
+    held = [np.empty(0, np.int64)]  # there may be no shapes at all
     for label in np.unique(labels_S):
         members_N = rng.permutation(np.flatnonzero(labels_S == label))
         count = round(share * len(members_N))

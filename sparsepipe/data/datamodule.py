@@ -69,13 +69,18 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Number of validation samples, once they are set up."""
         return len(self._val_S)
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether every training sample has a label; once they are prepared or set up."""
+        return bool((self._labels_S("train") >= 0).all())
+
     @abstractmethod
     def _open(self, split: Split) -> None:
         """Open a split unless it is open, after building its part of the cache if necessary."""
 
     @abstractmethod
     def _labels_S(self, split: Split) -> IntArray:
-        """Labels [S] of a split."""
+        """Labels [S] of a split; -1 where there is none."""
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:

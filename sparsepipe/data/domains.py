@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.data.dataloaders import ShapeLoader
 from sparsepipe.data.datamodule import SplitDataModule
-from sparsepipe.data.files import digest_values
+from sparsepipe.data.files import digest_values, explaining_storage
+from sparsepipe.data.sources.base import require_root
 from sparsepipe.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -33,15 +35,15 @@ class DomainDataModule(pl.LightningDataModule):
         domains: data modules by their domains, the source first; or those that are called with
             ``common``.
         common: arguments of all data modules, such as ``batch_size``.
-        targets: how many targets there are, the first ones; None is all.
+        targets: how many targets there are, the first ones; or their names; None is all.
         source: the domain that is the source instead of the first one.
         evaluated: domains to evaluate on; None is all.
         root: directory of the data, where ``common`` names it.
         batch_size: samples of each domain, where ``common`` names it.
 
     Raises:
-        ConfigError: fewer than two domains, a data module of another kind, or a domain to evaluate
-            that there is not.
+        ConfigError: fewer than two domains, a data module of another kind, or a source, a target
+            or a domain to evaluate that there is not.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class DomainDataModule(pl.LightningDataModule):
         domains: Mapping[str, Any],
         *,
         common: Mapping[str, Any] | None = None,
-        targets: int | None = None,
+        targets: int | Sequence[str] | None = None,
         source: str | None = None,
         evaluated: Sequence[str] | None = None,
         root: Path | str | None = None,
@@ -74,6 +76,7 @@ class DomainDataModule(pl.LightningDataModule):
             )
         self._evaluated = tuple(domains if evaluated is None else evaluated)
         self._longest = 0  # samples of a process in an epoch
+        self._is_said = False
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -99,30 +102,32 @@ class DomainDataModule(pl.LightningDataModule):
         return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])  # type: ignore[attr-defined]
 
     def prepare_data(self) -> None:
-        """Prepares the data of each domain."""
+        """Prepares the data of each domain.
+
+        Raises:
+            DataError: a domain has other classes than the source, or the source has no labels.
+        """
         for each in self._domains.values():
             each.prepare_data()
+        self._check_classes()
 
     def setup(self, stage: str | None = None) -> None:
         """Opens all domains, and chooses the length of an epoch.
 
         Raises:
-            DataError: a domain has other classes than the source, or no training samples.
+            DataError: a domain has other classes than the source, or no training samples; or the
+                source has no labels.
         """
         for name, each in self._domains.items():
             each.trainer = self.trainer
             each.setup(stage)
-            if tuple(each.classes) != self.classes:  # type: ignore[attr-defined]
-                raise DataError(
-                    f"the domain {name} has the classes {', '.join(each.classes)}, the source "  # type: ignore[attr-defined]
-                    f"{', '.join(self.classes)}",
-                    remedy="use data of the same classes in the same order",
-                )
             if not each.num_train:
                 raise DataError(
                     f"the domain {name} has no training samples",
                     remedy="leave the domain out, or give it data",
                 )
+        self._check_classes()
+        self._say_labels()
         replicas = {name: self._replicas(name) for name in self.domains}
         self._longest = max(
             math.ceil(each.num_train / replicas[name]) for name, each in self._domains.items()
@@ -134,6 +139,44 @@ class DomainDataModule(pl.LightningDataModule):
                     "domain %s: its %d samples are repeated, since an epoch has %d",
                     *(name, each.num_train, each.epoch_samples),
                 )
+
+    def _check_classes(self) -> None:
+        source, *targets = self._domains.items()
+        if not source[1].is_labelled:
+            raise DataError(
+                f"the source {source[0]} has samples without labels",
+                remedy="give it labels (in folders: those of its classes), or choose another "
+                "domain as source by data.source",
+            )
+        for name, each in targets:
+            classes = tuple(each.classes)  # type: ignore[attr-defined]
+            if classes != self.classes and (classes or each.is_labelled):
+                raise DataError(
+                    f"the domain {name} has the classes {', '.join(classes)}, the source "
+                    f"{', '.join(self.classes)}",
+                    remedy="use data of the same classes in the same order, or remove the labels "
+                    "of the target (in folders: put its files into one without classes)",
+                )
+
+    def _say_labels(self) -> None:
+        """Logs once which targets have labels, and what these are for."""
+        if self._is_said:
+            return
+        self._is_said = True
+        targets = {name: each.is_labelled for name, each in self._domains.items()}
+        del targets[self.domains[0]]
+        with_labels = [name for name, is_labelled in targets.items() if is_labelled]
+        without = [name for name, is_labelled in targets.items() if not is_labelled]
+        if with_labels:
+            log.info(
+                "labels of the targets %s are ignored in training, and used in evaluations only",
+                ", ".join(with_labels),
+            )
+        if without:
+            log.info(
+                "the targets %s have no labels: they are evaluated without accuracy",
+                ", ".join(without),
+            )
 
     def _replicas(self, name: str) -> int:
         """Number of processes that share a domain's samples."""
@@ -180,6 +223,65 @@ class DomainDataModule(pl.LightningDataModule):
         return InTurn({name: each for name, each in loaders.items() if each})
 
 
+class FolderDomains(DomainDataModule):
+    """A domain in each folder of a user's directory, in the order of their names.
+
+    Folders whose names begin with ``.`` or ``_`` are left out. Labels are optional but in the
+    source.
+
+    Args:
+        root: the directory.
+        module: data module of a domain, called with its folder and the arguments below.
+        source: name of the folder that is the source.
+        targets: how many of the others are targets, the first ones; or their names; None is all.
+        evaluated: domains to evaluate on; None is all.
+        cache_dir: directory of prepared data.
+        batch_size: samples of each domain.
+        num_workers: loader processes for each domain.
+
+    Raises:
+        ConfigError: no source is named, or it is no folder; see :class:`DomainDataModule`.
+        DataError: there is no such directory, it has fewer than two folders, or data are missing.
+    """
+
+    def __init__(
+        self,
+        root: Path | str | None,
+        *,
+        module: Callable[..., Any],
+        source: str | None,
+        targets: int | Sequence[str] | None = None,
+        evaluated: Sequence[str] | None = None,
+        cache_dir: Path | str,
+        batch_size: int = 32,
+        num_workers: int | None = 0,
+    ) -> None:
+        what = "a directory with a folder for each domain"
+        layout = "a folder for the source, with folders of its classes, and one for each target"
+        directory = require_root(root, what=what, where_from=layout)
+        with explaining_storage(directory, setting="data.root"):
+            folders = sorted(path for path in directory.iterdir() if path.is_dir())
+        found = {path.name: path for path in folders if not path.name.startswith((".", "_"))}
+        if len(found) < 2:
+            raise DataError(
+                f"data.root={root} has {', '.join(found) or 'no folder'}, and so no two domains",
+                remedy=f"put there {layout}",
+            )
+        if source is None:
+            raise ConfigError(
+                f"data.source is not set, and data.root={root} has {', '.join(found)}",
+                remedy="set it to the folder with labels, such as data.source=cad",
+            )
+        super().__init__(
+            {name: partial(module, path) for name, path in found.items()},
+            common={"cache_dir": cache_dir, "batch_size": batch_size, "num_workers": num_workers},
+            targets=targets,
+            source=source,
+            evaluated=evaluated,
+            batch_size=batch_size,
+        )
+
+
 def _nothing(batches: int) -> DataLoader[Any]:
     """Empty minibatches, for a process that takes part without data."""
     return DataLoader(range(batches), batch_size=None, collate_fn=_empty)  # type: ignore[arg-type]
@@ -213,9 +315,9 @@ class InTurn:
 
 
 def _chosen(
-    domains: Mapping[str, Any], *, targets: int | None, source: str | None
+    domains: Mapping[str, Any], *, targets: int | Sequence[str] | None, source: str | None
 ) -> dict[str, Any]:
-    """The source and the first targets.
+    """The source and the targets that are chosen.
 
     Raises:
         ConfigError: there is no such source, or there are not as many targets.
@@ -226,6 +328,14 @@ def _chosen(
             remedy=f"choose one of {', '.join(domains)}",
         )
     names = sorted(domains, key=lambda name: name != source) if source else list(domains)
+    if targets is not None and not isinstance(targets, int):
+        chosen = list(dict.fromkeys(targets))
+        if unknown := [name for name in chosen if name not in names[1:]]:
+            raise ConfigError(
+                f"data.targets names {unknown[0]!r}, which is no target",
+                remedy=f"choose among {', '.join(names[1:])}",
+            )
+        return {name: domains[name] for name in (names[0], *chosen)}
     if targets is not None and not 1 <= targets < len(names):
         raise ConfigError(
             f"data.targets={targets}, and the data have {len(names) - 1} targets",

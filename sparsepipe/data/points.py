@@ -93,7 +93,7 @@ class PointSet:
         offset_S3: coordinate of the stored value 0.
         step_S3: length of one stored unit.
         frames: bounding boxes and spheres.
-        labels_S: class numbers.
+        labels_S: class numbers; -1 for shapes without labels.
         names: names of the shapes, such as ``chair_0042``.
         classes: class names, indexed by the labels.
 

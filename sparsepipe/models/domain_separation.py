@@ -34,6 +34,9 @@ from sparsepipe.models.metrics import confusion_of
 
 log = logging.getLogger(__name__)
 
+_UNKNOWN = -1
+"""Label of a sample whose class is not known, or not to be seen."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
@@ -131,7 +134,8 @@ class DomainSeparation(Optimised):
     evaluations, for each domain: ``val/<domain>/accuracy``, ``val/<domain>/loss`` and
     ``val/<domain>/reconstruction``; ``val/accuracy`` and ``val/loss`` are the source's, since
     nothing is to be chosen by labels of targets; ``test/target_accuracy`` is the mean over
-    targets.
+    targets. A label of -1 is unknown: accuracies and losses are those of the samples whose labels
+    are known, and are not logged for a domain without any.
 
     Args:
         network: with its domains; or a mapping with ``_target_`` that says how to build it.
@@ -142,7 +146,7 @@ class DomainSeparation(Optimised):
     Attributes:
         exchange: brings domains together.
         test_confusions: after a test, int64 [K, K] of each domain that was tested, true class by
-            row.
+            row; zeros for a domain without labels.
     """
 
     def __init__(
@@ -253,7 +257,7 @@ class DomainSeparation(Optimised):
 
     def _labels(self, name: str, batch: Mapping[str, Any]) -> Tensor:
         label_B: Tensor = batch["label"]
-        return label_B if name == self.domains[0] else torch.full_like(label_B, -1)
+        return label_B if name == self.domains[0] else torch.full_like(label_B, _UNKNOWN)
 
     def decoded(self, codes: Codes) -> Rows:
         """With the error of each sample's reconstruction from the sum of its codes."""
@@ -360,8 +364,11 @@ class DomainSeparation(Optimised):
         logits_BK, label_B = self.network.head(rows.shared_BC), batch["label"]
         self._seen[name] = self._seen.get(name, _Seen.none(logits_BK)) + _Seen(
             confusion_KK=confusion_of(logits_BK, label_B),
-            loss=F.cross_entropy(logits_BK, label_B, reduction="sum").double(),
+            loss=F.cross_entropy(
+                logits_BK, label_B, reduction="sum", ignore_index=_UNKNOWN
+            ).double(),
             error=rows.error_B.sum().double(),
+            samples=logits_BK.new_tensor(len(logits_BK), dtype=torch.float64),
         )
 
     def on_validation_epoch_start(self) -> None:
@@ -384,16 +391,13 @@ class DomainSeparation(Optimised):
         confusions, accuracies = {}, {}
         for name, counts in zip(self.domains, self.exchange.total(mine), strict=True):
             seen = _Seen.unpacked(counts, classes)
-            samples = seen.confusion_KK.sum()
-            if not samples:
+            if not seen.samples:
                 continue
-            accuracies[name] = seen.confusion_KK.diagonal().sum() / samples
             confusions[name] = seen.confusion_KK.long().cpu()
-            values = {
-                "accuracy": accuracies[name],
-                "loss": seen.loss / samples,
-                "reconstruction": seen.error / samples,
-            }
+            values = {"reconstruction": seen.error / seen.samples}
+            if labelled := seen.confusion_KK.sum():
+                accuracies[name] = seen.confusion_KK.diagonal().sum() / labelled
+                values |= {"accuracy": accuracies[name], "loss": seen.loss / labelled}
             for key, value in values.items():
                 self.log(f"{split}/{name}/{key}", value.float())
                 if name == self.domains[0] and key != "reconstruction":
@@ -415,28 +419,33 @@ class _Seen:
     confusion_KK: Tensor
     loss: Tensor
     error: Tensor
+    samples: Tensor
 
     @classmethod
     def none(cls, logits_BK: Tensor) -> _Seen:
         classes = logits_BK.shape[1]
         zeros = logits_BK.new_zeros(classes, classes, dtype=torch.int64)
-        return cls(confusion_KK=zeros, loss=zeros.sum().double(), error=zeros.sum().double())
+        zero = zeros.sum().double()
+        return cls(confusion_KK=zeros, loss=zero, error=zero, samples=zero)
 
     def __add__(self, other: _Seen) -> _Seen:
         return _Seen(
             confusion_KK=self.confusion_KK + other.confusion_KK,
             loss=self.loss + other.loss,
             error=self.error + other.error,
+            samples=self.samples + other.samples,
         )
 
     def packed(self) -> Tensor:
-        """As one vector [2 + K^2] in double precision, which holds counts exactly."""
-        return torch.cat([self.loss[None], self.error[None], self.confusion_KK.flatten().double()])
+        """As one vector [3 + K^2] in double precision, which holds counts exactly."""
+        sums = torch.stack([self.loss, self.error, self.samples])
+        return torch.cat([sums, self.confusion_KK.flatten().double()])
 
     @classmethod
     def unpacked(cls, vector: Tensor, classes: int) -> _Seen:
-        counts_KK = vector[2:].view(classes, classes)
-        return cls(confusion_KK=counts_KK, loss=vector[0], error=vector[1])
+        loss, error, samples = vector[:3]
+        counts_KK = vector[3:].view(classes, classes)
+        return cls(confusion_KK=counts_KK, loss=loss, error=error, samples=samples)
 
 
 def _over(values: Sequence[Tensor]) -> Tensor:

@@ -209,12 +209,15 @@ def _draw_domains(run: Run, module: DomainSeparation, data: DomainDataModule) ->
     directory, classes = run.directory.path, module.class_names
     rows: list[dict[str, str | int]] = []
     for name, counts_KK in module.test_confusions.items():
+        if not counts_KK.sum():  # it has no labels
+            continue
         of_domain = confusion_rows(counts_KK.numpy(), classes)
         rows += [{"domain": name, **row} for row in of_domain]
         confusion_matrix(counts_KK.numpy(), classes, directory / f"confusion_{name}.png")
-    if not rows:
+    if rows:
+        write_csv(run.directory.confusion, rows)
+    if not module.test_confusions:
         return
-    write_csv(run.directory.confusion, rows)
     found = {
         name: module.reconstructions(name, data.some_tested(name, count=_RECONSTRUCTED))
         for name in module.test_confusions

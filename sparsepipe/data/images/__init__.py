@@ -1,7 +1,18 @@
-"""Images of digits: drawn here, or the user's copy of MNIST."""
+"""Images: digits that are drawn here, real ones, and those of a user's folders."""
 
 from sparsepipe.data.images.datamodule import ImageDataModule
+from sparsepipe.data.images.folders import ImageFolder
+from sparsepipe.data.images.real_digits import PackagedDigits, Svhn, Usps
 from sparsepipe.data.images.shifts import ImageShift
 from sparsepipe.data.images.sources import DrawnDigits, Mnist
 
-__all__ = ["DrawnDigits", "ImageDataModule", "ImageShift", "Mnist"]
+__all__ = [
+    "DrawnDigits",
+    "ImageDataModule",
+    "ImageFolder",
+    "ImageShift",
+    "Mnist",
+    "PackagedDigits",
+    "Svhn",
+    "Usps",
+]

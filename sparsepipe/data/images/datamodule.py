@@ -1,6 +1,6 @@
 """The LightningDataModule of images.
 
-Shapes: B images in a batch, S of a split.
+Shapes: B images in a batch, S of a split, H x W pixels, C channels.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sparsepipe.errors import ConfigError
 
 
 class ImageDataModule(SplitDataModule):
-    """Images of digits, for training, validation and test.
+    """Images, such as those of digits, for training, validation and test.
 
-    A batch is ``dict(input=Tensor [B, C, 28, 28] in [0, 1], label=[B], index=[B])``, where C is 1
-    unless a shift has more channels; ``index`` is the image's position in its split.
+    A batch is ``dict(input=Tensor [B, C, H, W] in [0, 1], label=[B], index=[B])``, where C is that
+    of the source unless a shift has more channels; ``index`` is the image's position in its split.
 
     Args:
         root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``.
-        cache_dir: directory of drawn images.
+        cache_dir: directory of drawn and of resized images.
         shift: what makes another domain of the images, if anything.
         batch_size: as in ``ShapeDataModule``.
         num_workers: likewise.
@@ -42,9 +42,6 @@ class ImageDataModule(SplitDataModule):
         ConfigError: a setting is out of its range.
         DataError: files are missing.
     """
-
-    classes = DIGITS
-    num_classes = len(DIGITS)
 
     def __init__(
         self,
@@ -62,9 +59,16 @@ class ImageDataModule(SplitDataModule):
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
         )
         self._source = source(root)
+        self.classes: tuple[str, ...] = getattr(self._source, "classes", DIGITS)
+        """Class names; labels index them."""
         self._shift = shift
         self._cache = Path(os.path.expandvars(cache_dir)).expanduser().absolute()
         self._splits: dict[Split, ImageSet] = {}
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
 
     def fingerprint(self) -> str:
         """Digest of the images, independent of their location on the disk."""
@@ -129,7 +133,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """``image`` float32 [C, 28, 28], ``label`` and ``index``."""
+        """``image`` float32 [C, H, W], ``label`` and ``index``."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
         label, image = int(self.images.labels_S[index]), self.images.image(index)
@@ -139,7 +143,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``input`` [B, C, 28, 28], ``label`` [B] and ``index`` [B]."""
+    """``input`` [B, C, H, W], ``label`` [B] and ``index`` [B]."""
     batch: dict[str, Any] = {
         name: torch.tensor([sample[name] for sample in samples], dtype=torch.int64)
         for name in ("label", "index")

@@ -25,7 +25,7 @@ class ImageShift:
 
     Args:
         kind: one of :data:`SHIFTS`; ``none`` leaves images as they are.
-        channels: C of the result; a grey image is repeated.
+        channels: C of the result; a grey image is repeated, colours become grey.
         seed: of what is drawn for each image.
 
     Raises:
@@ -44,10 +44,13 @@ class ImageShift:
                 remedy=f"choose one of {', '.join(SHIFTS)}",
             )
 
-    def __call__(self, image_1HW: Image, *, split: int, index: int) -> Image:
-        """The shifted image [C, H, W] in [0, 1]."""
+    def __call__(self, image: Image, *, split: int, index: int) -> Image:
+        """The shifted image [C, H, W] in [0, 1], of a grey one or one with C channels."""
         rng = np.random.default_rng([self.seed, split, index])
-        image_CHW = np.repeat(image_1HW, self.channels, axis=0)
+        image_CHW = image
+        if len(image) != self.channels:
+            grey = image.mean(axis=0, keepdims=True, dtype=np.float32)
+            image_CHW = np.repeat(grey, self.channels, axis=0)
         shifted: Image = np.clip(SHIFTS[self.kind](image_CHW, rng), 0, 1, dtype=np.float32)
         return shifted
 

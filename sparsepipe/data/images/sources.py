@@ -40,8 +40,9 @@ class ImageSet:
     """The images of one split.
 
     Attributes:
-        images: uint8 [S, 28, 28], 0 where there is no ink; in memory or memory-mapped.
-        labels_S: int64 [S], the digits.
+        images: uint8 [S, H, W], or [S, H, W, C] with colours; of digits 28 x 28 and 0 where there
+            is no ink; in memory or memory-mapped.
+        labels_S: int64 [S], the digits or other classes; -1 where there is no label.
     """
 
     images: NDArray[Any] | MappedArray
@@ -51,14 +52,18 @@ class ImageSet:
         return len(self.labels_S)
 
     def image(self, index: int) -> NDArray[np.float32]:
-        """One image, float32 [1, 28, 28] in [0, 1]."""
+        """One image, float32 [C, H, W] in [0, 1]."""
         images = self.images.array if isinstance(self.images, MappedArray) else self.images
-        image: NDArray[np.float32] = images[index][None].astype(np.float32) / np.float32(255)
-        return image
+        image = images[index][None] if images.ndim == 3 else images[index].transpose(2, 0, 1)
+        scaled: NDArray[np.float32] = image.astype(np.float32) / np.float32(255)
+        return scaled
 
 
 class ImageSource(Protocol):
-    """A source of images, for both splits."""
+    """A source of images, for both splits.
+
+    A source of others than digits has the names of its ``classes`` as well.
+    """
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
         """The images of a split, written to the cache first if necessary.

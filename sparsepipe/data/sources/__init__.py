@@ -2,6 +2,7 @@
 
 from sparsepipe.data.points import Split
 from sparsepipe.data.sources.base import CacheSettings, Source
+from sparsepipe.data.sources.folders import ShapeFolder, shape_folder
 from sparsepipe.data.sources.npz import NpzBundle
 from sparsepipe.data.sources.off_tree import GeneratedShapes, OffTree
 from sparsepipe.data.sources.resampled import NormalResampled
@@ -12,6 +13,8 @@ __all__ = [
     "NormalResampled",
     "NpzBundle",
     "OffTree",
+    "ShapeFolder",
     "Source",
     "Split",
+    "shape_folder",
 ]

@@ -139,7 +139,7 @@ class Listing:
         root: the directory that ``names`` are relative to.
         split: the split, for messages.
         names: relative paths of the files, with forward slashes.
-        labels_S: class number of each file.
+        labels_S: class number of each file; -1 if there are no labels.
         classes: class names.
     """
 
@@ -206,15 +206,15 @@ def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> Po
 
 def _check_usable(listing: Listing, labels_S: IntArray, rows: RowCache) -> None:
     """Require a usable shape of every class for training, and any usable shape for a test."""
-    counts_K = np.bincount(labels_S, minlength=len(listing.classes))
-    empty: Sequence[str] = [listing.classes[label] for label in np.flatnonzero(counts_K == 0)]
-    if len(empty) == len(listing.classes):
+    if not len(labels_S):
         raise DataError(
             f"no usable {listing.split} shape under {listing.root}: all {len(listing.names)} "
             "files are corrupt",
             remedy="replace the files; their faults are listed in "
             f"{rows.directory / 'corrupt.json'}",
         )
+    counts_K = np.bincount(labels_S[labels_S >= 0], minlength=len(listing.classes))
+    empty: Sequence[str] = [listing.classes[label] for label in np.flatnonzero(counts_K == 0)]
     if empty and listing.split == "train":
         raise DataError(
             f"no usable training shape of class {', '.join(empty)} under {listing.root}: all "

@@ -52,9 +52,12 @@ class NpzBundle:
 
     Args:
         root: directory with the two files.
+        needs_labels: files without ``labels`` and ``classes`` are refused; else their shapes have
+            no labels.
     """
 
-    def __init__(self, root: Path | str | None) -> None:
+    def __init__(self, root: Path | str | None, *, needs_labels: bool = True) -> None:
+        self._needs_labels = needs_labels
         self.root = require_root(root, what="an npz bundle of point clouds", where_from=WHERE_FROM)
         for split in SPLITS:
             if not (self.root / f"{split}.npz").is_file():
@@ -65,13 +68,16 @@ class NpzBundle:
         path = self.root / f"{split}.npz"
         (file,) = scan_files(self.root, [path.name], cache_directory=cache.directory)
         directory = cache.directory / "npz" / f"v{_VERSION}_{file.digest}"
-        small = _read_small(path)
+        small = _read_small(path, needs_labels=self._needs_labels)
         points_path = directory / "points.npy"
         if not points_path.is_file():
             _LOG.info("unpacking %s into %s", path, directory)
             with explaining_storage(cache.directory, setting="data.cache_dir"):
                 _unpack_points(path, points_path)
         points = MappedArray(points_path)
+        if "labels" not in small:
+            unknown_S = np.full(len(points.array), -1)
+            small |= {"labels": unknown_S, "classes": np.empty(0, np.str_)}
         _check_arrays(path, points.array, small)
         scale = float(small.get("scale", 1.0))
         num_shapes = len(points.array)
@@ -105,11 +111,14 @@ def _unreadable(path: Path, reason: object) -> DataError:
     )
 
 
-def _read_small(path: Path) -> dict[str, NDArray[Any]]:
+def _read_small(path: Path, *, needs_labels: bool) -> dict[str, NDArray[Any]]:
     """All arrays of a bundle except the points."""
     try:
         with np.load(path) as bundle:
-            missing = {"points", "labels", "classes"} - set(bundle.files)
+            labels = {"labels", "classes"}
+            if not needs_labels and not labels & set(bundle.files):
+                labels = set()
+            missing = ({"points"} | labels) - set(bundle.files)
             if missing:
                 raise _unreadable(path, f"it lacks {', '.join(sorted(missing))}")
             return {name: bundle[name] for name in bundle.files if name != "points"}
@@ -144,7 +153,8 @@ def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray
         raise _unreadable(path, f"{len(points_SP3)} shapes, but labels of shape {labels_S.shape}")
     if labels_S.dtype.kind not in "iu" or classes.ndim != 1:
         raise _unreadable(path, "labels are not integers, or classes is not a list of names")
-    if labels_S.min() < 0 or labels_S.max() >= len(classes):
+    least = 0 if len(classes) else -1
+    if labels_S.min() < least or labels_S.max() >= len(classes):
         raise _unreadable(path, f"labels up to {labels_S.max()} for {len(classes)} classes")
     scale = small.get("scale", np.ones(()))
     if scale.shape != () or scale.dtype.kind not in "iuf" or not 0 < scale < np.inf:

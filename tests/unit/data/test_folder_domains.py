@@ -1,0 +1,372 @@
+"""Domains in a user's folders: shapes and images, with and without labels and splits."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+from PIL import Image
+
+from sparsepipe.data import (
+    FolderDomains,
+    ImageDataModule,
+    ImageFolder,
+    ImageShift,
+    ShapeDataModule,
+)
+from sparsepipe.data.off import write_off
+from sparsepipe.data.sources import CacheSettings, ShapeFolder, shape_folder
+from sparsepipe.data.sources.folders import list_folder
+from sparsepipe.errors import ConfigError, DataError
+from tests.support.command_line import composed
+
+COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0)}
+Names = dict[str, list[str]]
+
+
+def touch(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def listed(root: Path, share: float = 0.25) -> Names:
+    found = list_folder(root, suffixes=(".off",), test_share=share)
+    return {split: [*each.names] for split, each in found.items()}
+
+
+TEN = [f"{number}.off" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "test", "classes"),
+    [
+        (TEN, [TEN[n] for n in (0, 1, 2, 4, 5, 6)], [TEN[3], TEN[7]], ()),
+        (["train/a.off", "test/b.off", "test/c.OFF"], ["train/a.off"], [], ()),
+        (["ant/train/1.off", "ant/test/2.off", "bee/train/1.off"], [], ["ant/test/2.off"], "ab"),
+        (["train/ant/1.off", "test/ant/2.off", "train/bee/3.off"], [], ["test/ant/2.off"], "ab"),
+        (
+            ["bee/1.off", "ant/1.off", "ant/2.off", "bee/2.off"],
+            ["ant/1.off", "bee/1.off"],
+            ["ant/2.off", "bee/2.off"],
+            "ab",
+        ),
+        (["1.off", ".x/2.off", "__MACOSX/3.off", "4.off", ".5.off"], ["1.off"], ["4.off"], ()),
+    ],
+)
+def test_layouts(
+    tmp_path: Path, names: list[str], train: list[str], test: list[str], classes: str
+) -> None:
+    found = list_folder(touch(tmp_path, *names), suffixes=(".off",), test_share=0.25)
+    for split, expected in (("train", train), ("test", test)):
+        assert not expected or [*found[split].names] == expected  # type: ignore[index]
+    assert found["train"].classes == (("ant", "bee") if classes else ())
+    for each in found.values():
+        of = [n.replace("train/", "").replace("test/", "").split("/")[0] for n in each.names]
+        labels = [each.classes.index(name) for name in of] if classes else [-1] * len(of)
+        assert each.labels_S.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        ([], "no train samples"),
+        (["labels.csv"], "no train samples"),
+        (["1.off"], "no test samples"),
+        (["train/1.off"], "no test samples"),
+        (["ant/1.off", "2.off"], "folders of classes, such as ant/1.off, and others outside"),
+        (["train/1.off", "2.off"], "folders train and test"),
+        (["a/b/1.off", "a/2.off"], "2 folders"),
+        (["train/test/1.off"], "2 folders"),
+        (["ant/train/1.off", "bee/test/1.off"], "no train sample of class bee"),
+    ],
+)
+def test_layouts_that_are_refused(tmp_path: Path, names: list[str], word: str) -> None:
+    with pytest.raises(DataError, match=word) as caught:
+        listed(touch(tmp_path, *names))
+    assert caught.value.remedy
+
+
+def test_other_files_are_ignored_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = listed(touch(tmp_path, "labels.csv", *TEN))
+    assert sum(map(len, names.values())) == 8
+    assert "1 files that are none of .off are ignored, such as labels.csv" in caplog.text
+    with pytest.raises(ConfigError, match="test_share=1"):
+        listed(tmp_path, share=1)
+
+
+def write_images(root: Path, *, flat: bool = False, count: int = 5, size: int = 40) -> None:
+    """Images with a bright corner at the upper left, in folders of their colours or in one."""
+    for name, colour in COLOURS.items():
+        folder = root if flat else root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = np.zeros((size, size + number, 3), np.uint8)
+            pixels[: size // 2, : size // 2] = colour
+            suffix = ".png" if number % 2 else ".jpg"
+            Image.fromarray(pixels).save(folder / f"{name}_{number}{suffix}")
+
+
+def images(root: Path, cache: Path, **more: Any) -> FolderDomains:
+    source = partial(ImageFolder, size=(12, 10), channels=3)
+    module = partial(ImageDataModule, source=source)
+    settings = {"source": "studio", "cache_dir": cache, "batch_size": 4, **more}
+    return FolderDomains(root, module=module, **settings)
+
+
+def ready(data: FolderDomains) -> FolderDomains:
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+@pytest.fixture
+def studio(tmp_path: Path) -> Path:
+    """Domains of images: a labelled one, and one without labels."""
+    write_images(tmp_path / "photos" / "studio")
+    write_images(tmp_path / "photos" / "phone", flat=True, count=3)
+    return tmp_path / "photos"
+
+
+def test_images(studio: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    data = ready(images(studio, tmp_path / "cache"))
+    data.setup("test")
+    assert data.domains == ("studio", "phone")
+    assert data.classes == ("green", "red")
+    assert caplog.text.count("the targets phone have no labels: they are evaluated without") == 1
+    assert "are ignored in training" not in caplog.text
+    batch, *_ = next(iter(data.train_dataloader()))
+    for name, each in batch.items():
+        assert each["input"].shape == (4, 3, 12, 10)
+        corner = each["input"][:, :, :4, :3].mean((2, 3))
+        if name == "studio":
+            assert each["label"].tolist() == (corner[:, 0] > corner[:, 1]).long().tolist()
+        else:
+            assert each["label"].tolist() == [-1] * 4
+        assert (corner.amax(1) > 0.7).all(), "the corner stays where it is"
+        assert each["input"][:, :, 7:].max() < 0.1
+    tested = list(data.test_dataloader())
+    assert {each["domain"] for each in tested} == {"studio", "phone"}
+    again = images(studio, tmp_path / "other")
+    before = data.fingerprint()
+    assert again.fingerprint() == before
+    Image.new("RGB", (9, 9)).save(studio / "phone" / "red_0.jpg")
+    assert images(studio, tmp_path / "other").fingerprint() != before
+
+
+def test_labels_of_targets_are_for_evaluations(
+    studio: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    write_images(studio / "scanner")
+    data = ready(images(studio, tmp_path / "cache"))
+    data.setup("test")
+    said = "labels of the targets scanner are ignored in training, and used in evaluations only"
+    assert caplog.text.count(said) == 1
+    chosen = images(studio, tmp_path / "cache", targets=["scanner"])
+    assert chosen.domains == ("studio", "scanner")
+    with pytest.raises(ConfigError, match=r"data\.targets names 'studio'"):
+        images(studio, tmp_path / "cache", targets=["studio"])
+
+
+def test_grey_images_and_faults(studio: Path, tmp_path: Path) -> None:
+    grey = ImageFolder(studio / "phone", channels=1).load("train", tmp_path)
+    assert grey.image(0).shape == (1, 28, 28)
+    Image.fromarray(np.zeros((9, 9), np.uint16)).save(studio / "phone" / "deep.png")
+    with pytest.raises(DataError, match="more than 8 bits"):
+        ready(images(studio, tmp_path / "cache"))
+    whole = (studio / "studio" / "red" / "red_0.jpg").read_bytes()
+    for raw in (b"no image", whole[: len(whole) // 2]):
+        (studio / "phone" / "deep.png").write_bytes(raw)
+        with pytest.raises(DataError, match=r"deep\.png is no image"):
+            ready(images(studio, tmp_path / "cache"))
+    for wrong in ({"channels": 2}, {"size": (28,)}):
+        with pytest.raises(ConfigError, match="are not valid"):
+            ImageFolder(studio / "phone", **wrong)  # type: ignore[arg-type]
+
+
+def test_photographs_are_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    pixels = np.zeros((20, 20, 3), np.uint8)
+    pixels[:10] = 255
+    for number in range(2):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png", exif=exif)
+    found = ImageFolder(tmp_path).load("train", tmp_path / "cache").image(0)
+    assert found[:, :10].max() < 0.1
+    assert found[:, 18:].min() > 0.9
+
+
+Change = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "word"),
+    [
+        (
+            lambda root: None,
+            {"source": None},
+            r"data\.source is not set, .* has phone, scanner, studio",
+        ),
+        (lambda root: None, {"source": "moon"}, "'moon' is no domain"),
+        (lambda root: None, {"source": "phone"}, "the source phone has samples without labels"),
+        (
+            lambda root: (root / "studio" / "red").rename(root / "studio" / "rot"),
+            {},
+            "the domain scanner has the classes green, red, the source green, rot",
+        ),
+        (lambda root: (root / "empty").mkdir(), {}, "empty has no train samples"),
+        (
+            lambda root: [shutil.rmtree(root / name) for name in ("phone", "scanner")],
+            {},
+            "has studio, and so no two domains",
+        ),
+    ],
+)
+def test_refusals(
+    studio: Path, tmp_path: Path, change: Change, settings: dict[str, Any], word: str
+) -> None:
+    write_images(studio / "scanner")
+    change(studio)
+    with pytest.raises((ConfigError, DataError), match=word) as caught:
+        ready(images(studio, tmp_path / "cache", **settings))
+    assert caught.value.remedy
+    with pytest.raises(DataError, match=r"data\.root is not set"):
+        images(None, tmp_path / "cache")  # type: ignore[arg-type]
+
+
+def write_shapes(root: Path) -> None:
+    """CAD meshes in classes, and scans in each format, as files and as a bundle."""
+    rng = np.random.default_rng(0)
+    for name in ("ball", "box"):
+        for number in range(4):
+            mesh = _mesh(name)
+            write_off(mesh, root / "cad" / name / f"{name}_{number}.off")
+    flat = root / "scans"
+    flat.mkdir()
+    clouds = [_mesh(name).sample(300, seed=1) for name in ("ball", "box")]
+    np.save(flat / "a.npy", np.hstack([clouds[0], np.ones((300, 3))]))
+    np.savetxt(flat / "b.xyz", clouds[1])
+    trimesh.PointCloud(clouds[0]).export(flat / "c.ply")
+    for suffix in ("ply", "stl", "obj", "glb", "off"):
+        _mesh("box").export(flat / f"mesh_{suffix}.{suffix}")
+    (root / "bundle").mkdir()
+    for split in ("train", "test"):
+        np.savez(root / "bundle" / f"{split}.npz", points=rng.random((3, 300, 3)))
+
+
+def _mesh(name: str) -> trimesh.Trimesh:
+    return trimesh.creation.icosphere(2) if name == "ball" else trimesh.creation.box((2, 2, 2))
+
+
+def shapes(root: Path, cache: Path, **more: Any) -> FolderDomains:
+    module = partial(
+        ShapeDataModule,
+        source=shape_folder,
+        resolution=8,
+        span="cube",
+        num_points=200,
+        cached_points=256,
+        cache_workers=1,
+    )
+    return FolderDomains(root, module=module, source="cad", cache_dir=cache, batch_size=4, **more)
+
+
+def test_shapes(tmp_path: Path) -> None:
+    write_shapes(tmp_path / "data")
+    data = ready(shapes(tmp_path / "data", tmp_path / "cache"))
+    assert data.domains == ("cad", "bundle", "scans")
+    assert data.classes == ("ball", "box")
+    batch, *_ = next(iter(data.train_dataloader()))
+    assert all(each["input"].batch_size == 4 for each in batch.values())
+    assert {*batch["cad"]["label"].tolist()} <= {0, 1}
+    assert batch["scans"]["label"].tolist() == batch["bundle"]["label"].tolist() == [-1] * 4
+    assert data.fingerprint() == shapes(tmp_path / "data", tmp_path / "other").fingerprint()
+
+
+def test_each_format_has_its_shape(tmp_path: Path) -> None:
+    """Points on the surface of the ball or the box, however many the file has."""
+    write_shapes(tmp_path)
+    source = ShapeFolder(tmp_path / "scans")
+    settings = CacheSettings(directory=tmp_path / "cache", points=700, workers=1)
+    seen = 0
+    for split in ("train", "test"):
+        points = source.load(split, settings)  # type: ignore[arg-type]
+        for index, name in enumerate(points.names):
+            cloud = points.cloud(index)
+            assert cloud.shape == (700, 3)
+            order = 2 if name in ("a", "c") else np.inf
+            assert np.allclose(np.linalg.norm(cloud, ord=order, axis=1), 1, atol=0.06), name
+            assert len(np.unique(cloud, axis=0)) == (300 if name in "abc" else 700)
+            seen += 1
+    assert seen == 8
+
+
+def test_files_that_are_no_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_shapes(tmp_path)
+    flat = tmp_path / "scans"
+    np.save(flat / "labels.npy", np.arange(8))
+    np.save(flat / "nothing.npy", np.zeros((0, 3)))
+    np.save(flat / "nan.npy", np.full((9, 3), np.nan))
+    (flat / "broken.stl").write_bytes(b"solid")
+    (flat / "broken.ply").write_bytes(b"ply")
+    settings = CacheSettings(directory=tmp_path / "cache", points=100, workers=1)
+    found = [ShapeFolder(flat).load(split, settings) for split in ("train", "test")]  # type: ignore[arg-type]
+    assert sum(map(len, found)) == 8
+    for name in ("labels.npy", "nothing.npy", "nan.npy", "broken.stl", "broken.ply"):
+        assert name in caplog.text
+
+
+def test_bundles_need_labels_elsewhere(tmp_path: Path) -> None:
+    from sparsepipe.data import NpzBundle
+
+    write_shapes(tmp_path)
+    settings = CacheSettings(directory=tmp_path / "cache")
+    with pytest.raises(DataError, match="lacks classes, labels"):
+        NpzBundle(tmp_path / "bundle").load("train", settings)
+    with np.load(tmp_path / "bundle" / "train.npz") as file:
+        np.savez(tmp_path / "bundle" / "train.npz", points=file["points"], labels=[0, 1, 0])
+    with pytest.raises(DataError, match="lacks classes"):
+        NpzBundle(tmp_path / "bundle", needs_labels=False).load("train", settings)
+
+
+@pytest.mark.parametrize(
+    ("group", "model", "write"),
+    [("shape_folders", "dsn_sparse", write_shapes), ("image_folders", "dsn_2d", None)],
+)
+def test_groups(
+    studio: Path, tmp_path: Path, group: str, model: str, write: Callable[[Path], None] | None
+) -> None:
+    root, source = studio, "studio"
+    if write is not None:
+        root, source = tmp_path / "shapes", "cad"
+        write(root)
+    few = ["data.module.num_points=200"] if write is not None else []  # the bundle has 300
+    place = [f"data.root={root}", f"data.source={source}", f"data.cache_dir={tmp_path / 'cache'}"]
+    spec = composed(f"data={group}", f"model={model}", *place, *few)
+    data = spec.data.build()
+    data.prepare_data()
+    data.setup()
+    assert data.domains[0] == source
+    assert len(next(iter(data.train_dataloader()))[0]) == len(data.domains)
+    elsewhere = composed(f"data={group}", f"model={model}", "data.root=other", place[1], *few)
+    assert spec.identity() == elsewhere.identity(), "data are told apart by what is in them"
+
+
+def test_shifts_of_folders(studio: Path, tmp_path: Path) -> None:
+    source = partial(ImageFolder, size=(12, 10))
+    module = partial(ImageDataModule, source=source, shift=ImageShift(kind="inverted", channels=3))
+    data = FolderDomains(studio, module=module, source="studio", cache_dir=tmp_path / "cache")
+    batch, *_ = next(iter(ready(data).train_dataloader()))
+    assert batch["phone"]["input"][:, :, 8:].min() > 0.9
