@@ -31,7 +31,10 @@ CLASSES = "classes"
 _GROUPS = ("model", "data", "backend")
 _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
-_SAMPLES = ("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source")
+_SAMPLES = (
+    *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source"),
+    "evaluated",  # domains
+)
 """Keys of data that say which samples are read, and how many at a time, but not what is made of
 one: what is evaluated may differ in them."""
 

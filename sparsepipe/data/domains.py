@@ -301,15 +301,15 @@ class InTurn:
     """
 
     def __init__(self, loaders: Mapping[str, ShapeLoader]) -> None:
-        self._loaders = loaders
+        self.loaders = loaders
 
     def __len__(self) -> int:
-        return sum(map(len, self._loaders.values())) or 1
+        return sum(map(len, self.loaders.values())) or 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self._loaders:
+        if not self.loaders:
             yield {}
-        for name, loader in self._loaders.items():
+        for name, loader in self.loaders.items():
             for batch in loader:
                 yield {**batch, "domain": name}
 

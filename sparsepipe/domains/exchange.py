@@ -22,6 +22,7 @@ from sparsepipe.models.domain_separation import Codes, DomainSeparation, Losses,
 from sparsepipe.runtime.collectives.halo import (
     ProcessGroup,
     add_up,
+    added_up,
     gather_numbers,
     start_messages,
 )
@@ -64,8 +65,7 @@ class Ranks:
         if count == 1:
             return value
         group = self.encoders if domain is None else self.replicas
-        result: Tensor = _Sum.apply(value, group)  # type: ignore[no-untyped-call]
-        return result
+        return added_up(value, group, what="the statistics of a norm")
 
     def total(self, counts: Tensor) -> Tensor:
         """The sum of all domains' counts; replicas have counted samples of their own."""
@@ -209,18 +209,6 @@ class OneLossRank(_OverRanks):
         packed = torch.stack([each.double() for each in values])
         for rank in range(self.ranks.placement.encoders):
             _send(packed, rank, self.ranks)
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        return add_up(value, group, what="adding up the statistics of a norm")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return add_up(gradient, ctx.group, what="adding up the gradients of a norm"), None
 
 
 class _Scaled(torch.autograd.Function):

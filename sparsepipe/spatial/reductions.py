@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.runtime.collectives.halo import add_up, largest, smallest
+from sparsepipe.runtime.collectives.halo import add_up, added_up, largest, smallest
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import (
     Shard,
@@ -27,18 +27,6 @@ from sparsepipe.spatial.shard import (
     whole_shape,
     without_rule,
 )
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, grid: Grid) -> Tensor:
-        ctx.grid = grid
-        return add_up(value, grid.group, what="adding up over shards")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return add_up(gradient, ctx.grid.group, what="adding up gradients over shards"), None
 
 
 class _Largest(torch.autograd.Function):
@@ -127,8 +115,7 @@ def leave(value: Tensor, grid: Grid) -> Tensor:
 
 def over_shards(value: Tensor, grid: Grid) -> Tensor:
     """The sum over all ranks of the grid."""
-    result: Tensor = _Sum.apply(value, grid)  # type: ignore[no-untyped-call]
-    return result
+    return added_up(value, grid.group, what="values of shards")
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

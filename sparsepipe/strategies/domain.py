@@ -33,8 +33,8 @@ from sparsepipe.spatial.shard import Shard, gathered
 from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
-from sparsepipe.strategies.sample_shards import SampleShards
-from sparsepipe.strategies.sharding import ShardedModule
+from sparsepipe.strategies.sample_shards import SampleShards, stage_of
+from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def _is_encoder(name: str) -> bool:
     return ".shared." in f".{name}"
 
 
-class DomainStrategy(RankedStrategy):
+class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     """Trains a domain separation network whose domains are spread over ranks.
 
     With a ``grid`` each sample is shared by the ranks of one (:mod:`sparsepipe.spatial`), and what
@@ -146,7 +146,6 @@ class DomainStrategy(RankedStrategy):
         self._shards: SampleShards | None = None
         self.placement: Placement | None = None
         self._ranks: Ranks | None = None
-        self._sharded: ShardedModule[OwnDomains] | None = None
         self._averages: list[tuple[Replicas, dict[str, nn.Parameter]]] = []
         self._groups: list[Any] = []
         self._waits_for_more = False
@@ -283,9 +282,11 @@ class DomainStrategy(RankedStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
+        """Lets data sets that can read a part of each sample read this rank's shard only."""
         if self._shards is not None:
-            assert self.lightning_module is not None
-            self._shards.read(dataloader, str(self.lightning_module.trainer.state.stage))
+            in_turn = getattr(dataloader, "loaders", None)  # of an evaluation, by domain
+            for each in [dataloader] if in_turn is None else in_turn.values():
+                self._shards.read(each, stage_of(self.lightning_module))
         return dataloader
 
     @override
@@ -298,8 +299,7 @@ class DomainStrategy(RankedStrategy):
         """The batch with shards of the samples of each domain."""
         if self._shards is None or not batch:
             return batch
-        assert self.lightning_module is not None
-        stage = str(self.lightning_module.trainer.state.stage)
+        stage = stage_of(self.lightning_module)
         if "domain" in batch:  # of an evaluation
             return self._shards.cut(batch, stage)
         return {name: self._shards.cut(each, stage) for name, each in batch.items()}
@@ -373,33 +373,6 @@ class DomainStrategy(RankedStrategy):
     @override
     def on_predict_start(self) -> None:
         self._share_losses()
-
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        if self._sharded is None:
-            return super().lightning_module_state_dict()
-        return self._sharded.state_dict()
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        if self._sharded is None or not self._sharded.has_optimizer:
-            return super().optimizer_state(optimizer)
-        return self._sharded.optimizer_state()
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        if self._sharded is None:
-            super().load_model_state_dict(checkpoint, strict=strict)
-        else:
-            self._sharded.load_state_dict(checkpoint["state_dict"], strict=strict)
-
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._sharded is None:
-            super().load_optimizer_state_dict(checkpoint)
-            return
-        self._sharded.load_optimizer_state(checkpoint["optimizer_states"][0])
-        internals.move_optimizer(self.optimizers[0], self.root_device)
 
     @override
     def on_exception(self, exception: BaseException) -> None:

@@ -6,7 +6,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -18,6 +20,13 @@ from sparsepipe.spatial.spatialize import has_sizes, sample_sizes
 
 _COMPARED = 4099
 """About so many elements of each tensor, by which ranks compare their batches."""
+
+
+def stage_of(module: pl.LightningModule | None) -> str:
+    """What a Trainer runs; a sanity check reads by the loaders of validation."""
+    assert module is not None
+    stage = module.trainer.state.stage
+    return str(RunningStage.VALIDATING if stage == RunningStage.SANITY_CHECKING else stage)
 
 
 class SampleShards:

@@ -14,13 +14,16 @@ from typing import Any, Generic, Protocol, TypeVar
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.strategies.strategy import Strategy
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import LBFGS, Optimizer
+from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_to_rank_0
+from sparsepipe.strategies import trainer_internals as internals
 
 State = dict[str, Any]
 """What ``Optimizer.state_dict`` returns."""
@@ -328,3 +331,36 @@ class ShardedModule(Generic[_Part]):
         if self._optimizer is not None:
             state = self.optimizer_state()["state"]
             self._optimizer.restore(process_group.broadcast_object(state))
+
+
+class ShardedCheckpoints(Strategy):
+    """Saves the whole module and optimizer, and loads this rank's part of them."""
+
+    _sharded: ShardedModule[Any] | None = None
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self._sharded is None:
+            return super().lightning_module_state_dict()
+        return self._sharded.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self._sharded is None or not self._sharded.has_optimizer:
+            return super().optimizer_state(optimizer)  # of the run before, and whole
+        return self._sharded.optimizer_state()
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self._sharded is None:
+            super().load_model_state_dict(checkpoint, strict=strict)
+        else:
+            self._sharded.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._sharded is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        self._sharded.load_optimizer_state(checkpoint["optimizer_states"][0])
+        internals.move_optimizer(self.optimizers[0], self.root_device)

@@ -17,7 +17,6 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
-from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.seed import isolate_rng
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from sparsepipe.spatial.spatialize import (
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
 from sparsepipe.strategies.distributed import naming_missing_ranks
-from sparsepipe.strategies.sample_shards import SampleShards
+from sparsepipe.strategies.sample_shards import SampleShards, stage_of
 
 log = logging.getLogger(__name__)
 
@@ -195,21 +194,16 @@ class SpatialStrategy(DataParallelStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         """Lets a data set that can read a part of each sample read this rank's shard only."""
         assert self._shards is not None
-        self._shards.read(dataloader, self._stage)
+        self._shards.read(dataloader, stage_of(self.lightning_module))
         return dataloader
-
-    @property
-    def _stage(self) -> str:
-        assert self.lightning_module is not None
-        stage = self.lightning_module.trainer.state.stage
-        return str(RunningStage.VALIDATING if stage == RunningStage.SANITY_CHECKING else stage)
 
     @override
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
         assert self._shards is not None
-        return super().batch_to_device(self._shards.cut(batch, self._stage), device, dataloader_idx)
+        cut = self._shards.cut(batch, stage_of(self.lightning_module))
+        return super().batch_to_device(cut, device, dataloader_idx)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - a type for other rooms
 
 from sparsepipe.errors import ConfigError
@@ -141,6 +142,24 @@ def smallest(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
 def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
     """The sum of ``value`` over the ranks of a group, in a new tensor."""
     return _reduce(value, dist.ReduceOp.SUM, group, what)
+
+
+class _AddedUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: ProcessGroup | None, what: str) -> Tensor:
+        ctx.group, ctx.what = group, what
+        return add_up(value, group, what=f"adding up {what}")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return add_up(gradient, ctx.group, what=f"adding up gradients of {ctx.what}"), None, None
+
+
+def added_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
+    """As :func:`add_up`, with its adjoint: the sum of the ranks' gradients."""
+    result: Tensor = _AddedUp.apply(value, group, what)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _reduce(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -28,7 +28,7 @@ from sparsepipe.strategies.pipeline.loop_patches import LoopPatches, drain_follo
 from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
 from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
-from sparsepipe.strategies.sharding import ShardedModule
+from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 _Value = TypeVar("_Value")
 
@@ -59,12 +59,13 @@ def _nothing(trainer: Any, pl_module: Any) -> None:
     return None
 
 
-class WholeCheckpoints(PipelinedEvaluation):
-    """Saves the whole module and optimizer, and loads this rank's part of them."""
+class WholeCheckpoints(ShardedCheckpoints, PipelinedEvaluation):
+    """Saves the whole when the pipeline is empty, and nothing after a failure."""
+
+    _sharded: ShardedModule[Shard] | None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._sharded: ShardedModule[Shard] | None = None
         self._is_partial = False
 
     def drain(self) -> None:
@@ -76,32 +77,13 @@ class WholeCheckpoints(PipelinedEvaluation):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         self._check_complete()
         self.drain()
-        if self._sharded is None:
-            return super().lightning_module_state_dict()
-        return self._sharded.state_dict()
+        return super().lightning_module_state_dict()
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         self._check_complete()
         self.drain()
-        if self._sharded is None or not self._sharded.has_optimizer:
-            return super().optimizer_state(optimizer)  # of the run before, and whole
-        return self._sharded.optimizer_state()
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        if self._sharded is None:
-            super().load_model_state_dict(checkpoint, strict=strict)
-        else:
-            self._sharded.load_state_dict(checkpoint["state_dict"], strict=strict)
-
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._sharded is None:
-            super().load_optimizer_state_dict(checkpoint)
-            return
-        self._sharded.load_optimizer_state(checkpoint["optimizer_states"][0])
-        internals.move_optimizer(self.optimizers[0], self.root_device)
+        return super().optimizer_state(optimizer)
 
     def _check_complete(self) -> None:
         if self._is_partial:

@@ -34,6 +34,33 @@ def test_placements(targets: int, ranks: int, roles: str, norm: str) -> None:
     check(Case(targets=targets, ranks=ranks, roles=roles, norm=norm))
 
 
+@pytest.mark.parametrize(
+    ("targets", "ranks", "roles", "kind", "similarity"),
+    [
+        pytest.param(4, 3, "equal", "2d", "mmd", id="four on three ranks"),
+        pytest.param(4, 4, "separate", "sparse", "dann", id="four on three ranks and the losses"),
+        pytest.param(7, 4, "equal", "2d", "dann", id="seven, two domains a rank"),
+        pytest.param(7, 4, "equal", "sparse", "mmd", id="seven shapes, two domains a rank"),
+    ],
+)
+def test_many_targets(targets: int, ranks: int, roles: str, kind: str, similarity: str) -> None:
+    check(Case(targets=targets, ranks=ranks, roles=roles, kind=kind, similarity=similarity))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("similarity", ["dann", "mmd"])
+@pytest.mark.parametrize("kind", ["2d", "sparse"])
+@pytest.mark.parametrize(
+    ("targets", "ranks", "roles"),
+    [(4, 5, "equal"), (4, 6, "separate"), (7, 8, "equal"), (7, 9, "separate"), (4, 10, "equal")],
+)
+def test_many_targets_on_many_ranks(
+    targets: int, ranks: int, roles: str, kind: str, similarity: str
+) -> None:
+    """A rank a domain, one more for the losses, and at last two ranks a domain."""
+    check(Case(targets=targets, ranks=ranks, roles=roles, kind=kind, similarity=similarity))
+
+
 def test_clipping_and_accumulation() -> None:
     check(Case(targets=2, ranks=3, clip=0.1, accumulate=2))
     check(Case(targets=1, ranks=3, roles="separate", clip=0.1))

@@ -25,7 +25,7 @@ FAILING, CALL = 1, 5
 PLACES: dict[str, tuple[Any, str]] = {
     "codes": (exchange, "start_messages"),
     "sizes": (exchange, "gather_numbers"),
-    "norms": (exchange, "add_up"),
+    "norms": (exchange, "added_up"),
     "gradients": (replicas.Replicas, "average"),
 }
 """Where a rank fails: in which call."""
