@@ -22,6 +22,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pipeline_ranks import on_ranks
+from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
@@ -55,20 +56,37 @@ class Steps(pl.Callback):
         self.seconds = time.perf_counter() - self._began_s
 
 
-def samples_per_s(rank: int, ranks: int, options: argparse.Namespace) -> float:
-    """Samples of all domains, a second, of a training on so many ranks."""
-    torch.set_num_threads(1)
-    names = ["source", *(f"target_{n}" for n in range(options.targets))]
+def module_of(names: Sequence[str], *, width: float = 1.0, decoded: int = 28) -> DomainSeparation:
+    """A network of these domains, the source first."""
     torch.manual_seed(0)
     network = dsn_2d(
         CLASSES,
         domains=names,
         in_channels=CHANNELS,
-        width=options.width,
-        decoded=[options.size] * 2,
+        width=width,
+        decoded=[decoded] * 2,
         norm="domain",
     )
-    module = DomainSeparation(network, optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9))
+    return DomainSeparation(network, optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9))
+
+
+def batch_of(names: Sequence[str], *, count: int, side: int) -> dict[str, dict[str, Tensor]]:
+    """So many images of each domain."""
+    return {
+        name: {
+            "input": torch.rand(count, CHANNELS, side, side),
+            "label": torch.arange(count) % CLASSES,
+            "index": torch.arange(count),
+        }
+        for name in names
+    }
+
+
+def samples_per_s(rank: int, ranks: int, options: argparse.Namespace) -> float:
+    """Samples of all domains, a second, of a training on so many ranks."""
+    torch.set_num_threads(1)
+    names = ["source", *(f"target_{n}" for n in range(options.targets))]
+    module = module_of(names, width=options.width, decoded=options.size)
     timed = Steps(warmup=2)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -83,14 +101,7 @@ def samples_per_s(rank: int, ranks: int, options: argparse.Namespace) -> float:
         use_distributed_sampler=False,
     )
     own = names[rank * len(names) // ranks : (rank + 1) * len(names) // ranks]
-    batch = {
-        name: {
-            "input": torch.rand(options.batch_size, CHANNELS, options.size, options.size),
-            "label": torch.arange(options.batch_size) % CLASSES,
-            "index": torch.arange(options.batch_size),
-        }
-        for name in own
-    }
+    batch = batch_of(own, count=options.batch_size, side=options.size)
     trainer.fit(module, DataLoader([batch] * (options.steps + 2), batch_size=None))  # type: ignore[arg-type]
     return float(options.steps * options.batch_size * len(names) / timed.seconds)
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from domains import batch_of, module_of
 from pipeline_ranks import on_ranks
 from records import Row, Rows
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from sparsepipe.models import DomainSeparation, dsn_2d
 from sparsepipe.strategies import DomainStrategy
 
 COLUMNS: Mapping[str, str] = {
@@ -30,7 +30,8 @@ COLUMNS: Mapping[str, str] = {
     "over_one_target": "of that of one target, over ranks",
     "step_s": "step, ranks in turn (s)",
 }
-CLASSES, CHANNELS, SAMPLES = 10, 3, 4
+SAMPLES = 4
+"""Of each domain in a minibatch."""
 _LIMIT_S = 120.0
 _STEPS = 3
 
@@ -116,11 +117,6 @@ class _Steps(pl.Callback):
 def _rank(rank: int, case: Case) -> dict[str, Any]:
     # A node of its own: Lightning gives no device to two ranks of one node.
     os.environ.update(LOCAL_RANK="0", GROUP_RANK=str(rank))
-    torch.manual_seed(0)
-    network = dsn_2d(
-        CLASSES, domains=case.domains, in_channels=CHANNELS, decoded=[28, 28], norm="domain"
-    )
-    module = DomainSeparation(network, optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9))
     steps = _Steps()
     strategy: Any = "auto"
     if case.ranks > 1:
@@ -138,13 +134,7 @@ def _rank(rank: int, case: Case) -> dict[str, Any]:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    batch = {
-        name: {
-            "input": torch.rand(SAMPLES, CHANNELS, case.side, case.side),
-            "label": torch.arange(SAMPLES),
-            "index": torch.arange(SAMPLES),
-        }
-        for name in (case.domains if case.ranks == 1 else [case.domains[rank]])
-    }
-    trainer.fit(module, DataLoader([batch] * (_STEPS + 1), batch_size=None))  # type: ignore[arg-type]
+    own = case.domains if case.ranks == 1 else [case.domains[rank]]
+    batch = batch_of(own, count=SAMPLES, side=case.side)
+    trainer.fit(module_of(case.domains), DataLoader([batch] * (_STEPS + 1), batch_size=None))  # type: ignore[arg-type]
     return {"peak_bytes": torch.cuda.max_memory_allocated(), "step_s": steps.step_s}
