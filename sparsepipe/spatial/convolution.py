@@ -6,9 +6,8 @@ save more than one process has.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,13 +21,9 @@ from sparsepipe.spatial.grid import (
     GiveBack,
     Grid,
     Move,
-    fetch,
-    fetched,
     give_back,
-    pairs,
-    without_padding,
 )
-from sparsepipe.spatial.intervals import Interval, Window, shares, window_exchanges
+from sparsepipe.spatial.intervals import Interval, Window, window_exchanges
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
@@ -39,24 +34,8 @@ from sparsepipe.spatial.shard import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Halo:
-    """What a layer does to its shard before it computes: moves along axes, then padding.
-
-    Args:
-        moves: one for each axis of the grid.
-        padding: positions of padding, for ``torch.nn.functional.pad``: a pair for each of the last
-            dimensions, the last one first.
-        full: sizes of the whole output along the grid's axes.
-    """
-
-    moves: tuple[Move, ...]
-    padding: tuple[int, ...]
-    full: tuple[int, ...]
-
-
-def halo_of(shard: Shard, windows: Sequence[Window]) -> Halo:
-    """What outputs of a layer with ``windows``, one for each of the last dimensions, need.
+def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
+    """What a layer with ``windows``, one for each of the last dimensions, moves along each axis.
 
     Raises:
         ConfigError: the sample is cut along a dimension that is none of the last, or its output
@@ -71,23 +50,16 @@ def halo_of(shard: Shard, windows: Sequence[Window]) -> Halo:
             f"{' x '.join(map(str, sizes))}",
             remedy="give larger samples, or a model with fewer or smaller windows",
         )
-    # What a transposed window pads is cut from its outputs.
-    pads = [(0, 0) if window.transposed else (window.before, window.after) for window in windows]
-    moves, full = [], []
-    for axis, (dim, size) in enumerate(zip(shard.dims, shard.full, strict=True)):
-        if -dim > count:
-            raise without_rule(
-                f"a layer over the last {count} dimensions", why=", which is cut along another one"
-            )
-        window, place = windows[count + dim], grid.coordinate(axis)
-        parts, outputs = grid.shape[axis], window.output_size(size)
-        mine = shares(outputs, parts)[place]
-        moves.append(Move(dim, axis, window_exchanges(window, size, parts)[place]))
-        if not window.transposed:
-            pads[count + dim] = window.padding(mine, size)
-        full.append(outputs)
-    padding = tuple(value for pair in reversed(pads) for value in pair)
-    return Halo(tuple(moves), padding, tuple(full))
+    if any(-dim > count for dim in shard.dims):
+        raise without_rule(
+            f"a layer over the last {count} dimensions", why=", which is cut along another one"
+        )
+    return tuple(
+        Move(dim, axis, window_exchanges(windows[dim], size, parts)[grid.coordinate(axis)])
+        for axis, (dim, size, parts) in enumerate(
+            zip(shard.dims, shard.full, grid.shape, strict=True)
+        )
+    )
 
 
 def of_each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -97,258 +69,299 @@ def of_each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """Of a convolution without padding: after moves and padding its shard has all that it needs.
+class _Layer:
+    """A convolution of shards. Lists have an entry for each of the last dimensions.
 
     Args:
         grid: of the shards.
-        halo: what is moved and padded before.
-        stride: for each of the last dimensions, as ``dilation`` is.
+        windows: of the convolution.
         groups: of channels.
-        transposed: whether it is a transposed convolution.
-        crops: of a transposed one, for each of the last dimensions: which of the computed outputs
-            is the shard's first, and how many the shard has.
+        moves: of halos, but for those that leave shards as they are.
+        held: inputs that this rank has.
+        needed: inputs that it has after the moves.
+        outputs: that it computes.
     """
 
     grid: Grid
-    halo: Halo
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    transposed: bool
-    crops: tuple[tuple[int, int], ...]
-
-    def prepared(self, local: Tensor) -> Tensor:
-        """The inputs of this rank's outputs."""
-        return fetch(local, self.halo.moves, self.grid, self.halo.padding)
-
-    def ready_shape(self, local: Tensor) -> tuple[int, ...]:
-        """The shape of what :meth:`prepared` makes."""
-        shape = list(local.shape)
-        for move in self.halo.moves:
-            shape[move.dim] = move.exchange.needed
-        for dim, pads in enumerate(pairs(self.halo.padding), 1):
-            shape[-dim] += sum(pads)
-        return tuple(shape)
-
-    def computed_shape(self, ready: Sequence[int], weight: Tensor) -> tuple[int, ...]:
-        """The shape of all outputs of inputs of shape ``ready``, before any are cropped."""
-        sizes = (
-            _window(kernel, stride, dilation, self.transposed).output_size(size) if size else 0
-            for size, kernel, stride, dilation in zip(
-                ready[2:], weight.shape[2:], self.stride, self.dilation, strict=True
-            )
-        )
-        channels = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
-        return (ready[0], channels, *(max(size, 0) for size in sizes))
-
-    def arguments(self, *, padding: Sequence[int] = ()) -> tuple[Any, ...]:
-        """Of PyTorch's convolution, behind its tensors; by default without padding."""
-        none = [0] * len(self.stride)
-        return self.stride, padding or none, self.dilation, self.transposed, none, self.groups
-
-
-@dataclass(frozen=True, slots=True)
-class _Boxes:
-    """In which order a convolution's outputs can be computed while halos are under way.
-
-    First those that need no halo, then, as soon as the halo of an axis is there, the two slabs that
-    need it. Lists have an entry for each of the last dimensions.
-
-    Args:
-        windows: of the convolution.
-        sizes: of the whole input.
-        held: inputs that this rank has.
-        outputs: that it computes.
-        interior: those of them that need no halo.
-    """
-
     windows: tuple[Window, ...]
-    sizes: tuple[int, ...]
+    groups: int
+    moves: tuple[Move, ...]
     held: tuple[Interval, ...]
+    needed: tuple[Interval, ...]
     outputs: tuple[Interval, ...]
-    interior: tuple[Interval, ...]
 
     @classmethod
-    def of(cls, shard: Shard, windows: Sequence[Window]) -> _Boxes:
-        sizes = list(local_of(shard).shape[2:])
+    def of(cls, shard: Shard, windows: Sequence[Window], groups: int) -> _Layer:
+        moves, grid = halo_moves(shard, windows), shard.grid
+        sizes = whole_shape(shard)[-len(windows) :]
         held = [Interval(0, size) for size in sizes]
         outputs = [
             Interval(0, window.output_size(size))
             for window, size in zip(windows, sizes, strict=True)
         ]
-        for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
-            sizes[dim], held[dim] = full, shard.grid.held(axis, full)
-            outputs[dim] = shard.grid.held(axis, windows[dim].output_size(full))
-        interior = [
-            window.interior(mine, own, size)
-            for window, mine, own, size in zip(windows, outputs, held, sizes, strict=True)
-        ]
-        return cls(tuple(windows), tuple(sizes), tuple(held), tuple(outputs), tuple(interior))
+        for axis, dim in enumerate(shard.dims):
+            held[dim] = grid.held(axis, sizes[dim])
+            outputs[dim] = grid.held(axis, outputs[dim].size)
+        moves = tuple(
+            move
+            for move in moves
+            if not move.exchange.is_alone or move.exchange.needed < held[move.dim].size
+        )
+        needed = list(held)
+        for dim in (move.dim for move in moves):
+            needed[dim] = windows[dim].needs(outputs[dim], sizes[dim])
+        return cls(grid, tuple(windows), groups, moves, tuple(held), tuple(needed), tuple(outputs))
 
     @property
-    def worth_it(self) -> bool:
-        """Whether most outputs need no halo, and some do."""
-        inside = math.prod(each.size for each in self.interior)
-        return math.prod(each.size for each in self.outputs) < 2 * inside and (
-            self.interior != self.outputs
+    def inside(self) -> tuple[Interval, ...]:
+        """The inputs that this rank has and needs."""
+        return tuple(held & needed for held, needed in zip(self.held, self.needed, strict=True))
+
+    @property
+    def own(self) -> _Part:
+        """What they add to all outputs."""
+        return _Part(self, self.inside, self.outputs)
+
+    def halos(self, place: int) -> list[_Part]:
+        """What inputs add that the move at ``place`` brings: those before and those behind."""
+        dim = self.moves[place].dim
+        later = [move.dim for move in self.moves[place + 1 :]]
+        found = []
+        for halo in self.needed[dim].without(self.held[dim]):
+            inputs, outputs = list(self.needed), list(self.outputs)
+            inputs[dim] = halo
+            for each in later:
+                inputs[each] = self.inside[each]
+            outputs[dim] = self.windows[dim].reached(halo) & self.outputs[dim]
+            found.append(_Part(self, tuple(inputs), tuple(outputs)))
+        return found
+
+    def arriving(self, fetching: Fetch | None) -> Iterator[tuple[_Part, Tensor]]:
+        """Parts of other ranks' inputs, with these, as soon as they are there."""
+        for place in range(len(self.moves)):
+            assert fetching is not None
+            halos = fetching.halos()
+            if place + 1 < len(self.moves):
+                fetching = Fetch.start(fetching.wait(), self.moves[place + 1], self.grid)
+            for part, halo in zip(self.halos(place), halos, strict=True):
+                yield part, self._narrowed(halo, self.moves[place + 1 :])
+
+    def start(self, local: Tensor) -> Fetch | None:
+        """Begins to fetch halos; None: there are no other ranks."""
+        fetching = Fetch.start(local, self.moves[0], self.grid) if self.moves else None
+        if fetching is not None and not self.grid.overlap:
+            fetching.pending.wait()
+        return fetching
+
+    def narrowed(self, local: Tensor) -> Tensor:
+        """The view of what :attr:`inside` is of a shard."""
+        return self._narrowed(local, self.moves)
+
+    def _narrowed(self, value: Tensor, moves: Sequence[Move]) -> Tensor:
+        for move in moves:
+            inside = self.inside[move.dim]
+            first = inside.start - self.held[move.dim].start if inside.size else 0
+            value = value.narrow(move.dim, first, inside.size)
+        return value
+
+    def arguments(self, padding: Sequence[int]) -> tuple[Any, ...]:
+        """Of PyTorch's convolution, behind its tensors."""
+        return (
+            [window.stride for window in self.windows],
+            padding,
+            [window.dilation for window in self.windows],
+            self.windows[0].transposed,
+            [0] * len(self.windows),
+            self.groups,
         )
 
-    @property
-    def padding(self) -> tuple[int, ...] | None:
-        """With which a convolution of the shard alone has all outputs in their places.
 
-        Those of the interior are right; the others lack their halo. None: there is none.
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What some inputs add to outputs: a convolution is the sum over parts of its inputs.
+
+    Args:
+        layer: the convolution.
+        inputs: an interval for each of the last dimensions, as ``outputs`` has.
+        outputs: among which are all that ``inputs`` add to, of this rank's.
+    """
+
+    layer: _Layer
+    inputs: tuple[Interval, ...]
+    outputs: tuple[Interval, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not all(each.size for each in (*self.inputs, *self.outputs))
+
+    @property
+    def padding(self) -> tuple[list[int], list[int]]:
+        """For PyTorch's convolution, and for ``torch.nn.functional.pad`` where that cannot do it.
+
+        Of a convolution the latter pads inputs, of a transposed one outputs; negative ones crop.
         """
-        for window, held, outputs in zip(self.windows, self.held, self.outputs, strict=True):
-            in_place = outputs.start * window.stride == held.start
-            as_many = window.output_size(held.size) == outputs.size
-            if not (in_place and as_many and window.before == window.after):
-                return None
-        return tuple(window.before for window in self.windows)
+        even, pads = list[int](), list[int]()
+        is_even, windows = True, self.layer.windows
+        for window, inputs, outputs in zip(windows, self.inputs, self.outputs, strict=True):
+            near, far = (inputs, outputs) if window.transposed else (outputs, inputs)
+            start = near.start * window.stride - window.before
+            stop = (near.stop - 1) * window.stride - window.before + window.reach
+            sign = 1 if window.transposed else -1
+            pads[:0] = sign * (start - far.start), sign * (far.stop - stop)
+            both = -sign * pads[0]
+            same = replace(window, before=both, after=both, output_padding=0)
+            is_even &= both >= 0 and same.output_size(inputs.size) == outputs.size
+            even.append(both)
+        return (even, []) if is_even else ([0] * len(even), pads)
 
-
-def _overlapped(
-    local: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, boxes: _Boxes
-) -> Tensor:
-    """The outputs of a convolution, of which those inside are computed while halos travel."""
-    starts = [each.start for each in boxes.held]
-    moves, padding = settings.halo.moves, boxes.padding
-    fetching = Fetch.start(local, moves[0], settings.grid)
-    result: Tensor
-    if padding is not None:  # nothing is copied
-        result = torch.ops.aten.convolution.default(
-            local, weight, bias, *settings.arguments(padding=padding)
+    def compute(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What the inputs add to the outputs, with ``bias``."""
+        transposed = self.layer.windows[0].transposed
+        if self.is_empty:
+            channels = weight.shape[1] * self.layer.groups if transposed else weight.shape[0]
+            sizes = [each.size for each in self.outputs]
+            outputs = inputs.new_zeros((inputs.shape[0], channels, *sizes))
+            return outputs if bias is None else outputs.add_(_per_channel(bias, outputs))
+        padding, pads = self.padding
+        inputs = F.pad(inputs, pads) if pads and not transposed else inputs
+        is_cropped = bool(pads) and transposed
+        outputs = torch.ops.aten.convolution.default(
+            inputs, weight, None if is_cropped else bias, *self.layer.arguments(padding)
         )
-    else:
-        sizes = [each.size for each in boxes.outputs]
-        result = local.new_empty((local.shape[0], weight.shape[0], *sizes))
+        if is_cropped:
+            outputs = F.pad(outputs, pads)
+            outputs = outputs if bias is None else outputs.add_(_per_channel(bias, outputs))
+        return outputs
 
-    def compute(ready: Tensor, box: Sequence[Interval]) -> None:
-        place = result
-        pads: list[int] = []
-        for dim, (window, size, mine) in enumerate(
-            zip(boxes.windows, boxes.sizes, box, strict=True)
-        ):
-            needed = window.needs(mine, size)
-            ready = ready.narrow(2 + dim, needed.start - starts[dim], needed.size)
-            pads[:0] = window.padding(mine, size)
-            place = place.narrow(2 + dim, mine.start - boxes.outputs[dim].start, mine.size)
-        ready = F.pad(ready, pads) if any(pads) else ready
-        place.copy_(torch.ops.aten.convolution.default(ready, weight, bias, *settings.arguments()))
+    def gradients(
+        self, gradient: Tensor, inputs: Tensor | None, weight: Tensor, mask: Sequence[bool]
+    ) -> tuple[Any, ...]:
+        """Of inputs, weight and bias, as far as ``mask`` asks for them; None for others.
 
-    box = list(boxes.interior)
-    if padding is None:
-        compute(local, box)
-    for axis, move in enumerate(moves):
-        ready = fetching.wait()
-        dim = len(box) + move.dim
-        starts[dim] = boxes.windows[dim].needs(boxes.outputs[dim], boxes.sizes[dim]).start
-        if axis + 1 < len(moves):
-            fetching = Fetch.start(ready, moves[axis + 1], settings.grid)
-        outputs, interior = boxes.outputs[dim], boxes.interior[dim]
-        for slab in (
-            Interval(outputs.start, interior.start),
-            Interval(interior.stop, outputs.stop),
-        ):
-            if slab.size:
-                compute(ready, [*box[:dim], slab, *box[dim + 1 :]])
-        box[dim] = outputs
-    return result
+        Args:
+            gradient: of the outputs.
+            inputs: None where only their gradient is asked for.
+            weight: of the convolution.
+            mask: of each of the three whether it is.
+        """
+        transposed, sizes = self.layer.windows[0].transposed, [each.size for each in self.inputs]
+        if inputs is None:  # its values do not matter
+            channels = weight.shape[0] if transposed else weight.shape[1] * self.layer.groups
+            inputs = gradient.new_empty(1).expand(gradient.shape[0], channels, *sizes)
+        padding, pads = ([], []) if self.is_empty else self.padding
+        # Of outputs that are cropped the bias is added behind.
+        is_behind = self.is_empty or bool(pads and transposed)
+        bias = gradient.sum([0, *range(2, gradient.dim())]) if mask[2] and is_behind else None
+        if self.is_empty:
+            return (
+                inputs.new_zeros(inputs.shape) if mask[0] else None,
+                torch.zeros_like(weight) if mask[1] else None,
+                bias,
+            )
+        back = [-each for each in pads]
+        if pads and transposed:
+            gradient = F.pad(gradient, back)
+        elif pads:
+            inputs = F.pad(inputs, pads)
+        of_inputs, of_weight, of_bias = torch.ops.aten.convolution_backward.default(
+            gradient,
+            inputs,
+            weight,
+            [weight.shape[1] * self.layer.groups if transposed else weight.shape[0]],
+            *self.layer.arguments(padding),
+            [mask[0], mask[1], mask[2] and not is_behind],
+        )
+        if mask[0] and pads and not transposed:
+            of_inputs = F.pad(of_inputs, back)
+        return of_inputs, of_weight, bias if is_behind else of_bias
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """The view of this part's outputs of all."""
+        for dim, (mine, own) in enumerate(zip(self.outputs, self.layer.outputs, strict=True)):
+            outputs = outputs.narrow(2 + dim, mine.start - own.start, mine.size)
+        return outputs
+
+
+def _per_channel(bias: Tensor, outputs: Tensor) -> Tensor:
+    return bias.view(-1, *[1] * (outputs.dim() - 2))
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        local: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        settings: _Settings,
-        boxes: _Boxes | None,
+        ctx: Any, local: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer
     ) -> Tensor:
-        ctx.settings, ctx.has_bias = settings, bias is not None
+        ctx.layer = layer
         ctx.save_for_backward(local, weight)
-        if boxes is not None:
-            return _overlapped(local, weight, bias, settings, boxes)
-        ready = settings.prepared(local)
-        shape = settings.computed_shape(ready.shape, weight)
-        if 0 in shape or 0 in ready.shape:
-            outputs = ready.new_zeros(shape)
-        else:
-            outputs = torch.ops.aten.convolution.default(
-                ready, weight, None if settings.crops else bias, *settings.arguments()
-            )
-        for place, (start, size) in enumerate(settings.crops):
-            outputs = _stretch(outputs, 2 + place, start, size)
-        if settings.crops and bias is not None:
-            outputs = outputs + bias.view(-1, *[1] * len(settings.stride))
-        return outputs
+        fetching = layer.start(local)
+        result = layer.own.compute(layer.narrowed(local), weight, bias)
+        for part, halo in layer.arriving(fetching):
+            if not part.is_empty:
+                part.of(result).add_(part.compute(halo, weight, None))
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Inputs' gradients are computed while their halos are fetched again, weights' while
-        gradients of halos travel back.
+        """While halos are fetched again and their gradients travel back, those of what this rank
+        has are computed.
         """
         local, weight = ctx.saved_tensors
-        settings: _Settings = ctx.settings
-        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
-        moves, pads = settings.halo.moves, settings.halo.padding
-        fetching = Fetch.start(local, moves[0], settings.grid) if of_weight else None
-        bias = gradient.sum([0, *range(2, gradient.dim())]) if of_bias else None
-        shape = settings.ready_shape(local)
-        computed = settings.computed_shape(shape, weight)
-        for place, (start, _) in enumerate(settings.crops):
-            gradient = _stretch(gradient, 2 + place, -start, computed[2 + place])
-        nothing = 0 in computed or 0 in shape
-        giving = None
-        if of_input:
-            into = gradient.new_zeros(shape)
-            if not nothing:
-                unseen = gradient.new_empty(1).expand(shape)
-                into = _backward(gradient, unseen, weight, settings, [True, False, False])[0]
-            into = without_padding(into, pads)
-        if fetching is not None:
-            ready = fetched(fetching, moves[1:], pads)
-        if of_input:
-            giving = GiveBack.start(into, moves[-1], settings.grid, is_own=True)
-        taps = None
-        if of_weight:
-            taps = torch.zeros_like(weight)
-            if not nothing:
-                taps = _backward(gradient, ready, weight, settings, [False, True, False])[1]
-        result = None
-        if giving is not None:
-            result = give_back(giving.wait(), moves[:-1], settings.grid, is_own=True)
-        return result, taps, bias, None, None
+        layer: _Layer = ctx.layer
+        mask = ctx.needs_input_grad[:3]
+        fetching = layer.start(local) if mask[1] else None
+        giving = _Giving.start(layer, gradient, weight) if mask[0] else None
+        into, of_weight, of_bias = layer.own.gradients(
+            gradient, layer.narrowed(local), weight, mask
+        )
+        if mask[1]:
+            for part, halo in layer.arriving(fetching):
+                if not part.is_empty:
+                    needs = [False, True, False]
+                    of_weight += part.gradients(part.of(gradient), halo, weight, needs)[1]
+        return None if giving is None else giving.wait(into), of_weight, of_bias, None
 
 
-def _backward(
-    gradient: Tensor, ready: Tensor, weight: Tensor, settings: _Settings, mask: list[bool]
-) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
-        gradient, ready, weight, None, *settings.arguments(), mask
-    )
-    return result
+@dataclass(slots=True)
+class _Giving:
+    """Gradients of halos on their way back to the ranks that hold these.
 
-
-def _stretch(value: Tensor, dim: int, start: int, size: int) -> Tensor:
-    """Positions ``start`` to ``start + size`` of a dimension, zeros where there are none.
-
-    Its adjoint begins at ``-start`` and has the former size.
+    Args:
+        layer: the convolution.
+        halos: for each of its moves, the gradients of what it brought before and behind.
+        giving: back along the last axis; None: there are no other ranks.
     """
-    held = value.shape[dim]
-    low, high = min(max(start, 0), held), max(min(start + size, held), 0)
-    kept = value.narrow(dim, low, max(high - low, 0))
-    if (missing := size - kept.shape[dim]) == 0:
-        return kept
-    front = min(max(-start, 0), missing)
-    return F.pad(kept, [0, 0] * (value.dim() - dim - 1) + [front, missing - front])
 
+    layer: _Layer
+    halos: list[list[Tensor]]
+    giving: GiveBack | None
 
-def _window(kernel: int, stride: int, dilation: int, transposed: bool) -> Window:
-    return Window(kernel=kernel, stride=stride, dilation=dilation, transposed=transposed)
+    @classmethod
+    def start(cls, layer: _Layer, gradient: Tensor, weight: Tensor) -> _Giving:
+        halos = [
+            [
+                part.gradients(part.of(gradient), None, weight, [True, False, False])[0]
+                for part in layer.halos(place)
+            ]
+            for place in range(len(layer.moves))
+        ]
+        giving = None
+        if layer.moves:
+            giving = GiveBack.start_halos(halos[-1], layer.moves[-1], layer.grid)
+            if not layer.grid.overlap:
+                giving.pending.wait()
+        return cls(layer, halos, giving)
+
+    def wait(self, into: Tensor) -> Tensor:
+        """The gradient of this rank's shard, of which ``into`` is what its own outputs add."""
+        if self.giving is None:
+            return into
+        moves, grid = self.layer.moves, self.layer.grid
+        for (before, behind), move in zip(self.halos[:-1], moves[:-1], strict=True):
+            if before.shape[move.dim] or behind.shape[move.dim]:
+                into = torch.cat([before, into, behind], move.dim)
+        into = self.giving.wait([(self.layer.inside[moves[-1].dim], into)], is_own=True)
+        return give_back(into, moves[:-1], grid, is_own=True)
 
 
 def _cast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -369,38 +382,15 @@ def _run(
     batched = local_of(shard)
     if batched.dim() != weight.dim():
         raise without_rule("a convolution of a sample without a batch dimension")
-    halo, grid = halo_of(shard, windows), shard.grid
-    transposed = windows[0].transposed
-    settings = _Settings(
-        grid,
-        halo,
-        stride=tuple(window.stride for window in windows),
-        dilation=tuple(window.dilation for window in windows),
-        groups=groups,
-        transposed=transposed,
-        crops=_crops(shard, windows, batched.shape[2:]) if transposed else (),
-    )
-    boxes = None if transposed or not grid.overlap else _Boxes.of(shard, windows)
-    boxes = boxes if boxes is not None and boxes.worth_it else None
+    layer = _Layer.of(shard, windows, groups)
+    full = [
+        window.output_size(size)
+        for window, size in zip(windows, whole_shape(shard)[2:], strict=True)
+    ]
     local, weight, bias = _cast(batched, weight, bias)  # type: ignore[assignment]
     with torch.autocast(batched.device.type, enabled=False):
-        result = _Convolution.apply(local, weight, bias, settings, boxes)  # type: ignore[no-untyped-call]
-    return alike(result, shard, full=halo.full)
-
-
-def _crops(
-    shard: Shard, windows: Sequence[Window], sizes: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
-    crops = [
-        (window.before, window.output_size(size))
-        for window, size in zip(windows, sizes, strict=True)
-    ]
-    for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
-        window = windows[len(windows) + dim]
-        mine = shard.grid.held(axis, window.output_size(full))
-        first = window.needs(mine, full).start * window.stride - window.before
-        crops[len(windows) + dim] = (mine.start - first, mine.size)
-    return tuple(crops)
+        result = _Convolution.apply(local, weight, bias, layer)  # type: ignore[no-untyped-call]
+    return alike(result, shard, full=[full[dim] for dim in shard.dims])
 
 
 @function_rule(F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d)

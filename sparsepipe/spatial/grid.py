@@ -300,8 +300,8 @@ class Fetch:
         )
         return cls(local, move, grid, pending)
 
-    def wait(self, padding: Sequence[int] = ()) -> Tensor:
-        """What this rank needs, in order, between zeros as ``torch.nn.functional.pad`` has them."""
+    def wait(self) -> Tensor:
+        """What this rank needs, in order."""
         received = iter(self.pending.wait())
         held, own = self.move.exchange.held.start, self.grid.coordinate(self.move.axis)
         dim = self.move.dim
@@ -312,108 +312,117 @@ class Fetch:
             for piece in self.move.exchange.pieces
         ]
         parts = parts or [self.local.narrow(dim, 0, 0)]
-        if not any(padding):
-            return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-        # All parts go to their places at once: large samples are not copied twice.
-        shape = list(self.local.shape)
-        shape[dim] = self.move.exchange.needed
-        for place, pads in enumerate(pairs(padding), 1):
-            shape[-place] += sum(pads)
-        padded = self.local.new_zeros(shape)
-        inside = without_padding(padded, padding)
-        start = 0
-        for part in parts:
-            inside.narrow(dim, start, part.shape[dim]).copy_(part)
-            start += part.shape[dim]
-        return padded
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+    def halos(self) -> tuple[Tensor, Tensor]:
+        """What this rank needs of others, before its shard and behind it."""
+        received = iter(self.pending.wait())
+        before, behind = (
+            [part for _, part in zip(pieces, received, strict=False)]
+            or [self.local.narrow(self.move.dim, 0, 0)]
+            for pieces in _halo_pieces(self.move, self.grid)
+        )
+        return torch.cat(before, self.move.dim), torch.cat(behind, self.move.dim)
 
 
 @dataclass(slots=True)
 class GiveBack:
     """The adjoint of a move that has begun: gradients go to the ranks that hold the positions."""
 
-    gradient: Tensor
     move: Move
-    grid: Grid
     pending: Pending
-    is_own: bool
+    like: Tensor
 
     @classmethod
-    def start(cls, gradient: Tensor, move: Move, grid: Grid, *, is_own: bool = False) -> GiveBack:
-        """Begins; a gradient that nobody else needs (``is_own``) is added to in its place."""
+    def start(
+        cls, gradients: Sequence[Tensor], move: Move, grid: Grid, *, like: Tensor
+    ) -> GiveBack:
+        """Begins.
+
+        Args:
+            gradients: of each of the exchange's pieces that other ranks have.
+            move: whose adjoint it is.
+            grid: of the ranks.
+            like: has the shape of gradients but for the move's dimension.
+        """
         peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
-        sends = [
-            (peer(piece.rank), part) for piece, part in _parts(gradient, move) if piece.rank != own
-        ]
-        shape, receives = list(gradient.shape), []
+        theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
+        shape, receives = list(like.shape), []
         for piece in move.exchange.sends:
             shape[move.dim] = piece.interval.size
             receives.append((peer(piece.rank), tuple(shape)))
         pending = start_messages(
-            sends,
+            [(peer(piece.rank), part) for piece, part in zip(theirs, gradients, strict=True)],
             receives,
-            like=gradient,
+            like=like,
             group=grid.group,
             what="moving gradients of halos between shards",
         )
-        return cls(gradient, move, grid, pending, is_own)
+        return cls(move, pending, like)
 
-    def wait(self) -> Tensor:
-        """The gradient of this rank's shard."""
-        move, own = self.move, self.grid.coordinate(self.move.axis)
-        held, shape = move.exchange.held, list(self.gradient.shape)
-        kept = [(piece, part) for piece, part in _parts(self.gradient, move) if piece.rank == own]
-        if len(kept) == 1 and kept[0][0].interval == held:
-            total = kept.pop()[1]
-            total = total if self.is_own else total.clone()
+    @classmethod
+    def start_halos(cls, halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
+        """Begins with gradients of what :meth:`Fetch.halos` has brought."""
+        parts = [
+            part
+            for halo, pieces in zip(halos, _halo_pieces(move, grid), strict=True)
+            for part in torch.split(halo, [piece.interval.size for piece in pieces], move.dim)
+        ]
+        return cls.start(parts, move, grid, like=halos[0])
+
+    def wait(self, kept: Sequence[tuple[Interval, Tensor]], *, is_own: bool = False) -> Tensor:
+        """The gradient of this rank's shard.
+
+        Args:
+            kept: positions that this rank has, with gradients of these of its own.
+            is_own: whether nobody else needs these, so that they may be added to in their place.
+        """
+        held, dim = self.move.exchange.held, self.move.dim
+        if len(kept) == 1 and kept[0][0] == held:
+            (_, total), *kept = kept
+            total = total if is_own else total.clone()
         else:
-            shape[move.dim] = held.size
-            total = self.gradient.new_zeros(shape)
-        for piece, part in [*kept, *zip(move.exchange.sends, self.pending.wait(), strict=True)]:
-            start, size = piece.interval.start - held.start, piece.interval.size
-            total.narrow(move.dim, start, size).add_(part)
+            shape = list(self.like.shape)
+            shape[dim] = held.size
+            total = self.like.new_zeros(shape)
+        received = zip(self.move.exchange.sends, self.pending.wait(), strict=True)
+        for interval, part in [*kept, *((piece.interval, part) for piece, part in received)]:
+            total.narrow(dim, interval.start - held.start, interval.size).add_(part)
         return total
 
 
-def _parts(gradient: Tensor, move: Move) -> Iterator[tuple[Piece, Tensor]]:
-    start = 0
-    for piece in move.exchange.pieces:
-        yield piece, gradient.narrow(move.dim, start, piece.interval.size)
-        start += piece.interval.size
+def _halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
+    """What other ranks hold of what a rank needs, before its shard and behind it."""
+    own, end = grid.coordinate(move.axis), move.exchange.held.stop
+    theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
+    return (
+        [piece for piece in theirs if piece.interval.start < end],
+        [piece for piece in theirs if piece.interval.start >= end],
+    )
 
 
-def fetch(local: Tensor, moves: Sequence[Move], grid: Grid, padding: Sequence[int] = ()) -> Tensor:
-    """What this rank needs after all moves, between zeros; not recorded by autograd."""
-    return fetched(Fetch.start(local, moves[0], grid), moves[1:], padding)
-
-
-def fetched(fetching: Fetch, moves: Sequence[Move], padding: Sequence[int] = ()) -> Tensor:
-    """What this rank needs after a move that has begun and those behind it, between zeros."""
-    for move in moves:
-        fetching = Fetch.start(fetching.wait(), move, fetching.grid)
-    return fetching.wait(padding)
+def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
+    """What this rank needs after all moves; not recorded by autograd."""
+    fetching = Fetch.start(local, moves[0], grid)
+    for move in moves[1:]:
+        fetching = Fetch.start(fetching.wait(), move, grid)
+    return fetching.wait()
 
 
 def give_back(
     gradient: Tensor, moves: Sequence[Move], grid: Grid, *, is_own: bool = False
 ) -> Tensor:
-    """The adjoint of :func:`fetch`, without padding; what ``is_own`` is used up."""
+    """The adjoint of :func:`fetch`; what ``is_own`` is used up."""
     for move in reversed(moves):
-        gradient = GiveBack.start(gradient, move, grid, is_own=is_own).wait()
+        own, pieces = grid.coordinate(move.axis), move.exchange.pieces
+        sizes = [piece.interval.size for piece in pieces]
+        parts = list(zip(pieces, torch.split(gradient, sizes, move.dim), strict=True))
+        theirs = [part for piece, part in parts if piece.rank != own]
+        giving = GiveBack.start(theirs, move, grid, like=gradient)
+        kept = [(piece.interval, part) for piece, part in parts if piece.rank == own]
+        gradient = giving.wait(kept, is_own=is_own)
         is_own = True
     return gradient
-
-
-def pairs(padding: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """How much is padded before and after, of the last dimension first."""
-    return zip(padding[::2], padding[1::2], strict=True)
-
-
-def without_padding(value: Tensor, padding: Sequence[int]) -> Tensor:
-    """The view of a padded tensor that is between the padding."""
-    for dim, (before, after) in enumerate(pairs(padding), 1):
-        value = value.narrow(-dim, before, value.shape[-dim] - before - after)
-    return value
 
 
 def _own(value: Tensor, given: Tensor) -> Tensor:
@@ -435,7 +444,7 @@ class _Moved(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         _ = ctx.saved_tensors
-        return GiveBack.start(gradient, ctx.move, ctx.grid).wait(), None, None
+        return give_back(gradient, [ctx.move], ctx.grid), None, None
 
 
 class _Gather(torch.autograd.Function):

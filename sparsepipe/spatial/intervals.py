@@ -31,6 +31,13 @@ class Interval:
         start = max(self.start, other.start)
         return Interval(start, max(start, min(self.stop, other.stop)))
 
+    def without(self, other: Interval) -> tuple[Interval, Interval]:
+        """Its positions before ``other`` and behind it."""
+        return (
+            Interval(self.start, max(self.start, min(self.stop, other.start))),
+            Interval(min(self.stop, max(self.start, other.stop)), self.stop),
+        )
+
     def shifted(self, offset: int) -> Interval:
         return Interval(self.start + offset, self.stop + offset)
 
@@ -98,14 +105,22 @@ class Window:
         """The inputs that ``outputs`` depend on, of those that there are."""
         if not outputs.size:
             return EMPTY
-        first, last = outputs.start, outputs.stop - 1
-        if self.transposed:
-            start = -(-(first + self.before - self.reach + 1) // self.stride)
-            stop = (last + self.before) // self.stride + 1
-        else:
-            start = first * self.stride - self.before
-            stop = last * self.stride - self.before + self.reach
-        return Interval(start, max(start, stop)) & Interval(0, size)
+        found = self._spread(outputs) if not self.transposed else self._gathered(outputs)
+        return found & Interval(0, size)
+
+    def reached(self, inputs: Interval) -> Interval:
+        """The outputs that ``inputs`` contribute to, also before the first and behind the last."""
+        if not inputs.size:
+            return EMPTY
+        return self._spread(inputs) if self.transposed else self._gathered(inputs)
+
+    def _spread(self, from_: Interval) -> Interval:
+        start = from_.start * self.stride - self.before
+        return Interval(start, (from_.stop - 1) * self.stride - self.before + self.reach)
+
+    def _gathered(self, from_: Interval) -> Interval:
+        start = -(-(from_.start + self.before - self.reach + 1) // self.stride)
+        return Interval(start, max(start, (from_.stop - 1 + self.before) // self.stride + 1))
 
     def padding(self, outputs: Interval, size: int) -> tuple[int, int]:
         """Positions outside of the inputs that ``outputs`` see before and behind what they need.
@@ -120,23 +135,6 @@ class Window:
         if not needed.size:
             return stop - start, 0
         return needed.start - start, stop - needed.stop
-
-    def interior(self, outputs: Interval, held: Interval, size: int) -> Interval:
-        """Those of ``outputs`` that need ``held`` inputs only; if none do, an empty interval.
-
-        Not for transposed windows.
-        """
-        start, stop = outputs.start, outputs.stop
-
-        def inside(output: int) -> bool:
-            needed = self.needs(Interval(output, output + 1), size)
-            return not needed.size or (held.start <= needed.start and needed.stop <= held.stop)
-
-        while start < stop and not inside(start):
-            start += 1
-        while stop > start and not inside(stop - 1):
-            stop -= 1
-        return Interval(start, stop) if start < stop else Interval(outputs.start, outputs.start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.spatial.convolution import halo_of, of_each
+from sparsepipe.spatial.convolution import halo_moves, of_each
 from sparsepipe.spatial.grid import Grid, Move, fetch, give_back, moved
 from sparsepipe.spatial.intervals import Interval, Window, exchanges, shares
 from sparsepipe.spatial.reductions import first_largest, total, widened
@@ -96,11 +96,12 @@ def _windowed(
             in each of these dimensions.
         keeps_input: whether PyTorch's layer keeps its input for the backward pass.
     """
-    halo, grid = halo_of(shard, windows), shard.grid
+    moves, grid = halo_moves(shard, windows), shard.grid
     sizes = list(whole_shape(shard)[-len(windows) :])
     outputs = [
         Interval(0, window.output_size(size)) for window, size in zip(windows, sizes, strict=True)
     ]
+    full = [outputs[dim].size for dim in shard.dims]
     for axis, dim in enumerate(shard.dims):
         outputs[dim] = grid.held(axis, outputs[dim].size)
 
@@ -111,11 +112,11 @@ def _windowed(
         return ready.flatten()[:0].clone().reshape(shape)  # connected, as on the other ranks
 
     local = local_of(shard)
-    if not keeps_input or all(move.exchange.is_alone for move in halo.moves):
-        result = computed(moved(local, halo.moves, grid))
+    if not keeps_input or all(move.exchange.is_alone for move in moves):
+        result = computed(moved(local, moves, grid))
     else:
-        result = _Recomputed.apply(local, grid, halo.moves, computed)  # type: ignore[no-untyped-call]
-    return alike(result, shard, full=halo.full)
+        result = _Recomputed.apply(local, grid, moves, computed)  # type: ignore[no-untyped-call]
+    return alike(result, shard, full=full)
 
 
 def _padded(

@@ -264,7 +264,7 @@ def adjoint_gap(
     rank: int, shape: tuple[int, ...], windows: Sequence[tuple[int, int, int]]
 ) -> list[float]:
     """|<A x, y> - <x, A* y>| of the moves before windows (kernel, stride, dilation)."""
-    from sparsepipe.spatial.convolution import halo_of
+    from sparsepipe.spatial.convolution import halo_moves
     from sparsepipe.spatial.grid import fetch, give_back
     from sparsepipe.spatial.intervals import Window
     from sparsepipe.spatial.shard import shard_of
@@ -276,7 +276,7 @@ def adjoint_gap(
         window = Window(kernel=kernel, stride=stride, before=pad, after=pad, dilation=dilation)
         torch.manual_seed(0)
         x = grid.part(torch.randn(1, 2, *full, dtype=torch.float64)).contiguous()
-        moves = halo_of(shard_of(x, grid, range(-len(full), 0), full), [window] * len(full)).moves
+        moves = halo_moves(shard_of(x, grid, range(-len(full), 0), full), [window] * len(full))
         moved = fetch(x, moves, grid)
         torch.manual_seed(rank + 1)
         y = torch.randn_like(moved)

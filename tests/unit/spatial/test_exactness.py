@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -58,10 +59,10 @@ def errors_of_a_mutant(rank: int, mutant: str) -> dict[str, float]:
         Pending.wait = lambda self: wait(self)[::-1]  # type: ignore[method-assign]
     elif mutant == "adjoint":
 
-        def kept(self: GiveBack) -> Tensor:
+        def kept(self: GiveBack, *args: Any, **kwargs: Any) -> Tensor:
             """What other ranks send is left out."""
             self.pending.received = [torch.zeros_like(each) for each in self.pending.wait()]
-            return given(self)
+            return given(self, *args, **kwargs)
 
         given = GiveBack.wait
         GiveBack.wait = kept  # type: ignore[method-assign]

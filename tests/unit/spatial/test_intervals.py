@@ -65,18 +65,30 @@ def test_needs_are_the_hull_of_all_taps(window: Window, size: int, parts: int) -
 
 
 @settings(deadline=None)
-@given(window=WINDOWS, size=st.integers(1, 20), parts=st.integers(1, 5))
-def test_the_interior_needs_nothing_that_others_hold(window: Window, size: int, parts: int) -> None:
-    assume(not window.transposed)
+@given(window=WINDOWS, size=st.integers(1, 20), first=st.integers(0, 19), count=st.integers(1, 20))
+def test_no_other_outputs_are_reached(window: Window, size: int, first: int, count: int) -> None:
     assume(window.output_size(size) > 0)
-    for outputs, held in zip(
-        shares(window.output_size(size), parts), shares(size, parts), strict=True
-    ):
-        inside = window.interior(outputs, held, size)
-        for output in range(outputs.start, outputs.stop):
-            own = taps(window, output, size) <= set(range(held.start, held.stop))
-            if inside.start <= output < inside.stop:
-                assert own
+    inputs = Interval(first, first + count) & Interval(0, size)
+    reached = window.reached(inputs)
+    for output in range(window.output_size(size)):
+        if taps(window, output, size) & set(range(inputs.start, inputs.stop)):
+            assert reached.start <= output < reached.stop
+
+
+@given(
+    start=st.integers(0, 9),
+    size=st.integers(0, 9),
+    other=st.integers(0, 9),
+    width=st.integers(0, 9),
+)
+def test_what_is_before_and_behind(start: int, size: int, other: int, width: int) -> None:
+    whole, cut = Interval(start, start + size), Interval(other, other + width)
+    before, behind = whole.without(cut)
+    everything = [
+        *range(before.start, before.stop),
+        *range((whole & cut).start, (whole & cut).stop),
+    ]
+    assert [*everything, *range(behind.start, behind.stop)] == list(range(start, start + size))
 
 
 @settings(deadline=None)
