@@ -102,11 +102,7 @@ class _Layer:
         for axis, dim in enumerate(shard.dims):
             held[dim] = grid.held(axis, sizes[dim])
             outputs[dim] = grid.held(axis, outputs[dim].size)
-        moves = tuple(
-            move
-            for move in moves
-            if not move.exchange.is_alone or move.exchange.needed < held[move.dim].size
-        )
+        moves = tuple(move for move in moves if not move.exchange.is_nothing)
         needed = list(held)
         for dim in (move.dim for move in moves):
             needed[dim] = windows[dim].needs(outputs[dim], sizes[dim])

@@ -481,6 +481,8 @@ def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
     backward pass.
     """
     for move in moves:
+        if move.exchange.is_nothing:
+            continue  # autograd would fill a whole tensor for a view of it
         if move.exchange.is_alone:
             local = Fetch.start(local, move, grid).wait()
         else:

@@ -176,6 +176,11 @@ class Exchange:
         return own and not self.sends
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether it leaves the shard as it is."""
+        return self.is_alone and [piece.interval for piece in self.pieces] == [self.held]
+
+    @property
     def sent(self) -> int:
         """Number of positions that it sends to others."""
         return sum(piece.interval.size for piece in self.sends)

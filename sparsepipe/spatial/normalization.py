@@ -6,6 +6,7 @@ or an instance's of one sample. It saves its input, means and inverse deviations
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.runtime.collectives.halo import add_up
+from sparsepipe.runtime.collectives.halo import gather_rows, start_adding_up
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.reductions import widened
 from sparsepipe.spatial.shard import (
@@ -40,19 +41,28 @@ class _Normalised(torch.autograd.Function):
         ctx: Any, value: Tensor, weight: Tensor | None, bias: Tensor | None, over: _Over
     ) -> tuple[Tensor, Tensor, Tensor]:
         # Large samples: what can be computed in the place of the result takes no memory of its own.
-        group, what = over.grid.group, "adding up the statistics of a norm"
+        count = math.prod(value.shape[dim] for dim in over.dims)
         sums = value.sum(over.dims, keepdim=True, dtype=widened(value.dtype))
-        mean = add_up(sums, group, what=what) / over.count
-        result = value - mean
+        own = sums / max(count, 1)
+        result = value - own
         squares = torch.linalg.vector_norm(result, dim=over.dims, keepdim=True).square()
-        variance = add_up(squares, group, what=what) / over.count
+        # One message for both moments; what ranks' means differ by is added to the second after
+        # Chan, Golub and LeVeque, "Updating formulae ... for computing sample variances", eq. 2.1.
+        counts, sums, squares = gather_rows(
+            torch.stack([torch.full_like(sums, count), sums, squares]),
+            over.grid.group,
+            what="gathering the statistics of a norm",
+        ).unbind(1)
+        mean = sums.sum(0) / over.count
+        apart = counts * (sums / counts.clamp(min=1) - mean).square()
+        variance = (squares + apart).sum(0) / over.count
         inverse = (variance + over.eps).rsqrt()
         ctx.over = over
         ctx.save_for_backward(value, weight, bias, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
-        result *= inverse if weight is None else inverse * weight
-        if bias is not None:
-            result += bias
+        scale = inverse if weight is None else inverse * weight
+        shift = (own - mean) * scale
+        result.mul_(scale).add_(shift if bias is None else shift + bias)
         return result.to(value.dtype), mean, variance
 
     @staticmethod
@@ -71,11 +81,11 @@ class _Normalised(torch.autograd.Function):
         of_bias = None if bias is None else sums.sum_to_size(bias.shape)
         scaled = [each if weight is None else each * weight for each in (sums, products)]
         parts = torch.stack([each.sum(over.dims, keepdim=True) for each in scaled])
-        what = "adding up the gradients of a norm"
-        first, second = inverse * add_up(parts, over.grid.group, what=what) / over.count
-        torch.sub(value, mean, out=result)
-        result.mul_(-second * inverse).sub_(first)
-        result.addcmul_(gradient, inverse if weight is None else inverse * weight)
+        adding = start_adding_up(parts, over.grid.group, what="adding up the gradients of a norm")
+        torch.mul(gradient, inverse if weight is None else inverse * weight, out=result)
+        first, second = inverse * adding.wait()[0] / over.count
+        slope = second * inverse
+        result.addcmul_(value, slope, value=-1).add_(mean * slope - first)
         return result.to(value.dtype), of_weight, of_bias, None
 
 

@@ -23,7 +23,7 @@ from sparsepipe.runtime.failures.missing_ranks import collective
 
 @dataclass(slots=True)
 class Pending:
-    """Messages under way; what they bring is there after :meth:`wait`.
+    """Messages under way, or a sum; what they bring is there after :meth:`wait`.
 
     Args:
         group: of the ranks.
@@ -144,6 +144,23 @@ def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
     return _reduce(value, dist.ReduceOp.SUM, group, what)
 
 
+def start_adding_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Pending:
+    """As :func:`add_up`; the sum is what :meth:`Pending.wait` returns."""
+    result = value.detach().clone(memory_format=torch.contiguous_format)
+    with collective(what, group):
+        work = dist.all_reduce(result, group=group, async_op=True)
+    return Pending(group, what, result.device, [], [result], [work])
+
+
+def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
+    """``value`` of each rank of a group, stacked in the order of ranks."""
+    own = value.detach().contiguous()
+    theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    with collective(what, group):
+        dist.all_gather(theirs, own, group=group)
+    return torch.stack(theirs)
+
+
 class _AddedUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: ProcessGroup | None, what: str) -> Tensor:
@@ -177,7 +194,4 @@ def gather_numbers(
     """The integers of each rank of a group; all ranks give as many."""
     place = torch.device("cpu") if _over_gloo(group) else device
     own = torch.tensor(numbers, dtype=torch.int64, device=place)
-    theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    with collective(what, group):
-        dist.all_gather(theirs, own, group=group)
-    return [tuple(each.tolist()) for each in theirs]
+    return [tuple(each.tolist()) for each in gather_rows(own, group, what=what)]
