@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from sparsepipe.emulate import machine
 from sparsepipe.emulate.hosts import emulated_hosts
 from sparsepipe.emulate.ranks import announce_hosts, enter_host
 from sparsepipe.runtime.collectives import halo, process_group
-from sparsepipe.spatial import grid
+from sparsepipe.spatial import grid, normalization
 
 HOSTS = ("first", "second")
 
@@ -126,7 +127,7 @@ class _Clock:
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Within it, messages and reductions between shards are timed."""
-        start, wait, reduce = halo.start_messages, halo.Pending.wait, halo._reduce
+        start, wait = halo.start_messages, halo.Pending.wait
 
         def starting(sends: Any, receives: Any, **more: Any) -> halo.Pending:
             pending = start(sends, receives, **more)
@@ -140,21 +141,32 @@ class _Clock:
             began_s = time.perf_counter()
             received = wait(pending)
             time.sleep(max(self._due.pop(id(pending), 0.0) - time.perf_counter(), 0.0))
-            self.halos_s[self.is_plain] += time.perf_counter() - began_s
+            waited_s = time.perf_counter() - began_s
+            if not pending.what.startswith("adding up"):
+                self.halos_s[self.is_plain] += waited_s
+            else:
+                self.reductions_s += waited_s
             return received
-
-        def reducing(*arguments: Any) -> Tensor:
-            began_s = time.perf_counter()
-            result = reduce(*arguments)
-            self.reductions_s += time.perf_counter() - began_s
-            return result
 
         with (
             patch.object(grid, "start_messages", starting),
             patch.object(halo.Pending, "wait", waiting),
-            patch.object(halo, "_reduce", reducing),
+            self._reductions(halo, "_reduce"),
+            self._reductions(normalization, "gather_rows"),
         ):
             yield
+
+    def _reductions(self, module: ModuleType, name: str) -> Any:
+        """Times a function of a module as waiting for results that all ranks have."""
+        reduce = getattr(module, name)
+
+        def reducing(*arguments: Any, **more: Any) -> Tensor:
+            began_s = time.perf_counter()
+            result: Tensor = reduce(*arguments, **more)
+            self.reductions_s += time.perf_counter() - began_s
+            return result
+
+        return patch.object(module, name, reducing)
 
     def _note(self, pending: halo.Pending) -> None:
         """When what comes would have passed the link, one message behind the other."""
