@@ -66,14 +66,22 @@ def test_a_sample_that_one_device_cannot_hold_trains_on_four() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("experiment", ["bigconv", "convnext_tp"])
+@pytest.mark.parametrize(
+    ("experiment", "quantities"),
+    [
+        ("bigconv", {"memory", "over_one", "share", "saved", "largest"}),
+        ("convnext_tp", {"memory", "over_one", "share", "saved", "largest"}),
+        ("multi_dsn_memory", {"memory", "over_two", "saved"}),
+        ("multi_dsn", {"source_only", "dsn", "gain"}),
+    ],
+)
 def test_the_smallest_sweep_ends_with_a_report_that_lacks_nothing(
-    workplace: Path, experiment: str
+    workplace: Path, experiment: str, quantities: set[str]
 ) -> None:
     assert len(run(workplace, f"sparsepipe -m experiment={experiment} scale=smoke")) == 2
     (file,) = workplace.glob(f"outputs/{experiment}/sweeps/*/report/{experiment}.csv")
     with file.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert {row["quantity"] for row in rows} >= {"memory", "over_one", "share", "saved", "largest"}
+    assert {row["quantity"] for row in rows} >= quantities
     assert "missing" not in {row["status"] for row in rows}
     assert file.with_suffix(".png").exists()

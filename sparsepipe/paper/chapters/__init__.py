@@ -28,6 +28,8 @@ _HERE = {
     "pipeline_depth": "pipeline_depth:PIPELINE_DEPTH",
     "bigconv": "bigconv:BIGCONV",
     "convnext_tp": "convnext_tp:CONVNEXT_TP",
+    "multi_dsn": "multi_dsn:MULTI_DSN",
+    "multi_dsn_memory": "multi_dsn:MULTI_DSN_MEMORY",
 }
 """Chapters of this package, in the order of a report of all."""
 

@@ -77,6 +77,8 @@ def settings_of(
     rows: Sequence[Row],
     commands: Commands,
     command_of: Callable[[Row], tuple[str, ...] | None],
+    *,
+    task: str = "measure_steps",
 ) -> dict[Setting, tuple[list[Row], Commands]]:
     """Runs by their settings, with commands that make such runs; without runs the usual setting.
 
@@ -84,11 +86,12 @@ def settings_of(
         rows: finished runs.
         commands: that make any run.
         command_of: overrides that select the cell of a run; None: it is of none.
+        task: whose runs they are.
     """
     found: dict[Setting, list[Row]] = {}
     for row in rows:
         words = command_of(row)
-        if words is None or row.get("task_name") != "measure_steps":
+        if words is None or row.get("task_name") != task:
             continue
         given = (str(each) for each in row.get("hydra.overrides") or ())
         extents = [each.removeprefix(_EXTENT) for each in given if each.startswith(_EXTENT)]
@@ -247,7 +250,7 @@ def over_sizes(block: Block, *, budgets_mb: Sequence[float], of: str) -> Figure 
     figure = style.new_figure(width_in=5.2 * columns, height_in=0.5 + 3.6 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes, (group, curves) in zip(panels, found.items(), strict=False):
-        _draw_curves(axes, curves, of=of)
+        _draw_ranks(axes, curves, of=of)
         for budget in budgets_mb:
             axes.axhline(budget, color=style.GREY, linewidth=1.2, linestyle=(0, (6, 3)), zorder=1)
         axes.set_title(group, fontsize=style.TITLE_PT, color=style.INK)
@@ -259,17 +262,29 @@ def over_sizes(block: Block, *, budgets_mb: Sequence[float], of: str) -> Figure 
     return figure
 
 
-def _draw_curves(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *, of: str) -> None:
+def _draw_ranks(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *, of: str) -> None:
+    """A curve for each number of ranks, and dotted the share of one."""
+    labels = {ranks: f"1 {of}" if ranks == 1 else f"{ranks} {of}s" for ranks in sorted(curves)}
+    draw_curves(axes, {label: curves[ranks] for ranks, label in labels.items()})
+    for ranks, look in zip(labels, _LOOKS, strict=False):
+        if ranks > 1 and 1 in curves:
+            places = [_elements(size) for size, _ in curves[1]]
+            shares = [value / ranks for _, value in curves[1]]
+            axes.plot(places, shares, color=look["color"], linestyle=":", zorder=2)
+
+
+def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -> None:
+    """Memory over the size, both logarithmic.
+
+    Args:
+        axes: that they are drawn on.
+        curves: by their labels, sizes as text with MB.
+    """
     style.tidy(axes)
     sizes = {size: _elements(size) for points in curves.values() for size, _ in points}
-    alone = curves.get(1, ())
-    for (ranks, points), look in zip(sorted(curves.items()), _LOOKS, strict=False):
+    for (label, points), look in zip(curves.items(), _LOOKS, strict=False):
         places, values = zip(*((sizes[size], value) for size, value in points), strict=True)
-        label = f"1 {of}" if ranks == 1 else f"{ranks} {of}s"
         axes.plot(places, values, label=label, linewidth=1.6, zorder=3, **look)
-        if ranks > 1 and alone:
-            shares = [(sizes[size], value / ranks) for size, value in alone]
-            axes.plot(*zip(*shares, strict=True), color=look["color"], linestyle=":", zorder=2)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.minorticks_off()

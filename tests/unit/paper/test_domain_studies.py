@@ -1,0 +1,126 @@
+"""The chapters of networks of several domains: their jobs, cells, gains and pictures."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from typing import Any
+
+import pytest
+
+from sparsepipe.paper.chapters.multi_dsn import MULTI_DSN, MULTI_DSN_MEMORY
+from sparsepipe.report.chapter import Block, Row
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.overrides import composed_values
+from sparsepipe.tasks.measure_steps import outcome
+from tests.support.reported_runs import made_by
+from tests.unit.paper.test_report_commands import jobs_of
+
+MB = 1_000_000
+
+
+def trained(
+    way: str, seed: int, *overrides: str, network: str = "digit", **accuracies: float
+) -> Row:
+    """A training with these accuracies of its domains."""
+    words = (f"paper/network={network}_domains", f"paper.training={way}", *overrides)
+    given = ("experiment=multi_dsn", "paper.extent=desk", *words, f"seed={seed}")
+    mean = sum(accuracies.values()) / len(accuracies)
+    found = {f"test/{name}/accuracy": each for name, each in accuracies.items()}
+    own = {"run_id": f"{way}{seed}{''.join(overrides)}", "seed": seed}
+    return {**made_by(*given, **found), **own, "test/target_accuracy": mean}
+
+
+def measured(workers: int, peak_mb: int) -> Row:
+    sizes = [
+        {
+            "size": [64 * times] * 2,
+            "peak_bytes": peak_mb * times * MB,
+            "saved_bytes": times * MB,
+            "fits": True,
+            "limited_by": None,
+            "step_s": 1.0,
+        }
+        for times in (1, 2)
+    ]
+    words = ("experiment=multi_dsn_memory", "paper.extent=desk", f"parallel.devices={workers}")
+    usual = {"hardware_accelerator": "cpu", "machine_cores": 2, "threads_per_rank": 1}
+    made = made_by(*words, **outcome(sizes), **usual)
+    return {**made, "ranks": workers, "run_id": f"on{workers}"}
+
+
+def commands(name: str) -> Commands:
+    return Commands(experiment=name, composed=composed_values)
+
+
+def value(block: Block, key: str, *row: str) -> Any:
+    (cell,) = [each for each in block.cells if each.column.key == key and each.row == row]
+    return None if cell.ours is None else cell.ours.value
+
+
+def expanded(sweep: str) -> set[frozenset[str]]:
+    """The overrides of each job of a command whose values are separated by commas."""
+    program, option, *words = shlex.split(sweep)
+    assert (program, option) == ("sparsepipe", "-m")
+    several = [
+        [f"{key}={value}" for value in values.split(",")]
+        for key, _, values in (word.partition("=") for word in words)
+    ]
+    return {frozenset(job) for job in itertools.product(*several)}
+
+
+def test_gains_are_of_equal_seeds_and_the_labels_are_those_of_each_target() -> None:
+    rows = [
+        trained("source_only", 0, noisy=0.5, thick=0.7),
+        trained("source_only", 1, noisy=0.6, thick=0.7),
+        trained("dsn", 0, noisy=0.6, thick=0.6),
+        trained("dsn", 2, noisy=0.9, thick=0.9),  # no training on the source has its seed
+        trained("supervised", 0, "data.source=noisy", noisy=0.95, thick=0.2),
+        trained("supervised", 0, "data.source=thick", noisy=0.1, thick=0.85),
+    ]
+    (block,) = MULTI_DSN.blocks(rows, commands("multi_dsn"))
+    assert block.title == "scale desk; digit domains"
+    assert value(block, "source_only", "noisy") == pytest.approx(55)
+    assert value(block, "gain", "noisy") == pytest.approx(10)
+    assert value(block, "gain", "thick") == pytest.approx(-10)
+    assert value(block, "gain", "mean of the targets") == pytest.approx(0)
+    assert value(block, "supervised", "noisy") == pytest.approx(95)
+    assert value(block, "supervised", "thick") == pytest.approx(85)
+    assert value(block, "supervised", "mean of the targets") is None  # of six nobody has trained
+    assert MULTI_DSN.draw is not None
+    assert MULTI_DSN.draw(block) is not None
+
+
+def test_without_runs_there_are_commands_for_both_networks() -> None:
+    digits, shapes = MULTI_DSN.blocks([], commands("multi_dsn"))
+    assert {cell.column.key for cell in shapes.cells} == {"source_only", "dsn", "gain"}
+    for block in (digits, shapes):
+        swept = {job for each in block.sweep.split(" && ") for job in expanded(each)}
+        alone = {frozenset(shlex.split(each.command)[1:]) for each in block.cells if each.command}
+        assert alone == swept
+    assert MULTI_DSN.draw is not None
+    assert MULTI_DSN.draw(digits) is None
+
+
+def test_other_settings_have_tables_of_their_own() -> None:
+    rows = [trained("dsn", 0, noisy=0.5), trained("dsn", 0, "model.width=0.5", noisy=0.6)]
+    titles = [block.title for block in MULTI_DSN.blocks(rows, commands("multi_dsn"))]
+    assert titles == ["scale desk; digit domains", "scale desk; model.width=0.5; digit domains"]
+
+
+def test_memory_of_a_worker_is_set_against_that_of_one_target() -> None:
+    rows = [measured(1, 8), measured(2, 4), measured(8, 5)]
+    (block,) = MULTI_DSN_MEMORY.blocks(rows, commands("multi_dsn_memory"))
+    assert value(block, "memory", "1 + 1", "128 x 128", "1") == pytest.approx(16)
+    assert value(block, "over_two", "1 + 1", "128 x 128", "1") is None
+    assert value(block, "over_two", "1 + 7", "64 x 64", "8") == pytest.approx(1.25)
+    assert value(block, "memory", "1 + 4", "64 x 64", "5") is None
+    assert MULTI_DSN_MEMORY.draw is not None
+    assert MULTI_DSN_MEMORY.draw(block) is not None
+
+
+def test_every_number_of_workers_is_a_job_of_the_sweep() -> None:
+    (block,) = MULTI_DSN_MEMORY.blocks([], commands("multi_dsn_memory"))
+    swept = jobs_of(shlex.split(block.sweep)[1:])
+    alone = {frozenset(shlex.split(each.command)[1:]) for each in block.cells if each.command}
+    assert alone == swept
