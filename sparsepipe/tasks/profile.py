@@ -25,6 +25,7 @@ from sparsepipe.config.build import (
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
+from sparsepipe.models import DomainSeparation
 from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
 from sparsepipe.planning.devices import (
@@ -42,6 +43,7 @@ from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.layers import find_layers
 from sparsepipe.strategies.pipeline.step_split import run_until_layers
+from sparsepipe.tasks.domain_parts import State, of_domains, parts_of, state_of
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
@@ -169,7 +171,7 @@ class ProfileLayers(Task):
         data.setup("fit")
         device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
         module = build_module(run.spec, data).to(device)
-        net = cast(nn.Sequential, module.get_submodule(find_layers(module, self.layers)))
+        net, input_of = self._chain(module)
         seed = int(run.spec.seed)
         others.check(num_layers=len(net))
         adapt_loaders(data, seed=seed)
@@ -178,7 +180,7 @@ class ProfileLayers(Task):
         read = islice(iter(loader), self.num_batches)
         found = measure(
             net,
-            [_input_of(module, net, batch, device) for batch in read],
+            [input_of(batch, device) for batch in read],
             device=device,
             num_warmup=self.num_warmup,
             num_measured=self.num_measured,
@@ -191,6 +193,22 @@ class ProfileLayers(Task):
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
         return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
+
+    def _chain(
+        self, module: pl.LightningModule
+    ) -> tuple[nn.Sequential, Callable[[Any, torch.device], Any]]:
+        """What is measured, and what makes its input of a batch."""
+        if not isinstance(module, DomainSeparation):
+            net = cast(nn.Sequential, module.get_submodule(find_layers(module, self.layers)))
+            return net, partial(_input_of, module, net)
+        if self.layers is not None or self.microbatches > 1:
+            name = "layers" if self.layers is not None else "microbatches"
+            raise ConfigError(
+                f"task.{name}={getattr(self, name)} is of a chain of layers, and a network of "
+                "domains is measured encoder by encoder",
+                remedy=f"leave task.{name} out",
+            )
+        return parts_of(module), partial(_state_of, module)
 
 
 def _report(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
@@ -234,6 +252,11 @@ def _input_of(
     return run_until_layers(net, lambda: module.training_step(batch, 0)).value
 
 
+def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> State:
+    """A minibatch of all domains, as their loaders together give it with its number."""
+    return state_of(module, module.transfer_batch_to_device(batch[0], device, 0))
+
+
 def _parts(value: Any, count: int) -> list[Any]:
     """An input cut as a synchronous pipeline cuts it, without empty parts."""
     return [part.batch for part in split(value, count) if part.samples]
@@ -267,6 +290,7 @@ def _meta(
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
+        **(of_domains(module) if isinstance(module, DomainSeparation) else {}),
         # It is unknown which optimizer a user's own module will make.
         **({"optimizer": optimizer_words(run.spec)} if hasattr(module, "make_optimizer") else {}),
     }

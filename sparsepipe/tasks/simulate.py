@@ -31,6 +31,7 @@ from sparsepipe.schedule.communication import INBOX_DEPTH
 from sparsepipe.simulate.network import Sends
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.simulate_domains import Domains, check_parallel
 from sparsepipe.tasks.simulation import Contest, Outcome, Scheduled, Ways, in_short, write_outcome
 from sparsepipe.tasks.task import Run, Task
 
@@ -95,6 +96,9 @@ class Simulate(Task):
         run.assert_one_rank()
         self._check()
         spec = run.spec.replace(parallel=self.parallel)
+        if spec.parallel.roles is not None:
+            write_result(run, self._domains(run, spec))
+            return
         scheduled = Scheduled.of(spec.parallel, self.schedule, self.microbatches)
         inventory = joined_by(run.inventory, self.link_bytes_per_s)
         refuse_recompute(spec, inventory)
@@ -147,6 +151,22 @@ class Simulate(Task):
         for difference in other_workloads(found, spec):
             log.info("%s: the simulation is of what was measured", difference)
         return found
+
+    def _domains(self, run: Run, spec: RunSpec) -> dict[str, Any]:
+        """Of domains over ranks: writes what comes of it; entries of ``result.json``."""
+        names = ("schedule", "microbatches", "overlap", "outbox")
+        check_parallel(spec.parallel, others={name: getattr(self, name) for name in names})
+        inventory = joined_by(run.inventory, self.link_bytes_per_s)
+        profiles = self._profiles(spec, inventory)
+        found = Domains.of(
+            inventory,
+            profiles,
+            batch_size=_batch_size(profiles, spec),
+            algorithm=self.all_reduce or "ordered",
+        )
+        return found.write(
+            run.directory, minibatches=self.minibatches, shown=self.timeline_minibatches
+        )
 
     def _contest(
         self,

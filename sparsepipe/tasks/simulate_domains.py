@@ -1,0 +1,246 @@
+"""The task ``simulate`` for ``parallel=domain``: costs of ranks by profiles, and their pace."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.schema import Parallel
+from sparsepipe.domains import Placement, sent_numbers
+from sparsepipe.errors import ConfigError, ProfileError
+from sparsepipe.planning.given_plan import data_parallel
+from sparsepipe.plots.timeline import timeline_picture
+from sparsepipe.profiling import Profile
+from sparsepipe.profiling.profile import LayerProfile
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan
+from sparsepipe.simulate.domains import DomainSteps, RankCosts, Sum
+from sparsepipe.simulate.lanes import lanes
+from sparsepipe.simulate.network import Algorithm, Network
+from sparsepipe.simulate.trace import trace_text
+from sparsepipe.tasks.domain_parts import LOSSES, private_part
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
+
+log = logging.getLogger(__name__)
+
+_NUMBER_BYTES = 4  # profiles are of float32
+
+
+def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
+    """Refuses what has no meaning here, or what nothing predicts.
+
+    Args:
+        parallel: what is simulated.
+        others: settings of the task by their names; those that are given are refused.
+
+    Raises:
+        ConfigError: grids, Multi-DSN's roles, or a setting of pipelines.
+    """
+    if parallel.grid is not None or parallel.roles != "equal":
+        which = "parallel.grid" if parallel.grid is not None else "parallel.roles=separate"
+        raise ConfigError(
+            f"nothing predicts how long domains with {which} take",
+            remedy="simulate parallel.roles=equal without a grid, or train with task=train",
+        )
+    if given := [name for name, value in others.items() if value]:
+        raise ConfigError(
+            f"task.{given[0]} is of pipelines or data parallelism, and domains have none",
+            remedy=f"leave task.{given[0]} out",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domains:
+    """Domains on the devices of an inventory.
+
+    Attributes:
+        placement: of the domains on ranks.
+        plan: one stage with a replica for each rank.
+        steps: what these do.
+        alone_s: seconds of a step of all domains on the fastest device.
+        samples: of a minibatch, of all domains and replicas.
+        samples_alone: of one on a single device.
+    """
+
+    placement: Placement
+    plan: Plan
+    steps: DomainSteps
+    alone_s: float
+    samples: int
+    samples_alone: int
+
+    @classmethod
+    def of(
+        cls,
+        inventory: Inventory,
+        profiles: Mapping[str, Profile],
+        *,
+        batch_size: int,
+        algorithm: Algorithm,
+    ) -> Domains:
+        """Every device is a rank.
+
+        Raises:
+            ProfileError: a device has no profile, or none of a network of domains.
+            HardwareError: a link that ranks need has no bandwidth.
+        """
+        plan = data_parallel(inventory, 1)
+        devices = plan.stages[0].devices
+        own = [_profile_of(device, profiles) for device in devices]
+        about = own[0].meta
+        placement = Placement(tuple(about["domains"]), len(devices))
+        samples = [batch_size * len(placement.domains_of(rank)) for rank in range(len(devices))]
+        numbers = {"code": int(about["code"]), "target": int(about["target_numbers"])}
+        all_alone = batch_size * len(placement.domains)
+        costs = tuple(
+            _costs(
+                profile,
+                placement.domains_of(rank),
+                more_codes=sum(samples) / all_alone,
+                sent_bytes=_sent_bytes(placement, rank, samples, numbers),
+            )
+            for rank, profile in enumerate(own)
+        )
+        private = [
+            Sum(ranks=ranks, num_bytes=_part(own[0], private_part(name)).parameter_bytes)
+            for name in placement.domains
+            if len(ranks := placement.ranks_of(name)) > 1
+        ]
+        shared = sum(each.parameter_bytes for each in own[0].layers if not _is_private(each))
+        steps = DomainSteps(
+            plan=plan,
+            network=Network.of(inventory, plan),
+            costs=costs,
+            shared=Sum(ranks=tuple(range(len(devices))), num_bytes=shared),
+            private=tuple(private),
+            algorithm=algorithm,
+        )
+        alone = [profile.compute_s + (profile.update_s or 0.0) for profile in own]
+        return cls(
+            placement=placement,
+            plan=plan,
+            steps=steps,
+            alone_s=min(alone),
+            samples=sum(samples),
+            samples_alone=all_alone,
+        )
+
+    def values(self, *, minibatches: int) -> dict[str, Any]:
+        """Entries of ``result.json``."""
+        minibatch_s = self.steps.minibatch_s()
+        busy = [each.busy_s / minibatch_s for each in self.steps.costs]
+        rate, alone = self.samples / minibatch_s, self.samples_alone / self.alone_s
+        return {
+            "kind": "simulated",
+            "schedule": "domains",
+            "simulated_shapes_per_s": rate,
+            "minibatches_per_s": 1 / minibatch_s,
+            "minibatch_s": minibatch_s,
+            "epoch_s": minibatches * minibatch_s,
+            "epoch_minibatches": minibatches,
+            "shapes_per_minibatch": self.samples,
+            "one_device_shapes_per_s": alone,
+            "speedup_over_one_device": rate / alone,
+            "busy_share": sum(busy) / len(busy),
+            "bubble_share": 1 - sum(busy) / len(busy),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each rank."""
+        minibatch_s, peers = self.steps.minibatch_s(), self.placement.ranks - 1
+        return [
+            {
+                "rank": rank,
+                "device": device,
+                "domains": " ".join(self.placement.domains_of(rank)),
+                "busy_share": costs.busy_s / minibatch_s,
+                "sent_bytes": costs.sent_bytes * peers,
+                "kind": "simulated",
+            }
+            for rank, (device, costs) in enumerate(
+                zip(self.plan.stages[0].devices, self.steps.costs, strict=True)
+            )
+        ]
+
+    def write(self, directory: RunDir, *, minibatches: int, shown: int) -> dict[str, Any]:
+        """Writes table, devices, picture and trace; the entries of ``result.json``."""
+        values, rows = self.values(minibatches=minibatches), self.rows()
+        head = ("device", "domains", "busy", "sent codes KiB")
+        cells = [
+            (
+                row["device"],
+                row["domains"],
+                f"{row['busy_share']:.1%}",
+                f"{row['sent_bytes'] / 1024:,.0f}",
+            )
+            for row in rows
+        ]
+        pace = (
+            f"{values['minibatches_per_s']:.4g} minibatches/s, "
+            f"{values['simulated_shapes_per_s']:.4g} samples/s, "
+            f"{values['speedup_over_one_device']:.2f}x as many as all domains on one device"
+        )
+        table = "\n".join(["domains over ranks, simulated", markdown_table(head, cells), pace])
+        log.info("%s", table)
+        record = self.steps.record(shown)
+        write_text_atomic(directory.path / "simulation.txt", table + "\n")
+        write_csv(directory.path / "devices.csv", rows)
+        write_text_atomic(directory.path / "trace.json", trace_text(record))
+        timeline_picture(
+            lanes(
+                record, names=[f"{row['device']}: {row['domains']}" for row in rows], unit_s=1e-3
+            ),
+            directory.path / "timeline.png",
+            title=f"Domains on {len(rows)} devices, simulated",
+            unit_name="milliseconds",
+            max_width_in=24.0,
+        )
+        return values
+
+
+def _profile_of(device: str, profiles: Mapping[str, Profile]) -> Profile:
+    name = device.split("/")[1]
+    found = profiles.get(name)
+    if found is None or "domains" not in found.meta:
+        what = "has no profile" if found is None else "has a profile of one without domains"
+        raise ProfileError(
+            f"{name} {what} of the network",
+            remedy="measure it with task=profile, the same model and data, and name the file: "
+            f"'task.profiles={{{name}: profile.json}}'",
+        )
+    return found
+
+
+def _costs(
+    profile: Profile, domains: tuple[str, ...], *, more_codes: float, sent_bytes: float
+) -> RankCosts:
+    losses = _part(profile, LOSSES)
+    own = [part for part in profile.layers if part.name.partition("/")[2] in domains]
+    updated = [part for part in profile.layers if part in own or not _is_private(part)]
+    return RankCosts(
+        encode_s=sum(part.forward_s for part in own),
+        losses_s=(losses.forward_s + losses.backward_s) * more_codes,
+        backward_s=sum(part.backward_s for part in own),
+        update_s=sum(part.update_s or 0.0 for part in updated),
+        sent_bytes=sent_bytes,
+    )
+
+
+def _sent_bytes(
+    placement: Placement, rank: int, samples: list[int], numbers: Mapping[str, int]
+) -> float:
+    """To each other rank."""
+    peers = max(placement.ranks - 1, 1)
+    return sent_numbers(placement, rank, samples=samples, **numbers) * _NUMBER_BYTES / peers
+
+
+def _part(profile: Profile, name: str) -> LayerProfile:
+    return next(part for part in profile.layers if part.name == name)
+
+
+def _is_private(part: LayerProfile) -> bool:
+    return part.name.startswith(private_part(""))
