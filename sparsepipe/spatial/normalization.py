@@ -23,6 +23,7 @@ from sparsepipe.spatial.shard import (
     alike,
     function_rule,
     local_of,
+    uncut,
     whole_shape,
     without_rule,
 )
@@ -137,6 +138,7 @@ def _batch_norm(
 
     A forward pass that activation checkpointing repeats does not change these.
     """
+    uncut(input, 1, "a batch norm of channels in")
     local = local_of(input)
     if not training:
         result = F.batch_norm(local, running_mean, running_var, weight, bias, False, 0.0, eps)

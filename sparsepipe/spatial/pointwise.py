@@ -18,6 +18,7 @@ from sparsepipe.spatial.shard import (
     local_of,
     own_part,
     shard_of,
+    uncut,
     whole,
     whole_shape,
     without_rule,
@@ -156,27 +157,21 @@ def _grad(_: Any, shard: Shard) -> Tensor | None:
 
 @function_rule(*_named(_ALONG), F.normalize)
 def _along_one(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
-    dim = kwargs.get("dim")
-    if dim is None:
-        place = 1 if func is F.normalize else 0
-        dim = args[place] if len(args) > place else 1 if func is F.normalize else -1
-    dim = dim if dim < 0 else dim - local_of(input).dim()
-    if dim in input.dims:
-        raise without_rule(f"{func.__name__} over a dimension that is cut")
+    dim = kwargs.get("dim", args[0] if args else None)
+    if dim is None:  # of a softmax, which PyTorch chooses by the number of dimensions
+        dim = 0 if input.dim() in (1, 3) else 1
+    uncut(input, dim, f"{func.__name__} over")
     return alike(func(local_of(input), *args, **kwargs), input)
 
 
 @function_rule(torch.cat, torch.concat, torch.concatenate)
 def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
     first = next(each for each in tensors if isinstance(each, Shard))
-    dim = more.get("axis", dim)
-    place = dim if dim < 0 else dim - local_of(first).dim()
-    if place in first.dims:
-        raise without_rule("cat along a dimension that is cut")
+    place = uncut(first, more.get("axis", dim), "cat along")
     for each in tensors:
         if isinstance(each, Shard) and (each.dims, each.full) != (first.dims, first.full):
             raise RuntimeError(
-                f"Sizes of tensors must match except in dimension {dim}: "
+                f"Sizes of tensors must match except in dimension {place}: "
                 f"{list(whole_shape(first))} and {list(whole_shape(each))}"
             )
     parts = [local_of(e) if isinstance(e, Shard) else own_part(e, first) for e in tensors]
@@ -187,15 +182,13 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
     torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.tensor_split, Tensor.tensor_split
 )
 def _divided(func: Callable[..., Any], input: Shard, parts: Any, dim: int = 0) -> tuple[Shard, ...]:
-    if (dim if dim < 0 else dim - local_of(input).dim()) in input.dims:
-        raise without_rule("splitting a dimension that is cut")
+    uncut(input, dim, "splitting")
     return tuple(alike(each, input) for each in func(local_of(input), parts, dim))
 
 
 @function_rule(torch.narrow, Tensor.narrow)
 def _narrow(_: Any, input: Shard, dim: int, start: int, length: int) -> Shard:
-    if (dim if dim < 0 else dim - local_of(input).dim()) in input.dims:
-        raise without_rule("narrow along a dimension that is cut")
+    uncut(input, dim, "narrow along")
     return alike(local_of(input).narrow(dim, start, length), input)
 
 
@@ -209,9 +202,7 @@ def _unsqueeze(_: Any, input: Shard, dim: int) -> Shard:
 
 @function_rule(torch.squeeze, Tensor.squeeze)
 def _squeeze(_: Any, input: Shard, dim: int) -> Shard:
-    place = dim if dim < 0 else dim - local_of(input).dim()
-    if place in input.dims:
-        raise without_rule("squeeze of a dimension that is cut")
+    place = uncut(input, dim, "squeeze of")
     if local_of(input).shape[place] != 1:
         return input
     dims = [each if each > place else each + 1 for each in input.dims]

@@ -20,10 +20,12 @@ from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
+    cut,
     function_rule,
     local_of,
     own_part,
     shard_of,
+    uncut,
     whole_shape,
     without_rule,
 )
@@ -242,21 +244,21 @@ def _max(
         return _reduced(torch.amax, input, None, False)
     if not isinstance(dim, int):
         return torch.maximum(input, other.get("other", dim))  # type: ignore[arg-type]
-    if _dims_of(input, dim)[0] in input.dims:
-        raise without_rule("max with indices over a dimension that is cut")
+    place = uncut(input, dim, "max with indices over")
     found = torch.max(local_of(input), dim, keepdim=True)
     parts = [alike(each, input) for each in found]
     if not keepdim:
-        parts = [_squeezed(each, _dims_of(input, dim)) for each in parts]
+        parts = [_squeezed(each, [place]) for each in parts]
     return torch.return_types.max((parts[0], parts[1]))
 
 
 @function_rule(torch.argmax, Tensor.argmax)
 def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False) -> Any:
-    if dim is None or _dims_of(input, dim)[0] in input.dims:
-        raise without_rule("argmax over a dimension that is cut")
+    if dim is None:
+        raise without_rule("argmax over dimensions that are cut")
+    place = uncut(input, dim, "argmax over")
     found = alike(torch.argmax(local_of(input), dim, keepdim=True), input)
-    return found if keepdim else _squeezed(found, _dims_of(input, dim))
+    return found if keepdim else _squeezed(found, [place])
 
 
 _LOSSES = (
@@ -302,7 +304,7 @@ def _matching(value: Any, shard: Shard) -> Any:
 @function_rule(F.cross_entropy, F.nll_loss)
 def _class_loss(
     func: Callable[..., Any],
-    input: Shard,
+    input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
     size_average: bool | None = None,
@@ -314,6 +316,10 @@ def _class_loss(
     """Over classes in dimension 1, the mean over all voxels of the whole by their weights."""
     if size_average is not None or reduce is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
+    if not isinstance(input, Shard):  # behind a layer that needs the whole; labels are cut
+        assert isinstance(target, Shard)
+        input = cut(input, target.grid)
+    uncut(input, 1, "classes in")
     local = _matching(target, input)
     losses = func(
         local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing

@@ -342,6 +342,7 @@ def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _T
 def _pad(
     _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Shard:
+    F.pad(torch.empty(input.shape, device="meta"), pad, mode, value)  # refuses what PyTorch does
     result = input
     for place in range(len(pad) // 2):
         before, after = pad[2 * place], pad[2 * place + 1]

@@ -207,6 +207,18 @@ def own_part(value: Tensor, shard: Shard) -> Tensor:
     return value
 
 
+def uncut(shard: Tensor, dim: int, what: str) -> int:
+    """``dim`` counted from the end, along which the whole is not cut.
+
+    Raises:
+        ConfigError: it is, so that there is no rule for ``what``.
+    """
+    place = dim if dim < 0 else dim - local_of(shard).dim()
+    if isinstance(shard, Shard) and place in shard.dims:
+        raise without_rule(f"{what} a dimension that is cut")
+    return place
+
+
 def without_rule(name: str, *, why: str = "") -> ConfigError:
     """The error for a function or module that has no rule for shards."""
     return ConfigError(

@@ -27,7 +27,7 @@ _RULES: dict[type[nn.Module], ModuleRule] = {}
 
 
 def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
-    """Registers how modules of a kind, and of kinds derived from it, act on shards.
+    """Registers how modules of a kind act on shards, and of derived ones that have its forward.
 
     ::
 
@@ -48,7 +48,8 @@ def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
     return register
 
 
-rule(nn.modules.batchnorm._BatchNorm)(batch_norm)
+for _norm in (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm):
+    rule(_norm)(batch_norm)
 
 _WITHOUT = (
     nn.RNNBase,
@@ -195,7 +196,10 @@ def unspatialize(model: _Module) -> _Module:
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:
-    return next((_RULES[kind] for kind in type(module).__mro__ if kind in _RULES), None)
+    """The rule of its kind; a forward of a derived kind's own goes by the rules of functions."""
+    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    same = kind is not None and type(module).forward is kind.forward
+    return _RULES[kind] if kind is not None and same else None
 
 
 def _outermost(forward: Callable[..., Any], grid: Grid, *args: Any, **kwargs: Any) -> Any:

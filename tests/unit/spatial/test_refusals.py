@@ -71,6 +71,13 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "stack": lambda x, w: torch.stack([x, x]),
     "where without values": lambda x, w: torch.where(x > 0),
     "variance": lambda x, w: x.var(),
+    "softmax over width by default": lambda x, w: F.softmax(x.permute(0, 3, 1, 2)),
+    "batch norm of columns": lambda x, w: F.batch_norm(
+        x.permute(0, 3, 1, 2), None, None, training=True
+    ),
+    "classes along width": lambda x, w: F.cross_entropy(
+        x[:1].permute(0, 3, 1, 2), torch.zeros(1, 4, 8, dtype=torch.int64)
+    ),
     "slice": lambda x, w: x[..., ::2],
     "cat along width": lambda x, w: torch.cat([x, x], -1),
     "sum over width": lambda x, w: x.sum(-2),
@@ -111,6 +118,24 @@ def test_functions_without_a_rule_are_refused() -> None:
         assert "called by Calls.forward" in found["fft"]
         assert "Tensor.data has no rule" in found["data"]
         assert "@sparsepipe.spatial.rule" in found["fft"]
+
+
+def padding_errors(rank: int) -> list[str]:
+    """The errors of padding that PyTorch refuses."""
+    grid = Grid((1, 2))
+    found = []
+    for mode in ("reflect", "circular"):
+        model = spatialize(Calls(lambda x, w, mode=mode: F.pad(x, (11, 0, 0, 0), mode)), grid)  # type: ignore[misc]
+        with pytest.raises(RuntimeError) as error:
+            model(grid.shard(torch.randn(2, 4, 8, 10)))
+        found.append(str(error.value))
+    return found
+
+
+def test_padding_that_pytorch_refuses_is_refused() -> None:
+    for reflected, circular in run_shared(padding_errors, 2):
+        assert "less than the corresponding input dimension" in reflected
+        assert "wrapping around" in circular
 
 
 def functional_error(rank: int) -> float:

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -191,6 +192,50 @@ def own_forward(rank: int) -> tuple[bool, bool]:
 
 def test_a_forward_that_somebody_has_replaced_is_kept() -> None:
     assert run_shared(own_forward, 2) == [(True, True)] * 2
+
+
+class NormAndActivation(nn.BatchNorm2d):
+    """Has a forward of its own, as layers of other packages that join two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
+
+
+def derived_error(rank: int) -> float:
+    """Of a model with a norm whose kind has a forward of its own."""
+    torch.manual_seed(0)
+    alone, grid = nn.Sequential(nn.Conv2d(2, 3, 3), NormAndActivation(3)).double(), Grid((1, 2))
+    model = spatialize(copy.deepcopy(alone), grid)
+    return max(compared(alone, model, grid, sample(2, 6, 8)).values())
+
+
+def test_a_derived_kind_keeps_its_own_forward() -> None:
+    assert max(run_shared(derived_error, 2)) < BOUND
+
+
+class Whole(nn.Module):
+    """A bottleneck that needs the whole sample; losses compare what it gives with shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2 * 4 * 6, 3 * 4 * 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.layer(x.flatten(1)).view(-1, 3, 4, 6)
+        loss: Tensor = F.cross_entropy(logits, x[:, 0].round().long().clamp(0, 2))
+        return loss + F.mse_loss(logits[:, :2], x)
+
+
+def whole_error(rank: int) -> float:
+    """Of losses of a plain tensor and labels that are cut."""
+    torch.manual_seed(0)
+    alone, grid = Whole().double(), Grid((1, 2))
+    model = spatialize(copy.deepcopy(alone), grid)
+    return max(compared(alone, model, grid, sample(2, 4, 6)).values())
+
+
+def test_losses_compare_what_all_ranks_have_with_shards() -> None:
+    assert max(run_shared(whole_error, 2)) < BOUND
 
 
 def hooked_error(rank: int) -> float:
