@@ -185,6 +185,15 @@ class DomainDataModule(pl.LightningDataModule):
         return 1 if placement is None else len(placement.ranks_of(name))
 
     @property
+    def _most(self) -> int:
+        """Domains of the process that reads most."""
+        strategy = None if self.trainer is None else self.trainer.strategy
+        placement = getattr(strategy, "placement", None)
+        if placement is None:
+            return len(self.domains)
+        return max(len(placement.domains_of(rank)) for rank in range(placement.ranks))
+
+    @property
     def _own(self) -> tuple[str, ...]:
         """Domains that this process reads."""
         strategy = None if self.trainer is None else self.trainer.strategy
@@ -192,12 +201,18 @@ class DomainDataModule(pl.LightningDataModule):
         return self.domains if found is None else tuple(found)
 
     def train_dataloader(self) -> Any:
-        """A loader of minibatches of this process's domains."""
-        if not self._own:
-            return _nothing(math.ceil(self._longest / self._source.batch_size))
-        return CombinedLoader(
-            {name: self._domains[name].train_dataloader() for name in self._own}, "max_size"
-        )
+        """A loader of minibatches of this process's domains.
+
+        Lightning compares the lengths of all processes' loaders one by one, so that each process
+        has as many: beside its domains' there are some of empty minibatches.
+        """
+        loaders: dict[str, Any] = {
+            name: self._domains[name].train_dataloader() for name in self._own
+        }
+        batches = math.ceil(self._longest / self._source.batch_size)
+        for number in range(len(loaders), self._most):
+            loaders[str(number)] = _nothing(batches)
+        return CombinedLoader(loaders, "max_size")
 
     def val_dataloader(self) -> Any:
         """Batches of one domain after the other; no loader if nothing is kept for validation."""

@@ -296,13 +296,14 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         return super().batch_to_device(self._cut(batch), device, dataloader_idx)
 
     def _cut(self, batch: Any) -> Any:
-        """The batch with shards of the samples of each domain."""
-        if self._shards is None or not batch:
-            return batch
+        """The batch with shards of the samples of each domain that there is something of."""
         stage = stage_of(self.lightning_module)
         if "domain" in batch:  # of an evaluation
-            return self._shards.cut(batch, stage)
-        return {name: self._shards.cut(each, stage) for name, each in batch.items()}
+            return batch if self._shards is None else self._shards.cut(batch, stage)
+        own = {name: each for name, each in batch.items() if each}
+        if self._shards is None:
+            return own
+        return {name: self._shards.cut(each, stage) for name, each in own.items()}
 
     @override
     def configure_ddp(self) -> None:

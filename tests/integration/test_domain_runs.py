@@ -64,6 +64,18 @@ def test_equals_one_process(job: Job) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("networks_for_ranks")
+@pytest.mark.parametrize("devices", ["2", "3"])
+def test_ranks_with_unequal_numbers_of_domains_equal_one_process(job: Job, devices: str) -> None:
+    """With a schedule of the rate, for which Lightning asks all ranks how long loaders are."""
+    more = ("optim=adamw", "trainer.precision=64-true")
+    roles = "equal" if devices == "2" else "separate"  # of three domains the first rank has one
+    places = (f"parallel.devices={devices}", f"hardware.cpu_devices={devices}")
+    run = job(*DOMAINS, *more, "parallel=domain", f"parallel.roles={roles}", *places)
+    assert_alike(run, job(*SINGLE, *more))
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("networks_for_ranks")
 def test_evaluated_elsewhere_and_on_some(job: Job) -> None:
     run = job(*RANKS)
     trained = read_json(run / "result.json")

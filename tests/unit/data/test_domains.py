@@ -15,7 +15,7 @@ from sparsepipe.data import CloudShift, DomainDataModule, DrawnDigits, ImageData
 from sparsepipe.data.cloud_shifts import SHIFTS as CLOUD_SHIFTS
 from sparsepipe.data.dataloaders import TrainSampler
 from sparsepipe.data.images.shifts import SHIFTS as IMAGE_SHIFTS
-from sparsepipe.domains import Placement
+from sparsepipe.domains import Placement, Roles
 from sparsepipe.errors import ConfigError, DataError
 
 SIZES = {"clean": 30, "noisy": 12, "inverted": 20}
@@ -46,8 +46,17 @@ def ready(cache: Path, placement: Placement | None = None, rank: int = 0) -> Dom
 
 
 def read(data: DomainDataModule) -> list[dict[str, Any]]:
-    loader = data.train_dataloader()
-    return [batch for batch, *_ in loader] if hasattr(loader, "flattened") else list(loader)
+    """As the strategy gives minibatches to the module: without domains that there is nothing of."""
+    batches = (batch for batch, *_ in data.train_dataloader())
+    return [{name: each for name, each in batch.items() if each} for batch in batches]
+
+
+@pytest.mark.parametrize(("ranks", "roles"), [(2, "equal"), (3, "separate"), (4, "separate")])
+def test_all_ranks_have_as_many_loaders(tmp_path: Path, ranks: int, roles: Roles) -> None:
+    placement = Placement(tuple(SIZES), ranks, roles)
+    loaders = [ready(tmp_path, placement, rank).train_dataloader() for rank in range(ranks)]
+    assert len({len(each.flattened) for each in loaders}) == 1
+    assert len({len(each) for loader in loaders for each in loader.flattened}) == 1
 
 
 def test_an_epoch_is_that_of_the_largest_domain(tmp_path: Path) -> None:
