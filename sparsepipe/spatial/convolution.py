@@ -324,7 +324,8 @@ class _Giving:
 
     Args:
         layer: the convolution.
-        halos: for each of its moves, the gradients of what it brought before and behind.
+        halos: for each of its moves but the last, the gradients of what it brought before and
+            behind.
         giving: back along the last axis; None: there are no other ranks.
     """
 
@@ -334,26 +335,26 @@ class _Giving:
 
     @classmethod
     def start(cls, layer: _Layer, gradient: Tensor, weight: Tensor) -> _Giving:
-        halos = [
-            [
+        def brought(place: int) -> list[Tensor]:
+            return [
                 part.gradients(part.of(gradient), None, weight, [True, False, False])[0]
                 for part in layer.halos(place)
             ]
-            for place in range(len(layer.moves))
-        ]
-        giving = None
-        if layer.moves:
-            giving = GiveBack.start_halos(halos[-1], layer.moves[-1], layer.grid)
-            if not layer.grid.overlap:
-                giving.pending.wait()
-        return cls(layer, halos, giving)
+
+        if not layer.moves:
+            return cls(layer, [], None)
+        last = len(layer.moves) - 1
+        giving = GiveBack.start_halos(brought(last), layer.moves[last], layer.grid)
+        if not layer.grid.overlap:
+            giving.pending.wait()
+        return cls(layer, [brought(place) for place in range(last)], giving)
 
     def wait(self, into: Tensor) -> Tensor:
         """The gradient of this rank's shard, of which ``into`` is what its own outputs add."""
         if self.giving is None:
             return into
         moves, grid = self.layer.moves, self.layer.grid
-        for (before, behind), move in zip(self.halos[:-1], moves[:-1], strict=True):
+        for (before, behind), move in zip(self.halos, moves[:-1], strict=True):
             if before.shape[move.dim] or behind.shape[move.dim]:
                 into = torch.cat([before, into, behind], move.dim)
         into = self.giving.wait([(self.layer.inside[moves[-1].dim], into)], is_own=True)
@@ -361,13 +362,15 @@ class _Giving:
 
 
 def _cast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """As autocast casts what a convolution is given."""
+    """As autocast casts what a convolution is given: all floating-point numbers but doubles."""
     kind = next(each.device.type for each in tensors if each is not None)
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
-        each.to(dtype) if each is not None and each.is_floating_point() else each
+        each.to(dtype)
+        if each is not None and each.is_floating_point() and each.dtype != torch.float64
+        else each
         for each in tensors
     )
 

@@ -387,6 +387,8 @@ class GiveBack:
             total = self.like.new_zeros(shape)
         received = zip(self.move.exchange.sends, self.pending.wait(), strict=True)
         for interval, part in [*kept, *((piece.interval, part) for piece, part in received)]:
+            if not interval.size:
+                continue  # of a rank that needs nothing of its own, which may lie beyond its shard
             total.narrow(dim, interval.start - held.start, interval.size).add_(part)
         return total
 

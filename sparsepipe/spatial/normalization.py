@@ -186,6 +186,7 @@ def _by_groups(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
+    uncut(input, 1, "a norm of groups of channels in")
     shape = whole_shape(input)
     grouped = local.reshape(shape[0], num_groups, shape[1] // num_groups, *local.shape[2:])
     count = shape[1:].numel() // num_groups

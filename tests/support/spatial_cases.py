@@ -83,6 +83,8 @@ def _convolutions(n: int, size: tuple[int, ...]) -> Iterator[Case]:
         make = partial(CONVOLUTIONS[n], 4, 6, kernel, padding="same", dilation=dilation)
         yield Case(f"convolution same {kernel} {dilation}", size, make)
     yield Case("depthwise", size, partial(CONVOLUTIONS[n], 4, 8, 3, padding=1, groups=4))
+    if n == 1:  # the last rank's outputs see padding only
+        yield Case("convolution wide padding", size, partial(nn.Conv1d, 4, 6, 2, padding=15))
 
 
 def _pools(n: int, size: tuple[int, ...]) -> Iterator[Case]:

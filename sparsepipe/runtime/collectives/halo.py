@@ -53,7 +53,8 @@ class Pending:
                     work.wait()
             self.works.clear()
             self.sent.clear()
-        return [each.to(self.device, non_blocking=True) for each in self.received]
+        self.received = [each.to(self.device, non_blocking=True) for each in self.received]
+        return self.received
 
 
 def start_messages(

@@ -75,6 +75,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "batch norm of columns": lambda x, w: F.batch_norm(
         x.permute(0, 3, 1, 2), None, None, training=True
     ),
+    "group norm of columns": lambda x, w: F.group_norm(x.permute(0, 3, 1, 2), 2),
     "classes along width": lambda x, w: F.cross_entropy(
         x[:1].permute(0, 3, 1, 2), torch.zeros(1, 4, 8, dtype=torch.int64)
     ),
