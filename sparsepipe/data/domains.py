@@ -211,7 +211,7 @@ class DomainDataModule(pl.LightningDataModule):
         }
         batches = math.ceil(self._longest / self._source.batch_size)
         for number in range(len(loaders), self._most):
-            loaders[str(number)] = _nothing(batches)
+            loaders[f"nothing {number}"] = _nothing(batches)  # no domain has a name with a space
         return CombinedLoader(loaders, "max_size")
 
     def val_dataloader(self) -> Any:

@@ -224,7 +224,7 @@ class DomainSeparation(Optimised):
 
     def forward(self, x: Any, domain: str | None = None) -> Tensor:
         """Logits [B, K] of an input, by the statistics of ``domain`` or those of the source."""
-        codes_BC = self.network.shared_codes({domain or self.domains[0]: self._cast(x)})
+        codes_BC = self.network.shared_codes({domain or self.domains[0]: self.cast(x)})
         logits_BK: Tensor = self.network.head(*codes_BC.values())
         return logits_BK
 
@@ -240,7 +240,7 @@ class DomainSeparation(Optimised):
                 f"a batch has the domain {unknown[0]!r}, the network has {', '.join(self.domains)}",
                 remedy="give the data and the network the same domains",
             )
-        inputs = {name: self._cast(batch[name]["input"]) for name in self.domains if name in batch}
+        inputs = {name: self.cast(batch[name]["input"]) for name in self.domains if name in batch}
         private = []
         for name, each in inputs.items():
             with of_domain(network.private[name], name):
@@ -278,7 +278,7 @@ class DomainSeparation(Optimised):
         """
         was_training = self.training
         self.eval()
-        x = self._cast(input.to(self.device))
+        x = self.cast(input.to(self.device))
         with of_domain(self.network.private[name], name):
             private_BC = self.network.private[name](x)
         shared_BC = self.network.shared_codes({name: x})[name]
@@ -406,7 +406,7 @@ class DomainSeparation(Optimised):
             self.log(f"{split}/target_accuracy", torch.stack(targets).mean().float(), prog_bar=True)
         return confusions
 
-    def _cast(self, x: Any) -> Any:
+    def cast(self, x: Any) -> Any:
         """In the parameters' precision, as Lightning does with plain tensors only."""
         dtype = next(self.network.head.parameters()).dtype
         return x.to(dtype) if isinstance(x, Tensor | sparse.SparseTensor) else x

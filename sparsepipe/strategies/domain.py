@@ -211,6 +211,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         _check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
         internals.disable_signal_broadcast(trainer)
         self.precision_plugin.convert_module(module)
+        grid = self._make_grid()  # before schedules, which ask how many batches loaders have
         if fitting:
             self.setup_optimizers(trainer)
             _check_optimizers(self.optimizers)
@@ -221,7 +222,18 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self.setup_precision_plugin()
         if fitting:
             internals.move_optimizer(self.optimizers[0], self.root_device)
+        if grid is not None:
+            spatialize_layers(module, grid)
         self._connect(module, part, fitting=fitting)
+
+    def _make_grid(self) -> Grid | None:
+        """The grid that has this rank, whose parts of samples are read from now on."""
+        if self._shape is None:
+            return None
+        grids = [list(self._ranks_of([each])) for each in range(self._placed.ranks)]
+        grid = Grid(self._shape, self._group(grids))
+        self._shards = SampleShards(grid, self.root_device)
+        return grid
 
     def _connect(self, module: pl.LightningModule, part: OwnDomains, *, fitting: bool) -> None:
         """Makes the groups of ranks, the exchange, and what averages gradients."""
@@ -241,11 +253,6 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             exchange = SharedLosses if placement.loss_rank is None else OneLossRank
             made = OneGrid(self._ranks) if placement.ranks == 1 else exchange(self._ranks)
             module.use(made)  # type: ignore[operator]
-        if self._shape is not None:
-            grids = [list(self._ranks_of([each])) for each in units]
-            grid = Grid(self._shape, self._group(grids))
-            self._shards = SampleShards(grid, self.root_device)
-            spatialize_layers(module, grid)
         sharing = self._group([list(self._ranks_of(encoders))])
         losing = None
         if placement.loss_rank is not None:
@@ -283,7 +290,9 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     @override
     def process_dataloader(self, dataloader: object) -> object:
         """Lets data sets that can read a part of each sample read this rank's shard only."""
-        if self._shards is not None:
+        # Beside domains' loaders there may be some of numbers, which stand for empty minibatches.
+        is_empty = isinstance(getattr(dataloader, "dataset", None), range)
+        if self._shards is not None and not is_empty:
             in_turn = getattr(dataloader, "loaders", None)  # of an evaluation, by domain
             for each in [dataloader] if in_turn is None else in_turn.values():
                 self._shards.read(each, stage_of(self.lightning_module))
@@ -298,7 +307,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     def _cut(self, batch: Any) -> Any:
         """The batch with shards of the samples of each domain that there is something of."""
         stage = stage_of(self.lightning_module)
-        if "domain" in batch:  # of an evaluation
+        if isinstance(batch.get("domain"), str):  # of an evaluation
             return batch if self._shards is None else self._shards.cut(batch, stage)
         own = {name: each for name, each in batch.items() if each}
         if self._shards is None:

@@ -39,7 +39,7 @@ def parts_of(module: DomainSeparation) -> nn.Sequential:
 
 def state_of(module: DomainSeparation, batch: Mapping[str, Any]) -> State:
     """What the first part is given of a minibatch of all domains."""
-    found: State = {f"input/{name}": module._cast(batch[name]["input"]) for name in module.domains}
+    found: State = {f"input/{name}": module.cast(batch[name]["input"]) for name in module.domains}
     return {**found, "label": batch[module.domains[0]]["label"]}
 
 

@@ -253,8 +253,9 @@ def _input_of(
 
 
 def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> State:
-    """A minibatch of all domains, as their loaders together give it with its number."""
-    return state_of(module, module.transfer_batch_to_device(batch[0], device, 0))
+    """Of a minibatch of all domains, to which a combined loader adds numbers."""
+    batch = batch[0] if isinstance(batch, tuple) else batch
+    return state_of(module, module.transfer_batch_to_device(batch, device, 0))
 
 
 def _parts(value: Any, count: int) -> list[Any]:

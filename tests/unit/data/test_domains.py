@@ -57,6 +57,8 @@ def test_all_ranks_have_as_many_loaders(tmp_path: Path, ranks: int, roles: Roles
     loaders = [ready(tmp_path, placement, rank).train_dataloader() for rank in range(ranks)]
     assert len({len(each.flattened) for each in loaders}) == 1
     assert len({len(each) for loader in loaders for each in loader.flattened}) == 1
+    for rank, loader in enumerate(loaders):  # no domain is replaced: its name would be a word
+        assert all(" " in name for name in {*loader.iterables} - {*placement.domains_of(rank)})
 
 
 def test_an_epoch_is_that_of_the_largest_domain(tmp_path: Path) -> None:
