@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsepipe.spatial.normalization import recomputing
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
@@ -151,8 +152,10 @@ def _text(_: Any, shard: Shard, **kwargs: Any) -> str:
 
 @function_rule(Tensor.grad.__get__)  # type: ignore[union-attr]
 def _grad(_: Any, shard: Shard) -> Tensor | None:
-    grad = _itself(_, shard)
-    return grad if grad is None or isinstance(grad, Shard) else alike(grad, shard)
+    grad: Tensor | None = _itself(_, shard)
+    if grad is None or isinstance(grad, Shard) or recomputing():
+        return grad  # reentrant checkpointing hands it on, and autograd's gradients are plain
+    return alike(grad, shard)
 
 
 @function_rule(*_named(_ALONG), F.normalize)

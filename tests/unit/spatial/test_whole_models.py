@@ -76,6 +76,22 @@ def test_checkpointing_counts_batch_norms_once(use_reentrant: bool) -> None:
         assert max(found.values()) < BOUND, found
 
 
+def checkpoints_in_a_row(rank: int, use_reentrant: bool) -> dict[str, float]:
+    """Of two blocks that are both recomputed: the gradient of the second is handed to the first."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(2, 2, 3, 2, 1), nn.BatchNorm2d(2)) for _ in range(2)]
+    alone, grid = nn.Sequential(*blocks).double(), Grid((1, 2))
+    copies = copy.deepcopy(blocks)
+    model = nn.Sequential(*(Checkpointed(each, use_reentrant=use_reentrant) for each in copies))
+    return compared(alone, spatialize(model, grid), grid, sample(2, 9, 7))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_in_a_row(use_reentrant: bool) -> None:
+    for found in run_shared(checkpoints_in_a_row, 2, use_reentrant):
+        assert max(found.values()) < BOUND, found
+
+
 def test_layers_under_autocast_equal_one_process_up_to_rounding() -> None:
     for found in run_shared(rounding_errors, 2, (1, 2)):
         assert len(found) > 100
