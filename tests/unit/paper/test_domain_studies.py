@@ -102,6 +102,15 @@ def test_without_runs_there_are_commands_for_both_networks() -> None:
     assert MULTI_DSN.draw(digits) is None
 
 
+def test_rows_are_the_targets_that_are_trained() -> None:
+    for block in MULTI_DSN.blocks([], commands("multi_dsn")):
+        network = block.title.rpartition("; ")[2].replace(" ", "_")
+        words = ("experiment=multi_dsn", f"paper/network={network}")
+        _, *targets = composed_values(words, ["data.domains"])["data.domains"]
+        rows = [row for (row,) in block.rows]
+        assert rows == [*targets, "mean of the targets"]
+
+
 def test_other_settings_have_tables_of_their_own() -> None:
     rows = [trained("dsn", 0, noisy=0.5), trained("dsn", 0, "model.width=0.5", noisy=0.6)]
     titles = [block.title for block in MULTI_DSN.blocks(rows, commands("multi_dsn"))]
