@@ -15,6 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from sparsepipe.paper.chapters.multi_dsn import way_of
 from sparsepipe.plots import style
 from sparsepipe.plots.curves import curve
 from sparsepipe.runs.metrics import read_metrics
@@ -24,14 +25,10 @@ OUTPUTS = Path(os.environ.get("SPARSEPIPE_OUTPUTS", HERE.parents[1] / "outputs")
 NETWORKS = {"digit_domains": "curves_digits.png", "shape_domains": "curves_shapes.png"}
 LOOKS = {"source_only": ("source only", style.INK, "--"), "dsn": ("DSN", style.BLUE, "-")}
 
+KEYS = {"experiment", "seed", "data.source"}
+KEYS |= {f"paper{key}" for key in (".extent", ".training", "/network")} | {"paths.outputs"}
+
 Rows = list[Any]
-
-
-def way_of(result: dict[str, Any]) -> str:
-    """The run's ``paper.training``."""
-    words = [str(word).lstrip("+") for word in result["hydra.overrides"]]
-    found = [word for word in words if word.startswith("paper.training=")]
-    return found[-1].partition("=")[2] if found else "dsn"
 
 
 def finished() -> dict[str, dict[str, list[Rows]]]:
@@ -39,7 +36,9 @@ def finished() -> dict[str, dict[str, list[Rows]]]:
     found: dict[str, dict[str, list[Rows]]] = defaultdict(lambda: defaultdict(list))
     for done in sorted((OUTPUTS / "multi_dsn").glob("*/DONE.json")):
         result = json.loads((done.parent / "result.json").read_text(encoding="utf-8"))
-        if result.get("task_name") == "train":
+        # Of another extent, or with further overrides, are runs by which settings were chosen.
+        given = {word.lstrip("+").partition("=")[0] for word in result["hydra.overrides"]}
+        if "paper.extent=desk" in result["hydra.overrides"] and given <= KEYS:
             rows = list(read_metrics(done.parent / "metrics.csv"))
             found[result["hydra.choices.paper/network"]][way_of(result)].append(rows)
     return found
@@ -74,7 +73,7 @@ def draw(ways: dict[str, list[Rows]], file: Path) -> None:
 
 
 def _is_domain(key: str) -> bool:
-    return key.startswith("val/") and key.endswith("/accuracy")
+    return key.startswith("val/") and key.endswith("/accuracy") and key.count("/") == 2
 
 
 def main() -> None:

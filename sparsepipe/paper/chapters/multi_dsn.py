@@ -65,7 +65,8 @@ def _network(row: Row) -> str:
     return str(row.get("hydra.choices.paper/network", "digit_domains"))
 
 
-def _way(row: Row) -> str:
+def way_of(row: Row) -> str:
+    """The ``paper.training`` of a run."""
     words = (str(each).lstrip("+") for each in row.get("hydra.overrides") or ())
     found = [word.partition("=")[2] for word in words if word.startswith("paper.training=")]
     return found[-1] if found else "dsn"
@@ -78,7 +79,7 @@ def _overrides(network: str, way: str, target: str) -> tuple[str, ...]:
 
 
 def _accuracy_command(row: Row) -> tuple[str, ...] | None:
-    network, way = _network(row), _way(row)
+    network, way = _network(row), way_of(row)
     if network not in _TARGETS or way not in _WAYS:
         return None
     return _overrides(network, way, str(row.get("data.source")))
@@ -97,7 +98,7 @@ def _accuracies(rows: Sequence[Row], commands: Commands) -> list[Block]:
 def _accuracy_block(
     network: str, setting: Setting, rows: Sequence[Row], commands: Commands
 ) -> Block:
-    by_way = {way: [row for row in rows if _way(row) == way] for way in _WAYS}
+    by_way = {way: [row for row in rows if way_of(row) == way] for way in _WAYS}
     needed = () if setting.is_partial and rows else _ALWAYS[network]
     ways = [way for way, runs in by_way.items() if runs or way in needed]
     cells: list[Cell] = []
