@@ -15,6 +15,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
+
 from sparsepipe.paper.chapters.multi_dsn import way_of
 from sparsepipe.plots import style
 from sparsepipe.plots.curves import curve
@@ -63,6 +65,7 @@ def draw(ways: dict[str, list[Rows]], file: Path) -> None:
                 label=f"{label} ({len(ways[way])} seeds)",
             )  # fmt: skip
         title = "mean of the targets" if key == panels[0] else key.split("/")[1]
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(title, fontsize=style.LABEL_PT, color=style.INK)
     for axes in every[len(panels) :]:
         axes.set_visible(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from sparsepipe.utils.tables import markdown_table, write_csv
 log = logging.getLogger(__name__)
 
 _NUMBER_BYTES = 4  # profiles are of float32
+_ABOUT = ("domains", "code", "target_numbers")
 
 
 def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
@@ -85,13 +86,14 @@ class Domains:
         """Every device is a rank.
 
         Raises:
-            ProfileError: a device has no profile, or none of a network of domains.
+            ProfileError: a device has no profile, none of a network of domains, or one of others.
             HardwareError: a link that ranks need has no bandwidth.
         """
         plan = data_parallel(inventory, 1)
         devices = plan.stages[0].devices
         own = [_profile_of(device, profiles) for device in devices]
         about = own[0].meta
+        _check_alike(own)
         placement = Placement(tuple(about["domains"]), len(devices))
         samples = [batch_size * len(placement.domains_of(rank)) for rank in range(len(devices))]
         numbers = {"code": int(about["code"]), "target": int(about["target_numbers"])}
@@ -213,6 +215,16 @@ def _profile_of(device: str, profiles: Mapping[str, Profile]) -> Profile:
             f"'task.profiles={{{name}: profile.json}}'",
         )
     return found
+
+
+def _check_alike(profiles: Sequence[Profile]) -> None:
+    first, *others = ([each.meta[key] for key in _ABOUT] for each in profiles)
+    if different := [about for about in others if about != first]:
+        raise ProfileError(
+            f"a profile is of the domains {', '.join(first[0])}, another one of "
+            f"{', '.join(different[0][0])} or of other codes",
+            remedy="measure the same model and data on all devices (task=profile)",
+        )
 
 
 def _costs(

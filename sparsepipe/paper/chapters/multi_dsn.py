@@ -194,7 +194,7 @@ def _draw_accuracies(block: Block) -> Figure | None:
         axes.plot(values, places, linestyle="none", label=_WAYS[way].heading, zorder=3, **look)
     axes.set_yticks(range(len(rows)), [label for (label,), _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 100)
+    axes.set_xlim(0, 102)
     axes.set_xlabel(f"test accuracy (%); {block.title}", fontsize=style.LABEL_PT, color=style.INK)
     axes.legend(fontsize=style.TICK_PT, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

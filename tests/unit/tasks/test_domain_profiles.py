@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
 from sparsepipe.tasks.domain_parts import of_domains, parts_of, state_of
 from sparsepipe.tasks.simulate_domains import Domains, check_parallel
+from sparsepipe.utils.files import read_json
 
 NAMES = ("source", "near", "far")
 BATCH = 4
@@ -125,8 +128,42 @@ def test_a_profile_of_another_network_is_refused() -> None:
         Domains.of(inventory(2), {}, batch_size=BATCH, algorithm="ring")
 
 
+def test_unlike_devices_wait_for_each_other_and_have_profiles_of_one_network() -> None:
+    found = profile()
+    slow = replace(
+        found, layers=tuple(replace(each, forward_s=9 * each.forward_s) for each in found.layers)
+    )
+    devices = tuple(Device(name=name, count=1) for name in ("core", "slow"))
+    hosts = Inventory(hosts=(Host(name="here", devices=devices, link=Link(bytes_per_s=1e9)),))
+    made = Domains.of(hosts, {"core": found, "slow": slow}, batch_size=BATCH, algorithm="ring")
+    quick, late = made.rows()
+    assert quick["busy_share"] < late["busy_share"]
+    others = replace(slow, meta={**slow.meta, "domains": ["source", "near", "else"]})
+    with pytest.raises(ProfileError, match="source, near, far, another one of source, near, else"):
+        Domains.of(hosts, {"core": found, "slow": others}, batch_size=BATCH, algorithm="ring")
+
+
+def test_the_commands_measure_and_simulate(job: Callable[..., Path]) -> None:
+    sizes = [f"data.domains.{name}.source.train_images=16" for name in ("digits", "blended")]
+    model = ("model=dsn_2d", "model.width=0.1", "model.code=8")
+    words = (*model, "data=digit_domains", "data.targets=1", "data.batch_size=8", *sizes)
+    measured = job(*words, "task=profile", "task.num_warmup=1", "task.num_measured=2")
+    found = Profile.load(measured / "profile.json")
+    assert found.meta["domains"] == ["digits", "blended"]
+    given = f"task.profiles={{core: {measured / 'profile.json'}}}"
+    done = job(*words, "task=simulate", "parallel=domain", "hardware=equal_devices", given)
+    result = read_json(done / "result.json")
+    assert (result["kind"], result["shapes_per_minibatch"]) == ("simulated", 8 * 8)
+    files = {"simulation.txt", "devices.csv", "timeline.png", "trace.json"}
+    assert files <= {path.name for path in done.iterdir()}
+    with pytest.raises(ConfigError, match=r"task\.microbatches=2 is of a chain of layers"):
+        job(*words, "task=profile", "task.microbatches=2")
+
+
 @pytest.mark.parametrize("given", [{"schedule": "gpipe"}, {"overlap": True}])
 def test_settings_of_pipelines_are_refused(given: dict[str, Any]) -> None:
     parallel = Parallel(devices=2, num_nodes=1, grace_s=1, strategy=None, roles="equal")
-    with pytest.raises(ConfigError, match=f"task.{next(iter(given))} is of pipelines"):
+    with pytest.raises(ConfigError, match=r"parallel\.roles=separate take"):
+        check_parallel(replace(parallel, roles="separate"), others={})
+    with pytest.raises(ConfigError, match=rf"task\.{next(iter(given))} is of pipelines"):
         check_parallel(parallel, others=given)
