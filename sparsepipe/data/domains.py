@@ -180,15 +180,19 @@ class DomainDataModule(pl.LightningDataModule):
 
     def _replicas(self, name: str) -> int:
         """Number of processes that share a domain's samples."""
-        strategy = None if self.trainer is None else self.trainer.strategy
-        placement = getattr(strategy, "placement", None)
+        placement = self._placement
         return 1 if placement is None else len(placement.ranks_of(name))
+
+    @property
+    def _placement(self) -> Any:
+        """Of the domains on processes; None: this one has all."""
+        strategy = None if self.trainer is None else self.trainer.strategy
+        return getattr(strategy, "placement", None)
 
     @property
     def _most(self) -> int:
         """Domains of the process that reads most."""
-        strategy = None if self.trainer is None else self.trainer.strategy
-        placement = getattr(strategy, "placement", None)
+        placement = self._placement
         if placement is None:
             return len(self.domains)
         return max(len(placement.domains_of(rank)) for rank in range(placement.ranks))
