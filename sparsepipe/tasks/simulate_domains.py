@@ -194,7 +194,10 @@ class Domains:
         write_text_atomic(directory.path / "trace.json", trace_text(record))
         timeline_picture(
             lanes(
-                record, names=[f"{row['device']}: {row['domains']}" for row in rows], unit_s=1e-3
+                record,
+                names=[f"{row['device']}: {row['domains']}" for row in rows],
+                unit_s=1e-3,
+                least_s=record.end_s / 1000,  # shorter ones are no more than a line
             ),
             directory.path / "timeline.png",
             title=f"Domains on {len(rows)} devices, simulated",
