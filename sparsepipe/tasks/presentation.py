@@ -54,8 +54,8 @@ class StartLine(pl.Callback):
             "to test": self.test_shapes,
         }
         shapes = ", ".join(f"{count:,} {use}" for use, count in counts.items() if count)
-        place = where(self._run) + split(self._run, trainer)
-        log.info("%s; %s; shapes: %s", self._network, place, shapes)
+        parts = [self._network, where(self._run) + split(self._run, trainer)]
+        log.info("; ".join([*parts, *([f"shapes: {shapes}"] if shapes else [])]))
 
 
 def network(run: Run, module: pl.LightningModule) -> str:

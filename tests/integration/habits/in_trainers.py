@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 import warnings
 from functools import partial
 from typing import Any
@@ -516,7 +517,7 @@ CALLBACKS = [
             ),
             (
                 "OnExceptionCheckpoint",
-                lambda: lightning.OnExceptionCheckpoint("."),
+                lambda: lightning.OnExceptionCheckpoint(tempfile.gettempdir()),
                 "OnExceptionCheckpoint saves when a rank fails",
             ),
         )
