@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,43 @@ def unreadable(path: Path, error: OSError) -> UnreadableError:
         remedy="check its permissions, the disk and the limit on open files, then run the same "
         "command again: what is done is kept",
     )
+
+
+def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
+    """Require a regular file: to read a pipe might wait forever, and a device never ends.
+
+    Args:
+        path: the file, or a link to it.
+        limit_bytes: of the file's size, if its format has one.
+
+    Raises:
+        DataError: the file is missing, is none, or is larger.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        raise UnreadableError(
+            f"{path} does not exist", remedy="check the path and the root of the data"
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(
+            f"{path} is a {_kind(status.st_mode)}, not a regular file",
+            remedy="replace it by a file that holds the data, or remove it",
+        )
+    if limit_bytes is not None and status.st_size > limit_bytes:
+        raise DataError(
+            f"{path} has {status.st_size / 2**20:,.1f} MiB, more than the "
+            f"{limit_bytes / 2**20:,.0f} MiB that such a file may have",
+            remedy="check what it holds; divide or simplify it, or remove it",
+        )
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "pipe" if stat.S_ISFIFO(mode) else "device or socket"
 
 
 def digest_file(path: Path) -> str:
@@ -282,12 +320,12 @@ def _read_manifest(path: Path) -> dict[str, _Entry]:
 
 def _stat(path: Path) -> _Entry:
     try:
-        stat = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return _MISSING
     except OSError as error:
         raise unreadable(path, error) from error
-    return [stat.st_size, stat.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _digests(root: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:

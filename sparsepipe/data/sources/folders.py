@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import trimesh
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_listing, digest_values, explaining_storage, scan_files
-from sparsepipe.data.mesh_rows import SurfaceSampler, quantise, triangle_areas
+from sparsepipe.data.mesh_rows import SurfaceSampler, quantise
 from sparsepipe.data.points import SPLITS, FloatArray, PointSet, Split
+from sparsepipe.data.shape_files import read_shape
 from sparsepipe.data.sources.base import CacheSettings, Listing, Source, open_points, require_root
 from sparsepipe.data.sources.npz import NpzBundle
 from sparsepipe.errors import ConfigError, DataError
@@ -32,10 +32,8 @@ _LAYOUT = (
     "a folder holds files, or folders of classes with files; the folders train and test, in it or "
     "in those of its classes, divide them"
 )
-_CLOUDS = (".npy", ".xyz")
-_MESHES = (".glb", ".obj", ".off", ".stl")
-SHAPE_SUFFIXES = (*_CLOUDS, *_MESHES, ".ply")
-"""Of files with a shape each; ``.ply`` may be either."""
+_DOMAIN_SUFFIXES = (".npy", ".xyz", ".glb", ".obj", ".off", ".stl", ".ply")
+"""Of shapes in folders of domains, in which other text files and archives are not data."""
 
 
 def list_folder(
@@ -165,7 +163,7 @@ class ShapeFolder:
 
     def __init__(self, root: Path | str | None, *, test_share: float = 0.2) -> None:
         self.root = require_root(root, what="a folder of meshes or clouds", where_from=_LAYOUT)
-        self._listings = list_folder(self.root, suffixes=SHAPE_SUFFIXES, test_share=test_share)
+        self._listings = list_folder(self.root, suffixes=_DOMAIN_SUFFIXES, test_share=test_share)
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """The clouds of a split; see ``Source.load``."""
@@ -206,9 +204,7 @@ class FileSampler(SurfaceSampler):
         Raises:
             DataError: the file cannot be read, or holds neither a surface nor points.
         """
-        if path.suffix.lower() == ".off":
-            return SurfaceSampler.__call__(self, path, digest)
-        values = _read(path)  # [F, 3, 3] or [Q, 3]
+        values = read_shape(path)  # [F, 3, 3] or [Q, 3]
         if values.ndim == 3:
             return quantise(*self.sample(values, digest))
         rng = np.random.default_rng([self.seed, int(digest, 16)])
@@ -217,35 +213,3 @@ class FileSampler(SurfaceSampler):
             : self.points
         ]
         return quantise(values[drawn_P], values.min(axis=0), values.max(axis=0))
-
-
-def _read(path: Path) -> NDArray[np.float64]:
-    """Triangles [F, 3, 3] of a mesh, or points [Q, 3] of a cloud."""
-    suffix = path.suffix.lower()
-    try:
-        if suffix == ".npy":
-            values = np.asarray(np.load(path, allow_pickle=False))
-            if values.ndim != 2 or values.shape[1] < 3 or values.dtype.kind not in "iuf":
-                raise ValueError(f"it is of shape {values.shape} and type {values.dtype}")
-            values = values[:, :3]
-        else:
-            load = trimesh.load_mesh if suffix in _MESHES else trimesh.load
-            loaded = load(path, process=False)
-            is_mesh = isinstance(loaded, trimesh.Trimesh)
-            values = loaded.triangles if is_mesh else loaded.vertices
-        values = np.asarray(values, np.float64)
-    except Exception as error:  # each format's reader has its own
-        raise _corrupt(path, str(error) or type(error).__name__) from error
-    if not len(values) or not np.isfinite(values).all():
-        raise _corrupt(path, "it has no points, or some that are not finite")
-    if values.ndim == 3 and not triangle_areas(values).sum() > 0:
-        raise _corrupt(path, "its mesh has no surface")
-    return values
-
-
-def _corrupt(path: Path, why: str) -> DataError:
-    return DataError(
-        f"{path} holds no shape: {why.splitlines()[0]}",
-        remedy="replace the file, by a mesh or by points [points, 3]; it is left out unless "
-        "data.module.strict=true",
-    )

@@ -1,0 +1,153 @@
+"""One shape from one file: a mesh, or a cloud of points, in any of the common formats.
+
+Shapes: F faces, Q points of a cloud.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trimesh
+from numpy.typing import NDArray
+
+from sparsepipe.data.files import check_regular, unreadable
+from sparsepipe.data.mesh_rows import read_triangles, triangle_areas
+from sparsepipe.errors import DataError
+
+TEXT_SUFFIXES = (".csv", ".txt", ".xyz")
+"""Of clouds as text, a point in each line."""
+_ARRAYS = (".npy", ".npz")
+_MESHES = (".glb", ".obj", ".ply", ".stl")
+SHAPE_SUFFIXES = tuple(sorted((*_ARRAYS, *_MESHES, ".off", *TEXT_SUFFIXES)))
+"""Of files with a shape each, in lower case."""
+
+_LIMIT_BYTES = 1 << 30
+"""Of a file that is read as one shape: a larger one is hardly an object to classify."""
+_HEADER_LINES = 20
+"""Lines before the first point of a text file; a header of the PCD format has 11."""
+_COMMENT = re.compile(r"(#|//).*")
+_SEPARATORS = str.maketrans(",;\t", "   ")
+_AXES = ("x", "y", "z")
+
+
+def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
+    """Triangles [F, 3, 3] of a mesh, or points [Q, 3] of a cloud, in the units of the file.
+
+    A file's suffix tells its format: ``.stl``, ``.obj``, ``.ply``, ``.glb`` and ``.off`` hold
+    meshes, and all but ``.off`` also clouds, where they have no faces; ``.npy`` is an array
+    [Q, 3 or more], ``.npz`` has such an array ``points``. Text files (``.txt``, ``.xyz``,
+    ``.csv``) have a point in each line, with numbers separated by blanks, commas or semicolons;
+    they may have comments and a header, whose names x, y and z choose the columns. Other columns
+    than the coordinates, such as normals, are not read. Nothing but the file itself is: no
+    materials, no textures.
+
+    Raises:
+        DataError: the file is missing, no regular file, larger than 1 GiB, of another format, or
+            holds neither a surface nor finite points.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in SHAPE_SUFFIXES:
+        raise DataError(
+            f"{path} is of no format that holds a shape",
+            remedy=f"convert it to one of {', '.join(SHAPE_SUFFIXES)}",
+        )
+    check_regular(path, limit_bytes=_LIMIT_BYTES)
+    if suffix == ".off":
+        return read_triangles(path)
+    try:
+        values = np.asarray(_read(path, suffix), np.float64)
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise _no_shape(path, "its values would need more memory than there is") from error
+    except OSError as error:
+        raise (unreadable if error.errno else _no_shape)(path, error) from error
+    except Exception as error:  # each format's reader has its own
+        raise _no_shape(path, str(error) or type(error).__name__) from error
+    if not len(values) or not np.isfinite(values).all():
+        raise _no_shape(path, "it has no points, or some that are not finite")
+    if values.ndim == 3 and not triangle_areas(values).sum() > 0:
+        raise _no_shape(path, "its mesh has no surface")
+    return values
+
+
+def _read(path: Path, suffix: str) -> NDArray[Any]:
+    if suffix == ".npy":
+        return _coordinates(np.load(path, mmap_mode="r", allow_pickle=False))
+    if suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return _coordinates(arrays["points"])
+    if suffix in TEXT_SUFFIXES:
+        return parse_points(path.read_text(encoding="utf-8-sig"))
+    # From memory and without a resolver, so that no file is opened that this one names.
+    scene = trimesh.load_scene(
+        io.BytesIO(path.read_bytes()),
+        file_type=suffix[1:],
+        process=False,
+        resolver={},
+        skip_materials=True,
+    )
+    if any(isinstance(part, trimesh.Trimesh) for part in scene.geometry.values()):
+        triangles_F33: NDArray[np.float64] = scene.to_mesh().triangles
+        return triangles_F33
+    return np.concatenate([np.empty((0, 3)), *(part.vertices for part in scene.dump())])
+
+
+def _coordinates(values: NDArray[Any]) -> NDArray[Any]:
+    if values.ndim != 2 or values.shape[1] < 3 or values.dtype.kind not in "iuf":
+        raise ValueError(
+            f"its array is of shape {values.shape} and type {values.dtype}, not [points, 3]"
+        )
+    return values[:, :3]
+
+
+def parse_points(text: str) -> NDArray[np.float64]:
+    """Points [Q, 3] of lines of numbers, see :func:`read_shape`.
+
+    Raises:
+        ValueError: there is no point, or a line after the first point has no three numbers.
+    """
+    lines = text.splitlines()
+    start = next((n for n, line in enumerate(lines[:_HEADER_LINES]) if _is_point(line)), None)
+    if start is None:
+        raise ValueError("it does not begin with lines of at least three numbers")
+    header = next((line for line in reversed(lines[:start]) if line.strip()), "")
+    plain = (_plain(line) for line in islice(lines, start, None))
+    # Columns by their names where the header has them, since the first may be a number or a time.
+    points_Q3: NDArray[np.float64] = np.loadtxt(plain, usecols=_columns(header), ndmin=2)
+    return points_Q3
+
+
+def _plain(line: str) -> str:
+    """Numbers with blanks between them, and points for the decimal commas of some countries."""
+    line = _COMMENT.sub("", line)
+    if ";" in line and "." not in line:
+        line = line.replace(",", ".")
+    return line.translate(_SEPARATORS)
+
+
+def _is_point(line: str) -> bool:
+    try:
+        return len([float(word) for word in _plain(line).split()[:3]]) == 3
+    except ValueError:
+        return False
+
+
+def _columns(header: str) -> Sequence[int]:
+    names = header.lower().strip("#/ ").translate(_SEPARATORS).replace('"', "").split()
+    return [names.index(axis) for axis in _AXES] if {*_AXES} <= {*names} else (0, 1, 2)
+
+
+def _no_shape(path: Path, why: object) -> DataError:
+    return DataError(
+        f"{path} holds no shape: {str(why).splitlines()[0]}",
+        remedy="replace the file, by a mesh or by points [points, 3]",
+    )

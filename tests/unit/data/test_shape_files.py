@@ -1,0 +1,132 @@
+"""One shape from one file: the formats against each other, and files that hold none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+
+from sparsepipe.data.shape_files import read_shape
+from sparsepipe.errors import DataError
+
+MESH = trimesh.creation.annulus(0.5, 1.0, 0.4)
+CLOUD_Q3 = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
+PLY_OF_POINTS = (
+    "ply\nformat {}\nelement vertex 700\nproperty float x\nproperty float y\nproperty float z\n"
+    "element face 0\nproperty list uchar int vertex_indices\nend_header\n"
+)
+
+
+@pytest.mark.parametrize("suffix", ["stl", "obj", "ply", "glb", "off", "STL"])
+def test_a_mesh_is_the_same_in_each_format(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"part.{suffix}"
+    MESH.export(path, file_type=suffix.lower())
+    triangles_F33 = read_shape(path)
+    read = trimesh.Trimesh(**trimesh.triangles.to_kwargs(triangles_F33))
+    assert triangles_F33.shape == (len(MESH.faces), 3, 3)
+    assert read.area == pytest.approx(MESH.area, rel=1e-6)
+    assert read.bounds == pytest.approx(MESH.bounds, abs=1e-6)
+    assert read.volume == pytest.approx(MESH.volume, rel=1e-5)
+
+
+def write_ply(path: Path) -> None:
+    path.write_bytes(PLY_OF_POINTS.format("binary_little_endian 1.0").encode() + CLOUD_Q3.tobytes())
+
+
+def write_text_ply(path: Path) -> None:
+    lines = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in CLOUD_Q3)
+    path.write_text(PLY_OF_POINTS.format("ascii 1.0") + lines)
+
+
+def text(
+    delimiter: str, header: str = "", columns: tuple[int, ...] = (0, 1, 2), comma: bool = False
+) -> Callable[[Path], None]:
+    """Writes the cloud's columns, and a fourth one of -5."""
+
+    def write(path: Path) -> None:
+        values_Q4 = np.hstack([CLOUD_Q3, np.full((700, 1), -5.0)])[:, columns]
+        rows = [delimiter.join(f"{value:.9g}" for value in row) for row in values_Q4]
+        joined = "\n".join(rows)
+        path.write_text(header + (joined.replace(".", ",") if comma else joined) + "\n\n")
+
+    return write
+
+
+CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "npy": ("npy", lambda path: np.save(path, np.hstack([CLOUD_Q3, CLOUD_Q3]))),
+    "npz": ("npz", lambda path: np.savez_compressed(path, points=CLOUD_Q3, color=[1])),
+    "binary ply": ("ply", write_ply),
+    "text ply": ("ply", write_text_ply),
+    "glb": ("glb", lambda path: trimesh.PointCloud(CLOUD_Q3).export(path)),
+    "vertices alone": (
+        "obj",
+        lambda path: path.write_text("".join(f"v {x} {y} {z}\n" for x, y, z in CLOUD_Q3)),
+    ),
+    "blanks": ("xyz", text(" ")),
+    "tabs and a byte order mark": ("txt", text("\t", "\ufeff")),
+    "commas, names": ("csv", text(",", "x,y,z\n")),
+    "semicolons, a comment": ("txt", text("; ", "# from a scanner\n\n")),
+    "decimal commas": ("csv", text(";", "X;Y;Z\n", comma=True)),
+    "columns by name": ("csv", text(",", '"id","x","y","z"\n', (3, 0, 1, 2))),
+    "columns by name in a comment": ("txt", text(",", "//X,Y,Z,Intensity\n700\n", (0, 1, 2, 3))),
+}
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_a_cloud_is_the_same_in_each_format(tmp_path: Path, kind: str) -> None:
+    suffix, write = CLOUDS[kind]
+    path = tmp_path / f"cloud.{suffix}"
+    write(path)
+    assert read_shape(path) == pytest.approx(CLOUD_Q3, rel=1e-6)
+
+
+def lying_npy(path: Path) -> None:
+    """A header of 1e12 points, and nothing behind it."""
+    with path.open("wb") as file:
+        header: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": (10**12, 3)}
+        np.lib.format.write_array_header_1_0(file, header)
+
+
+def write_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)  # a sparse file
+
+
+NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "no format": ("mtl", lambda path: path.write_text("newmtl red"), "of no format"),
+    "missing": ("stl", lambda path: None, "does not exist"),
+    "a pipe": ("npz", os.mkfifo, "is a pipe, not a regular file"),
+    "a pipe as a mesh": ("off", os.mkfifo, "is a pipe, not a regular file"),
+    "an endless device": ("txt", lambda path: path.symlink_to("/dev/zero"), "is a device"),
+    "a folder": ("ply", lambda path: path.mkdir(), "is a directory"),
+    "a large file": ("stl", write_large, "more than the 1,024 MiB"),
+    "lies in its header": ("npy", lying_npy, "holds no shape: mmap length"),
+    "objects": ("npy", lambda path: np.save(path, np.array([{}] * 3)), "holds no shape"),
+    "names": ("npy", lambda path: np.save(path, np.array([["a", "b", "c"]])), "of shape"),
+    "prose": ("txt", lambda path: path.write_text("A list of parts.\n" * 30), "at least three"),
+    "binary text": ("csv", lambda path: path.write_bytes(bytes(range(256))), "holds no shape"),
+    "two columns": ("xyz", lambda path: path.write_text("1 2 3\n4 5\n"), "holds no shape"),
+    "infinite": ("xyz", lambda path: path.write_text("1e400 2 3\n"), "not finite"),
+    "empty": ("obj", lambda path: path.touch(), "holds no shape"),
+    "no surface": (
+        "obj",
+        lambda path: path.write_text("v 0 0 0\nv 1 1 1\nf 1 2 2\n"),
+        "its mesh has no surface",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_SHAPES)
+def test_files_without_a_shape(tmp_path: Path, kind: str) -> None:
+    suffix, write, message = NO_SHAPES[kind]
+    path = tmp_path / f"thing.{suffix}"
+    write(path)
+    with pytest.raises(DataError, match=message) as caught:
+        read_shape(path)
+    assert str(path) in caught.value.message
+    assert caught.value.remedy
