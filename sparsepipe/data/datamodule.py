@@ -128,6 +128,10 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """The test split, read exactly as for testing."""
         return self.test_dataloader()
 
+    def test_names(self) -> Sequence[str]:
+        """The file of each test sample, or its name, or else its number."""
+        return [str(number) for number in range(len(self._labels_S("test")))]
+
     def test_input(self, count: int) -> Any:
         """The first samples of the test split, as the input of a batch."""
         most = min(count, len(self._labels_S("test")))
@@ -284,6 +288,11 @@ class ShapeDataModule(SplitDataModule):
                 )
             self._points[split] = points
         return self._points[split]
+
+    def test_names(self) -> Sequence[str]:
+        """The file of each test shape, or its name where shapes share files."""
+        points = self.point_set("test")
+        return points.files or points.names
 
     def _open(self, split: Split) -> None:
         self.point_set(split)

@@ -96,6 +96,7 @@ class PointSet:
         labels_S: class numbers; -1 for shapes without labels.
         names: names of the shapes, such as ``chair_0042``.
         classes: class names, indexed by the labels.
+        files: paths of the files that have a shape each; none where shapes share files.
 
     Raises:
         DataError: frames in single precision lie too far from the origin to tell a shape's form.
@@ -109,6 +110,7 @@ class PointSet:
     labels_S: IntArray
     names: tuple[str, ...]
     classes: tuple[str, ...]
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         frames = self.frames

@@ -16,7 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
-from sparsepipe.models.metrics import Accuracy, Confusion, MeanIoU, ious_of
+from sparsepipe.models.metrics import (
+    Accuracy,
+    Confusion,
+    MeanIoU,
+    Predictions,
+    ious_of,
+    predictions_of,
+)
 from sparsepipe.utils.extensions import build_trusted
 
 
@@ -216,6 +223,8 @@ class Classifier(Optimised):
 
     Attributes:
         test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
+        test_predictions: after a test ``index``, ``label``, ``prediction`` and ``probability``
+            [S] of all samples, over all ranks; None where voxels have labels.
 
     Raises:
         ConfigError: fewer than two classes; when training starts, an unsuitable input,
@@ -248,7 +257,9 @@ class Classifier(Optimised):
         self.val_accuracy = Accuracy()
         self.val_iou = MeanIoU(num_classes)
         self.confusion = Confusion(num_classes)
+        self.predictions = Predictions()
         self.test_confusion: Tensor | None = None
+        self.test_predictions: dict[str, Tensor] | None = None
 
     def forward(self, x: Any) -> Tensor:
         """Logits [B, K] of a batch's input, or [B, K, X, Y, Z].
@@ -309,16 +320,22 @@ class Classifier(Optimised):
         logits_BK, label_B = self._logits_and_labels(batch)
         self._log_epoch("test/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
         self.confusion.update(logits_BK, label_B)
+        if label_B.dim() == 1 and "index" in batch:
+            self.predictions.update(batch, logits_BK)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        return _prediction(batch, self(batch["input"]))
+        found = predictions_of(batch, _at_least_float32(self(batch["input"])))
+        return {name: value.cpu() for name, value in found.items()}
 
     def on_test_epoch_start(self) -> None:
         self.confusion.reset()
+        self.predictions.reset()
 
     def on_test_epoch_end(self) -> None:
         counts_KK = self.confusion.compute()
         self.test_confusion = counts_KK.cpu()
+        kept = self.predictions.update_called  # not where voxels have labels
+        self.test_predictions = self.predictions.compute() if kept else None
         hits_K, shapes_K = counts_KK.diagonal(), counts_KK.sum(dim=1)
         present = shapes_K > 0
         class_accuracy_K = hits_K[present] / shapes_K[present]
@@ -390,14 +407,3 @@ def _check_input(x: Any, expected: type) -> None:
 
 def _at_least_float32(logits_BK: Tensor) -> Tensor:
     return logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
-
-
-def _prediction(batch: dict[str, Any], logits_BK: Tensor) -> dict[str, Tensor]:
-    logits_BK = _at_least_float32(logits_BK.detach())
-    probability_B, prediction_B = logits_BK.softmax(dim=1).max(dim=1)
-    return {
-        "index": batch["index"].cpu(),
-        "label": batch["label"].cpu(),
-        "prediction": prediction_B.cpu(),
-        "probability": probability_B.cpu(),
-    }

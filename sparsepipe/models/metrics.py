@@ -8,6 +8,9 @@ their arguments than that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -68,6 +71,51 @@ class MeanIoU(Confusion):
     def compute(self) -> Tensor:
         """In [0, 1]."""
         return ious_of(super().compute()).nanmean()
+
+
+class Predictions(Metric):
+    """The class that is predicted of each sample, by the sample's number in its split."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in _OF_SAMPLE:
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, batch: Mapping[str, Tensor], logits: Tensor) -> None:
+        """Keep those of a batch with ``index`` [B] and ``label`` [B], of its logits [B, K]."""
+        for name, value in predictions_of(batch, logits).items():
+            getattr(self, name).append(value)
+
+    def compute(self) -> dict[str, Tensor]:
+        """``index``, ``label``, ``prediction`` and ``probability`` [S], in the order of the index.
+
+        Samples that several ranks have, as those that share a sample do, are in it once.
+        """
+        kept = {name: getattr(self, name) for name in _OF_SAMPLE}
+        found = {
+            name: value if isinstance(value, Tensor) else torch.cat(value)
+            for name, value in kept.items()
+        }
+        # The first place of each number.
+        _, places_S = np.unique(found["index"].cpu().numpy(), return_index=True)
+        chosen_S = torch.from_numpy(places_S)
+        return {name: value.cpu()[chosen_S] for name, value in found.items()}
+
+
+_OF_SAMPLE = ("index", "label", "prediction", "probability")
+
+
+def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, Tensor]:
+    """The ``prediction`` and its ``probability`` [B], beside ``index`` and ``label`` of a batch."""
+    probability_B, prediction_B = logits_BK.detach().softmax(dim=1).max(dim=1)
+    return {
+        "index": batch["index"],
+        "label": batch["label"],
+        "prediction": prediction_B,
+        "probability": probability_B,
+    }
 
 
 def confusion_of(logits: Tensor, label: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pictures of test shapes with their true and predicted classes.
+"""Pictures of shapes with their predicted classes, and their true ones where these are known.
 
 Shape suffixes: N points of one cloud.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +21,9 @@ from sparsepipe.plots import style
 
 _MAX_POINTS = 3000
 _PANEL_IN = (1.9, 2.15)
+_NAME_IN = 0.15
+_NAME_LETTERS = 26
+"""Of a file's name above a shape; those in the middle of longer names are left out."""
 _AZIMUTH_DEG, _ELEVATION_DEG = -55.0, 22.0
 _RIGHT = LinearSegmentedColormap.from_list("right", ["#A9D3EE", style.BLUE, "#00304D"])
 _WRONG = LinearSegmentedColormap.from_list("wrong", ["#F6C9A8", style.VERMILION, "#5E2900"])
@@ -26,27 +31,29 @@ _WRONG = LinearSegmentedColormap.from_list("wrong", ["#F6C9A8", style.VERMILION,
 
 def prediction_gallery(
     clouds: Sequence[ArrayLike],
-    true: Sequence[int],
+    true: Sequence[int] | None,
     predicted: Sequence[int],
     classes: Sequence[str],
     path: str | os.PathLike[str],
     *,
     probabilities: Sequence[float] | None = None,
+    files: Sequence[str] | None = None,
     columns: int = 6,
 ) -> None:
     """Writes a grid of shapes with true and predicted labels as a PNG.
 
     A right prediction is blue with a tick, a wrong one vermilion, framed and with a
-    cross. Shapes are seen from the side and a little above, z up, unit by unit
-    undistorted; nearer points are darker.
+    cross; where nobody knows the true class, all are blue. Shapes are seen from the side
+    and a little above, z up, unit by unit undistorted; nearer points are darker.
 
     Args:
         clouds: point coordinates [N, 3] of each shape, any N and any unit.
-        true: index into ``classes`` of each shape's label.
+        true: index into ``classes`` of each shape's label; None where there are no labels.
         predicted: index into ``classes`` of each shape's prediction.
         classes: class names.
         path: the picture to write; its directories are made.
         probabilities: the probability the network gave to each prediction.
+        files: the file of each shape, or its name.
         columns: shapes in a row.
 
     Raises:
@@ -54,52 +61,84 @@ def prediction_gallery(
         DataError: the picture cannot be written.
     """
     figure = gallery_figure(
-        clouds, true, predicted, classes, probabilities=probabilities, columns=columns
+        clouds, true, predicted, classes, probabilities=probabilities, files=files, columns=columns
     )
     style.save_png(figure, path)
 
 
 def gallery_figure(
     clouds: Sequence[ArrayLike],
-    true: Sequence[int],
+    true: Sequence[int] | None,
     predicted: Sequence[int],
     classes: Sequence[str],
     *,
     probabilities: Sequence[float] | None = None,
+    files: Sequence[str] | None = None,
     columns: int = 6,
 ) -> Figure:
     """The figure that :func:`prediction_gallery` writes: one axes per shape."""
     count = len(clouds)
-    shares: Sequence[float | None] = [None] * count if probabilities is None else probabilities
-    if not count or columns < 1 or {len(true), len(predicted), len(shares)} != {count}:
-        raise ValueError(
-            f"{count} clouds, {len(true)} labels, {len(predicted)} predictions, "
-            f"{len(shares)} probabilities in {columns} columns do not make a gallery"
-        )
+    given: dict[str, Sequence[Any] | None] = {
+        "labels": true,
+        "predictions": predicted,
+        "probabilities": probabilities,
+        "files": files,
+    }
+    lengths = {name: len(each) for name, each in given.items() if each is not None}
+    if not count or columns < 1 or set(lengths.values()) != {count}:
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"{count} clouds, {counts} in {columns} columns do not make a gallery")
     columns = min(columns, count)
     rows = math.ceil(count / columns)
+    panel_in = _PANEL_IN[1] + (0.0 if files is None else _NAME_IN)
     figure = style.new_figure(
-        width_in=max(columns * _PANEL_IN[0], 5.0), height_in=rows * _PANEL_IN[1] + 0.5
+        width_in=max(columns * _PANEL_IN[0], 5.0), height_in=rows * panel_in + 0.5
     )
-    right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
     figure.suptitle(
-        f"Test shapes: {right} of {count} recognised\n✓ true class    ✗ true class → prediction",
+        _heading(true, predicted, has_probabilities=probabilities is not None),
         fontsize=style.TITLE_PT,
         color=style.INK,
     )
     for place in range(count):
         axes = figure.add_subplot(rows, columns, place + 1)
-        is_right = int(true[place]) == int(predicted[place])
+        is_right = true is None or int(true[place]) == int(predicted[place])
         _draw_cloud(axes, clouds[place], is_right=is_right)
-        title = _title(classes[true[place]], classes[predicted[place]], shares[place])
+        title = _title(
+            None if true is None else classes[true[place]],
+            classes[predicted[place]],
+            None if probabilities is None else probabilities[place],
+        )
         axes.set_title(
-            title,
+            title if files is None else f"{_shortened(files[place])}\n{title}",
             fontsize=style.TICK_PT,
             color=style.INK if is_right else style.VERMILION,
             fontweight="normal" if is_right else "bold",
             pad=3,
+            parse_math=False,
         )
     return figure
+
+
+def _heading(
+    true: Sequence[int] | None, predicted: Sequence[int], *, has_probabilities: bool
+) -> str:
+    """Two lines: what is shown, and how to read what stands above a shape."""
+    shares = "%: probability of the prediction, by the network" if has_probabilities else ""
+    if true is None:
+        return f"Predicted classes of {len(predicted)} shapes\n{shares}"
+    right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
+    marks = "✓ true class    ✗ true class → prediction"
+    return f"Test shapes: {right} of {len(predicted)} recognised\n" + "    ".join(
+        filter(None, (marks, shares))
+    )
+
+
+def _shortened(file: str) -> str:
+    name = PurePath(file).name or file
+    if len(name) <= _NAME_LETTERS:
+        return name
+    half = (_NAME_LETTERS - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
 
 
 def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -122,8 +161,10 @@ def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     return points_N3 @ np.stack([to_the_right, up], axis=1), -(points_N3 @ towards_viewer)
 
 
-def _title(true_name: str, predicted_name: str, probability: float | None) -> str:
+def _title(true_name: str | None, predicted_name: str, probability: float | None) -> str:
     share = "" if probability is None else f"  {100 * float(probability):.0f} %"
+    if true_name is None:
+        return f"{predicted_name}{share}"
     if true_name == predicted_name:
         return f"✓ {true_name}{share}\n"
     return f"✗ {true_name}\n→ {predicted_name}{share}"

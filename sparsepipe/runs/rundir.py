@@ -93,6 +93,11 @@ class RunDir:
         return self.path / "confusion.csv"
 
     @property
+    def predictions(self) -> Path:
+        """The predicted class of each sample of a test, or of each file that was given."""
+        return self.path / "predictions.csv"
+
+    @property
     def first_weights(self) -> Path:
         """What a training took from ``checkpoint``, and what it left, tensor by tensor."""
         return self.path / "first_weights.csv"

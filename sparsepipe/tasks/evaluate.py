@@ -34,7 +34,12 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.tasks.loaders import adapt_loaders
-from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test
+from sparsepipe.tasks.presentation import (
+    class_accuracies,
+    draw_test,
+    log_test,
+    write_predictions,
+)
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.utils.files import write_text_atomic, writing
@@ -145,6 +150,7 @@ class Evaluate(Task):
             write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
         write_result(run, values)
         if process_group.rank() == 0:
+            write_predictions(run, module, data)
             draw_test(run, module, data, gallery=self.gallery)
             log_test(run, module, values)
 

@@ -6,7 +6,7 @@ Shapes: B samples, N points, K classes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -185,9 +185,11 @@ def draw_test(
     per_class_accuracy(counts_KK.numpy(), classes, directory / "per_class_accuracy.png")
     shapes: list[NDArray[np.float64]] = []
     found: dict[str, list[Any]] = {"label": [], "prediction": [], "probability": []}
+    indices: list[int] = []
     for batch in gallery_batches(data, count=gallery):
         shapes += clouds(batch["input"])
         prediction = _predict(module, batch)
+        indices += batch["index"].tolist() if "index" in batch else []
         for name in found:
             found[name] += prediction[name].tolist()
     if shapes:
@@ -198,7 +200,40 @@ def draw_test(
             classes,
             directory / "predictions.png",
             probabilities=found["probability"],
+            files=_named(data, indices) if indices else None,
         )
+
+
+def write_predictions(run: Run, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """``predictions.csv`` of a test: its samples with their files, in the order of the split.
+
+    Nothing where the module keeps no predictions of samples.
+    """
+    found = getattr(module, "test_predictions", None)
+    if found is None:
+        return
+    classes = tuple(getattr(module, "class_names", ()))
+    values = {name: value.tolist() for name, value in found.items()}
+    files = _named(data, values["index"])
+    write_csv(
+        run.directory.predictions,
+        [
+            {
+                "file": files[row],
+                "class": classes[values["label"][row]],
+                "predicted": classes[values["prediction"][row]],
+                "probability": values["probability"][row],
+            }
+            for row in range(len(files))
+        ],
+    )
+
+
+def _named(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:
+    """The file of each test sample, or its name or number, by numbers in the split."""
+    names = getattr(data, "test_names", None)
+    known = None if names is None else names()
+    return [str(index) if known is None else known[index] for index in indices]
 
 
 def _draw_domains(run: Run, module: DomainSeparation, data: DomainDataModule) -> None:

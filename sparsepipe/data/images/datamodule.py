@@ -80,6 +80,10 @@ class ImageDataModule(SplitDataModule):
             self._splits[split] = self._source.load(split, self._cache)
         return self._splits[split]
 
+    def test_names(self) -> Sequence[str]:
+        """The file of each test image, or its number where images share files."""
+        return self.image_set("test").files or super().test_names()
+
     def _open(self, split: Split) -> None:
         self.image_set(split)
 

@@ -88,7 +88,8 @@ class ImageFolder:
             ):
                 if not path.is_file():
                     self._write(path, [file.path for file in files])
-        return ImageSet(MappedArray(path), listing.labels_S)
+        names = tuple(str(file.path) for file in files)
+        return ImageSet(MappedArray(path), listing.labels_S, names)
 
     def fingerprint(self) -> str:
         """Digest of names and contents; see ``ImageSource.fingerprint``."""

@@ -201,6 +201,7 @@ def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> Po
         labels_S=labels_S,
         names=tuple(Path(listing.names[row]).stem for row in rows_S),
         classes=listing.classes,
+        files=tuple(str(listing.root / listing.names[row]) for row in rows_S),
     )
 
 

@@ -122,6 +122,10 @@ class VolumeDataModule(SplitDataModule):
             )
         return super().test_dataloader()
 
+    def test_names(self) -> Sequence[str]:
+        """The file of each test sample, or its number where samples have none."""
+        return getattr(self.samples("test"), "files", ()) or super().test_names()
+
     def _open(self, split: Split) -> None:
         self.samples(split)
 

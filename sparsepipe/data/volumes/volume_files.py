@@ -49,6 +49,7 @@ class FileSamples:
         channel_axis: where inputs have channels; None: they have none.
         mean: subtracted from inputs.
         std: inputs are divided by it afterwards.
+        files: of the samples, of which ``inputs`` may have decompressed copies.
     """
 
     inputs: tuple[Path, ...]
@@ -58,6 +59,7 @@ class FileSamples:
     channel_axis: ChannelAxis | None
     mean: float
     std: float
+    files: tuple[str, ...] = ()
 
     def read_input(self, index: int, part: Part) -> FloatArray:
         """See ``Samples.read_input``."""
@@ -197,6 +199,7 @@ class VolumeFiles:
         return FileSamples(
             inputs=tuple(readable[entry.input] for entry in entries),
             voxels=tuple(readable[path] for entry in entries for path in entry.paths[1:]),
+            files=tuple(str(entry.input) for entry in entries),
             labels_S=np.array(
                 [entry.label if isinstance(entry.label, int) else 0 for entry in entries], np.int64
             ),

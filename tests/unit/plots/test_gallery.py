@@ -23,8 +23,25 @@ def test_titles_mark_right_and_wrong_with_a_sign_and_the_probability():
     )
     assert titles(figure) == ["✓ chair  98 %", "✗ bed\n→ chair  60 %", "✓ bed  100 %"]
     assert "2 of 3" in figure.get_suptitle()
+    assert "%: probability of the prediction" in figure.get_suptitle()
     plain = gallery_figure([cloud()], [0], [0], CLASSES)
     assert titles(plain) == ["✓ chair"]
+    assert "%" not in plain.get_suptitle()
+
+
+def test_files_are_named_whatever_letters_they_have():
+    files = ["/data/chair/a$_b$.stl", "x" * 60 + ".obj", "plain"]
+    figure = gallery_figure(
+        [cloud()] * 3, None, [0, 1, 0], CLASSES, probabilities=[0.9, 0.8, 0.7], files=files
+    )
+    named = [title.splitlines() for title in titles(figure)]
+    assert named[0] == ["a$_b$.stl", "chair  90 %"]
+    assert named[1][0] == "x" * 12 + "…" + "x" * 8 + ".obj"
+    assert named[2] == ["plain", "chair  70 %"]
+    assert "Predicted classes of 3 shapes" in figure.get_suptitle()
+    assert texts_outside(figure) == []
+    drawn = pixels(figure)
+    assert has_colour(drawn, style.VERMILION) == 0, "nobody knows which are wrong"
 
 
 def test_a_wrong_prediction_has_a_colour_of_its_own():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +77,36 @@ def test_the_checkpoint_alone_gives_the_tests_figures(
     assert trained["tested_checkpoint"] == again["evaluated_checkpoint"] == "best.ckpt"
     assert "differs_from_training" not in again
     assert f"model, data and backend are those of {run / 'config.yaml'}" in caplog.text
+
+
+def test_each_test_sample_has_a_row(run: Path) -> None:
+    """Each class's counts are those of confusion.csv, and wrong ones are found by their file."""
+    directory = run_job(composed(*EVALUATED, f"checkpoint={run}")).path
+    table = csv_rows(directory / "predictions.csv")
+    assert list(table[0]) == ["file", "class", "predicted", "probability"]
+    for row in table:
+        assert Path(row["file"]).is_file()
+        assert Path(row["file"]).parts[-3:-1] == (row["class"], "test")
+        assert 1 / 3 <= float(row["probability"]) <= 1
+    counts = Counter((row["class"], row["predicted"]) for row in table)
+    counted = csv_rows(directory / "confusion.csv")
+    assert {(r["actual"], r["predicted"]): int(r["shapes"]) for r in counted} == {
+        (r["actual"], r["predicted"]): counts[r["actual"], r["predicted"]] for r in counted
+    }
+    assert len(table) == len({row["file"] for row in table}) == 24
+    several = [*EVALUATED, f"checkpoint={run}", "hardware.cpu_devices=2"]
+    for parallel in ("dp", "pipeline"):
+        again = run_job(composed(*several, f"parallel={parallel}")).path
+        others = csv_rows(again / "predictions.csv")
+        assert [row["file"] for row in others] == [row["file"] for row in table]
+        for row, other in zip(table, others, strict=True):
+            assert other["predicted"] == row["predicted"]
+            assert float(other["probability"]) == pytest.approx(float(row["probability"]), abs=1e-6)
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
 
 
 def test_other_weights_are_tested_where_somebody_says_so(run: Path) -> None:

@@ -61,8 +61,10 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
 ) -> None:
     drawn: dict[str, Any] = {}
 
-    def gallery(shapes: Any, labels: Any, predictions: Any, *rest: Any, probabilities: Any) -> None:
-        drawn.update(shapes=shapes, labels=labels, predictions=predictions, rest=rest)
+    def gallery(
+        shapes: Any, labels: Any, predictions: Any, *_: Any, probabilities: Any, files: Any
+    ) -> None:
+        drawn.update(shapes=shapes, labels=labels, predictions=predictions, files=files)
         drawn["numbers"] = [round(100 * p) for p in probabilities]
 
     monkeypatch.setattr("sparsepipe.plots.gallery.prediction_gallery", gallery)
@@ -73,6 +75,7 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
     numbers = drawn["numbers"]
     assert len(numbers) == 12
     assert (numbers[0], numbers[-1]) == (0, SHAPES - 1)
+    assert drawn["files"] == [str(number) for number in numbers], "of data without files"
     assert drawn["labels"] == drawn["predictions"] == [number % 2 for number in numbers]
     assert [int(np.unique(shape[:, 0]).item()) for shape in drawn["shapes"]] == numbers
 
