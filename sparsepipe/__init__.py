@@ -1,3 +1,14 @@
 """SparsePipe: sparse 3D convolutional networks, trained in parallel."""
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """``load`` is imported on first use, since it needs torch, which takes seconds to import."""
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("sparsepipe.runs.model").load

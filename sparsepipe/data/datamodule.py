@@ -25,7 +25,9 @@ from sparsepipe.data.dataloaders import (
 )
 from sparsepipe.data.dataset import Collate, RatioMode, Representation, ShapeDataset, Voxelisation
 from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
+from sparsepipe.data.preprocessing import Preprocessing
 from sparsepipe.data.sources.base import CacheSettings, Source
+from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
 
@@ -293,6 +295,16 @@ class ShapeDataModule(SplitDataModule):
         """The file of each test shape, or its name where shapes share files."""
         points = self.point_set("test")
         return points.files or points.names
+
+    def preprocessing(self) -> Preprocessing:
+        """What becomes of a shape of somebody's own, as of those of the test."""
+        first = getattr(self._source, "takes_first_points", False)
+        cached = getattr(self._source, "takes_cached_points", False)
+        return Preprocessing(
+            voxelisation=self._voxelisation,
+            sampler=FileSampler(self._cache.points, self._cache.seed),
+            stored="first" if first else "drawn" if cached else "all",
+        )
 
     def _open(self, split: Split) -> None:
         self.point_set(split)

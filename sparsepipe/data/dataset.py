@@ -17,7 +17,7 @@ from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.checks import check_choices, check_numbers, check_ratio, check_resolution
 from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import Access
-from sparsepipe.data.points import FloatArray, IntArray, MappedArray, PointSet
+from sparsepipe.data.points import FloatArray, HeldArray, IntArray, MappedArray, PointSet
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.sparse import sparse_collate
 
@@ -103,7 +103,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         voxelisation: Voxelisation,
         augment: Augment | None = None,
         stream: int = 0,
-        surface: MappedArray | None = None,
+        surface: MappedArray | HeldArray | None = None,
     ) -> None:
         self.points = points
         self.indices_N = indices_N
@@ -123,20 +123,32 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         """
         epoch, position = access if isinstance(access, tuple) else (0, access)
         index = int(self.indices_N[position])
+        return self.sample(index, key=(self.stream, epoch, index))
+
+    def sample(self, index: int, *, key: tuple[int, int, int]) -> dict[str, Any]:
+        """One shape as a sample; what is drawn at random depends on the seed and the key.
+
+        Args:
+            index: the shape's position in ``points``.
+            key: what the draw is for, the epoch, and the shape's number for that.
+        """
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation
         if settings.representation == "dense_surface":
             sample["grid"] = self._surface_grid(index)
             return sample
-        rng = np.random.default_rng([settings.seed, self.stream, epoch, index])
-        coords_M3 = voxelise(self.unit_cloud(index, rng), resolution=settings.resolution)
+        rng = np.random.default_rng([settings.seed, *key])
+        unit_N3 = self.unit_cloud(index, rng, shift_key=(key[0], key[2]))
+        coords_M3 = voxelise(unit_N3, resolution=settings.resolution)
         if settings.representation == "sparse":
             sample["coords"] = coords_M3
         else:
             sample["grid"] = occupancy(coords_M3, resolution=settings.resolution)
         return sample
 
-    def unit_cloud(self, index: int, rng: np.random.Generator) -> FloatArray:
+    def unit_cloud(
+        self, index: int, rng: np.random.Generator, *, shift_key: tuple[int, int] | None = None
+    ) -> FloatArray:
         """Drawn and augmented points [N, 3] of a shape; the grid is the cube [-1, 1]^3."""
         settings, points, augment = self.voxelisation, self.points, self.augment
         picked_N = draw_points(
@@ -151,8 +163,9 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         low_3, high_3 = frames.low_S3[index], frames.high_S3[index]
         center_3, radius = frames.center_S3[index], float(frames.radius_S[index])
         if settings.shift is not None:
-            key = (self.stream, index)
-            cloud_N3 = settings.shift(cloud_N3, up_axis=settings.up_axis, key=key)
+            cloud_N3 = settings.shift(
+                cloud_N3, up_axis=settings.up_axis, key=shift_key or (self.stream, index)
+            )
             # Of a scan nothing is known but its points.
             low_3, high_3 = cloud_N3.min(axis=0), cloud_N3.max(axis=0)
             center_3 = (low_3 + high_3) / 2

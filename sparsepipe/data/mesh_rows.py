@@ -199,7 +199,10 @@ class SurfaceVoxels:
         Raises:
             DataError: the file is not a mesh with a surface.
         """
-        triangles_F33 = read_triangles(path)
+        return self.packed(read_triangles(path), digest), np.empty(0, np.float32)
+
+    def packed(self, triangles_F33: Triangles, digest: str) -> NDArray[np.uint8]:
+        """Packed occupancy of triangles."""
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
         _, frame = quantise(points_P3, low_3, high_3)
         triangles_F33 = triangles_F33 - box_middle(low_3, high_3)
@@ -211,7 +214,7 @@ class SurfaceVoxels:
         for points_L3 in surface_lattice((triangles_F33 - middle_3) / half_3 * (side / 2)):
             sites_L3 = np.clip(points_L3 + side / 2, 0, side - 1).astype(np.int64)
             table[(sites_L3[:, 0] * side + sites_L3[:, 1]) * side + sites_L3[:, 2]] = True
-        return np.packbits(table), np.empty(0, np.float32)
+        return np.packbits(table)
 
 
 def surface_lattice(triangles_F33: Triangles) -> Iterator[NDArray[np.float64]]:

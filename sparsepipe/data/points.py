@@ -57,6 +57,13 @@ class MappedArray:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldArray:
+    """An array in memory, in the place of a :class:`MappedArray`."""
+
+    array: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Frames:
     """Bounding box and sphere of each shape, in the units of its file.
 
@@ -88,7 +95,7 @@ class PointSet:
     box, and are in double precision if shapes are far from the origin.
 
     Attributes:
-        points: stored points [R, P, 3] of any integer or float type, memory-mapped.
+        points: stored points [R, P, 3] of any integer or float type, memory-mapped or in memory.
         rows_S: each shape's row in ``points`` (rows of excluded files are skipped).
         offset_S3: coordinate of the stored value 0.
         step_S3: length of one stored unit.
@@ -102,7 +109,7 @@ class PointSet:
         DataError: frames in single precision lie too far from the origin to tell a shape's form.
     """
 
-    points: MappedArray
+    points: MappedArray | HeldArray
     rows_S: IntArray
     offset_S3: FloatArray | ExactArray
     step_S3: FloatArray | ExactArray

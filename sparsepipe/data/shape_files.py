@@ -72,10 +72,41 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
         raise (unreadable if error.errno else _no_shape)(path, error) from error
     except Exception as error:  # each format's reader has its own
         raise _no_shape(path, str(error) or type(error).__name__) from error
+    return _checked(path, values)
+
+
+def as_shape(shape: Any) -> NDArray[np.float64]:
+    """Triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud.
+
+    Args:
+        shape: a mesh, a scene or a cloud of trimesh, or points [Q, 3] as numpy or torch have them.
+
+    Raises:
+        DataError: it is none of these, or holds neither a surface nor finite points.
+    """
+    what = f"the {type(shape).__name__}"
+    if isinstance(shape, trimesh.Scene):
+        shape = shape.to_mesh()
+    if isinstance(shape, trimesh.Trimesh):
+        shape = shape.triangles
+    elif isinstance(shape, trimesh.PointCloud):
+        shape = shape.vertices
+    elif hasattr(shape, "detach"):  # torch's, which may be on a device
+        shape = shape.detach().cpu()
+    try:
+        values = np.asarray(shape, np.float64)
+    except (TypeError, ValueError) as error:
+        raise _no_shape(what, error) from error
+    if values.ndim not in (2, 3) or values.shape[1:] not in ((3,), (3, 3)):
+        raise _no_shape(what, f"it has the shape {list(values.shape)}, not [points, 3]")
+    return _checked(what, values)
+
+
+def _checked(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if not len(values) or not np.isfinite(values).all():
-        raise _no_shape(path, "it has no points, or some that are not finite")
+        raise _no_shape(source, "it has no points, or some that are not finite")
     if values.ndim == 3 and not triangle_areas(values).sum() > 0:
-        raise _no_shape(path, "its mesh has no surface")
+        raise _no_shape(source, "its mesh has no surface")
     return values
 
 
@@ -146,8 +177,8 @@ def _columns(header: str) -> Sequence[int]:
     return [names.index(axis) for axis in _AXES] if {*_AXES} <= {*names} else (0, 1, 2)
 
 
-def _no_shape(path: Path, why: object) -> DataError:
+def _no_shape(source: object, why: object) -> DataError:
     return DataError(
-        f"{path} holds no shape: {str(why).splitlines()[0]}",
+        f"{source} holds no shape: {str(why).splitlines()[0]}",
         remedy="replace the file, by a mesh or by points [points, 3]",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from collections import Counter
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.trained import CLASSES, RECORD
 from sparsepipe.errors import CheckpointError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils.files import expanded
@@ -89,6 +91,24 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
         "path) did",
     )
+
+
+def classes_of(path: Path, content: Mapping[str, Any]) -> list[str]:
+    """The classes that a checkpoint was trained on, in the order of its logits.
+
+    Those of a checkpoint that does not say them are the ones that its run was tested on; none where
+    nobody knows.
+    """
+    recorded = (content.get(RECORD) or {}).get(CLASSES)
+    return list(map(str, recorded)) if recorded else _tested_classes(path)
+
+
+def _tested_classes(path: Path) -> list[str]:
+    file = RunDir(path.parent.parent).confusion
+    if path.parent.name != "checkpoints" or not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(dict.fromkeys(row["actual"] for row in csv.DictReader(stream)))
 
 
 _WEIGHTS = ("state_dict", "model_state_dict", "model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 import time
@@ -28,7 +27,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import are_there
-from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.runs.checkpoints import classes_of, find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
@@ -215,9 +214,9 @@ class Evaluate(Task):
     def _check_classes(
         self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
     ) -> None:
-        then = (content.get(RECORD) or {}).get(CLASSES) or _tested_classes(path)
+        then = classes_of(path, content)
         now = list(getattr(data, "classes", ()))
-        if not then or not now or list(then) == now or self._allows(CLASSES):
+        if not then or not now or then == now or self._allows(CLASSES):
             return
         number = next(
             (n for n, (a, b) in enumerate(zip(then, now, strict=False)) if a != b),
@@ -249,15 +248,6 @@ class Evaluate(Task):
         log.info("by the plan of the training: %s", plan)
         with writing(directory.path):
             write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
-
-
-def _tested_classes(path: Path) -> list[str]:
-    """The classes that a checkpoint's run was tested on, for one that does not say them itself."""
-    file = RunDir(path.parent.parent).confusion
-    if path.parent.name != "checkpoints" or not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(dict.fromkeys(row["actual"] for row in csv.DictReader(stream)))
 
 
 def _epoch_of(content: Mapping[str, Any]) -> str:

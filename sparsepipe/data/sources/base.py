@@ -7,14 +7,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import scan_files
 from sparsepipe.data.mesh_rows import QUANTA
-from sparsepipe.data.points import Frames, IntArray, PointSet, Split
+from sparsepipe.data.points import (
+    FloatArray,
+    Frames,
+    HeldArray,
+    IntArray,
+    MappedArray,
+    PointSet,
+    Split,
+)
 from sparsepipe.data.row_cache import DONE, RowCache, RowReader
 from sparsepipe.errors import DataError
 from sparsepipe.utils.host import usable_cores
@@ -57,7 +65,8 @@ class Source(Protocol):
 
     A source may also have ``takes_cached_points = True`` if every shape has
     ``CacheSettings.points`` points, so that ``num_points`` is checked before a cache is built,
-    and ``load_surface`` if it has meshes, see ``OffTree``.
+    ``takes_first_points = True`` if these are the first ones of a file, not drawn from it, and
+    ``load_surface`` if it has meshes, see ``OffTree``.
     """
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
@@ -190,18 +199,34 @@ def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> Po
     rows_S = np.flatnonzero(rows.state_S() == DONE)
     labels_S = listing.labels_S[rows_S]
     _check_usable(listing, labels_S, rows)
-    frame_S10 = rows.meta_SK()[rows_S]
-    low_S3, high_S3 = frame_S10[:, 0:3], frame_S10[:, 3:6]
-    return PointSet(
-        points=rows.rows,
+    return quantised_points(
+        rows.rows,
+        rows.meta_SK()[rows_S],
         rows_S=rows_S,
-        offset_S3=low_S3,
-        step_S3=((high_S3 - low_S3) / np.float32(QUANTA)).astype(np.float32),
-        frames=Frames(low_S3, high_S3, frame_S10[:, 6:9], frame_S10[:, 9]),
         labels_S=labels_S,
         names=tuple(Path(listing.names[row]).stem for row in rows_S),
         classes=listing.classes,
         files=tuple(str(listing.root / listing.names[row]) for row in rows_S),
+    )
+
+
+def quantised_points(
+    points: MappedArray | HeldArray, frame_S10: FloatArray, **of_shapes: Any
+) -> PointSet:
+    """Clouds that :func:`sparsepipe.data.mesh_rows.quantise` has made, with their frames.
+
+    Args:
+        points: rows [R, P, 3].
+        frame_S10: the frame of each shape.
+        of_shapes: the other attributes of :class:`PointSet`.
+    """
+    low_S3, high_S3 = frame_S10[:, 0:3], frame_S10[:, 3:6]
+    return PointSet(
+        points=points,
+        offset_S3=low_S3,
+        step_S3=((high_S3 - low_S3) / np.float32(QUANTA)).astype(np.float32),
+        frames=Frames(low_S3, high_S3, frame_S10[:, 6:9], frame_S10[:, 9]),
+        **of_shapes,
     )
 
 

@@ -204,7 +204,12 @@ class FileSampler(SurfaceSampler):
         Raises:
             DataError: the file cannot be read, or holds neither a surface nor points.
         """
-        values = read_shape(path)  # [F, 3, 3] or [Q, 3]
+        return self.quantised(read_shape(path), digest)
+
+    def quantised(
+        self, values: NDArray[np.float64], digest: str
+    ) -> tuple[NDArray[np.uint16], FloatArray]:
+        """Quantised points [P, 3] and the frame of triangles [F, 3, 3] or points [Q, 3]."""
         if values.ndim == 3:
             return quantise(*self.sample(values, digest))
         rng = np.random.default_rng([self.seed, int(digest, 16)])

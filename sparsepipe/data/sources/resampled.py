@@ -43,6 +43,7 @@ class NormalResampled:
     """
 
     takes_cached_points = True
+    takes_first_points = True
 
     def __init__(self, root: Path | str | None, *, subset: int = 40) -> None:
         self.root = require_root(

@@ -1,0 +1,132 @@
+"""What becomes of one shape before a network sees it, as in the test of its training.
+
+Shapes: F faces, Q points of a cloud, P points stored, R voxels along each side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparsepipe.data.dataset import Collate, ShapeDataset, Voxelisation
+from sparsepipe.data.files import digest_file
+from sparsepipe.data.mesh_rows import SurfaceVoxels, quantise
+from sparsepipe.data.points import HeldArray, PointSet, measure_frames
+from sparsepipe.data.shape_files import as_shape, read_shape
+from sparsepipe.data.sources.base import quantised_points
+from sparsepipe.data.sources.folders import FileSampler
+from sparsepipe.errors import DataError
+from sparsepipe.sparse import SparseTensor
+
+StoredPoints = Literal["drawn", "first", "all"]
+_TEST_STREAM, _OWN_STREAM = 2, 3
+"""What points are drawn for: the test of a training, or a shape of somebody's own."""
+
+
+def _not_of_the_test(path: Path) -> int | None:
+    del path
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessing:
+    """Makes a network's input of one shape, as a data module does of those that it tests on.
+
+    Called with a file's path, a mesh of trimesh or points [Q, 3], it returns the input of a batch
+    of one. Points are sampled on a mesh; which of them, and which of a cloud, are drawn depends on
+    the content of the file or of the arrays, so that other shapes beside it change nothing. For a
+    file of the training's own test it is the draw of that test.
+
+    Attributes:
+        voxelisation: how points are drawn and become voxels.
+        sampler: points that are stored of a shape.
+        stored: which points of a cloud these are: some that are drawn, the first ones, or all.
+        test_number: the number of a file in the test of the training; None for others.
+    """
+
+    voxelisation: Voxelisation
+    sampler: FileSampler
+    stored: StoredPoints
+    test_number: Callable[[Path], int | None] = _not_of_the_test
+
+    def __call__(self, shape: Any) -> SparseTensor | Tensor:
+        """The input of a batch of one shape: sparse, or dense [1, 1, R, R, R].
+
+        Raises:
+            DataError: there is no such file, or no shape in it.
+        """
+        found: SparseTensor | Tensor = self.batch([self.sample(shape)])["input"]
+        return found
+
+    def sample(self, shape: Any) -> dict[str, Any]:
+        """One shape as :class:`~sparsepipe.data.dataset.ShapeDataset` has it, without a label.
+
+        Raises:
+            DataError: see :meth:`__call__`.
+        """
+        number = None
+        if isinstance(shape, str | os.PathLike):
+            path = Path(shape)
+            values, digest = read_shape(path), digest_file(path)
+            number = self.test_number(path)
+        else:
+            values = as_shape(shape)
+            digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
+        key = (_OWN_STREAM, 0, int(digest, 16)) if number is None else (_TEST_STREAM, 0, number)
+        dataset = ShapeDataset(
+            self._points(values, digest),
+            np.zeros(1, np.int64),
+            voxelisation=self.voxelisation,
+            surface=self._surface(values, digest),
+        )
+        return dataset.sample(0, key=key)
+
+    def batch(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Samples as a batch, with its ``input``."""
+        return Collate(self.voxelisation.resolution)(samples)
+
+    def _points(self, values: NDArray[np.float64], digest: str) -> PointSet:
+        of_shape: dict[str, Any] = {
+            "rows_S": np.zeros(1, np.int64),
+            "labels_S": np.full(1, -1),
+            "names": (digest,),
+            "classes": (),
+        }
+        is_cloud = values.ndim == 2
+        if is_cloud and self.stored == "all":
+            needed = self.voxelisation.num_points or 1
+            rows_P = np.arange(max(len(values), needed)) % len(values)  # short ones are repeated
+            points_1P3 = values[rows_P][None]
+            return PointSet(
+                points=HeldArray(points_1P3),
+                offset_S3=np.zeros((1, 3)),
+                step_S3=np.ones((1, 3)),
+                frames=measure_frames(points_1P3, 1.0),
+                **of_shape,
+            )
+        if is_cloud and self.stored == "first" and len(values) >= self.sampler.points:
+            first_P3 = values[: self.sampler.points]
+            points_P3, frame = quantise(first_P3, first_P3.min(axis=0), first_P3.max(axis=0))
+        else:
+            points_P3, frame = self.sampler.quantised(values, digest)
+        return quantised_points(HeldArray(points_P3[None]), frame[None], **of_shape)
+
+    def _surface(self, values: NDArray[np.float64], digest: str) -> HeldArray | None:
+        settings = self.voxelisation
+        if settings.representation != "dense_surface":
+            return None
+        if values.ndim == 2:
+            raise DataError(
+                "the network was trained on the surfaces of meshes, and this is a cloud of points",
+                remedy="give a mesh, or train with data.representation=dense",
+            )
+        voxels = SurfaceVoxels(self.sampler, settings.resolution, settings.span)
+        return HeldArray(voxels.packed(values, digest)[None])

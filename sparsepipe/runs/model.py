@@ -1,0 +1,213 @@
+"""The model of a run, to predict with: what ``sparsepipe.load`` returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+from torch import nn
+
+from sparsepipe.config.target import Target
+from sparsepipe.config.trained import Training, training_of
+from sparsepipe.data import ShapeDataModule
+from sparsepipe.data.preprocessing import Preprocessing
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.runs.checkpoints import (
+    classes_of,
+    find_checkpoint,
+    load_weights,
+    read_checkpoint,
+)
+from sparsepipe.utils.files import expanded
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """The class of a shape.
+
+    Attributes:
+        name: the class.
+        probability: that the network gives it, in [0, 1].
+        probabilities: of all classes, the most probable first.
+    """
+
+    name: str
+    probability: float
+    probabilities: Mapping[str, float]
+
+
+class Model:
+    """A trained classifier of shapes.
+
+    Attributes:
+        classes: names of the classes, in the order of the network's logits.
+        module: the network, a plain ``nn.Module`` in evaluation mode that maps what ``preprocess``
+            returns to logits [1, K].
+        preprocess: makes the network's input of a file, a mesh or points.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: Sequence[str],
+        preprocess: Preprocessing,
+        *,
+        precision: Any = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.classes, self.preprocess = tuple(classes), preprocess
+        self.module = network.eval()
+        self._device = torch.device(device)
+        on_gpu = self._device.type == "cuda"
+        fabric = Fabric(
+            accelerator="gpu" if on_gpu else "cpu",
+            devices=[self._device.index or 0] if on_gpu else 1,
+            precision=precision,
+        )
+        # It converts the network in place, and calls it as Lightning did in the training's test.
+        self._precise = fabric.setup_module(network)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(classes={list(self.classes)}, device='{self._device}')"
+
+    def predict(self, shape: Any) -> Prediction:
+        """The class of one shape.
+
+        Args:
+            shape: the path of a file, a mesh of trimesh, or points [Q, 3] in any unit.
+
+        Raises:
+            DataError: there is no such file, or no shape in it.
+        """
+        return self.predict_samples([self.preprocess.sample(shape)])[0]
+
+    def predict_samples(self, samples: Sequence[dict[str, Any]]) -> list[Prediction]:
+        """The classes of samples that ``preprocess.sample`` has made, computed as one batch."""
+        found = []
+        for probabilities_K in self._probabilities(samples):
+            order_K = np.argsort(-probabilities_K, kind="stable")
+            ranked = {self.classes[k]: float(probabilities_K[k]) for k in order_K}
+            name = next(iter(ranked))
+            found.append(Prediction(name, ranked[name], ranked))
+        return found
+
+    @torch.inference_mode()
+    def _probabilities(self, samples: Sequence[dict[str, Any]]) -> NDArray[np.floating[Any]]:
+        x = self.preprocess.batch(samples)["input"]
+        parameter = next(self.module.parameters(), None)
+        x = x.to(self._device, x.dtype if parameter is None else parameter.dtype)
+        logits_BK = self._precise(x)
+        logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
+        probabilities_BK: NDArray[np.floating[Any]] = logits_BK.softmax(dim=1).cpu().numpy()
+        return probabilities_BK
+
+
+def load(run: str | os.PathLike[str], *, device: str = "cpu") -> Model:
+    """The model of a training, which predicts the classes of shapes as its test did.
+
+    Args:
+        run: the directory of a run, of which ``best.ckpt`` is taken where there is one, or a
+            checkpoint.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        CheckpointError: there is none, it is broken, or holds other weights than it says.
+        ConfigError: it does not say what it was trained with, or was not trained to classify
+            shapes; or there is no such device.
+    """
+    path = find_checkpoint(os.fspath(run), best=True)
+    training = training_of(os.fspath(run))
+    if training is None:
+        raise ConfigError(
+            f"nothing says what {path} was trained with",
+            remedy="give the directory of its run, or a checkpoint that a run has written",
+        )
+    preprocess = preprocessing_of(training)
+    content = read_checkpoint(path)
+    classes = classes_of(path, content)
+    if not classes:
+        raise ConfigError(
+            f"nothing says which classes {path} was trained on",
+            remedy="evaluate it with task=evaluate, which reads them of the data",
+        )
+    network = Target.parse(training.values["model"]).build_with(
+        num_classes=len(classes), class_names=list(classes)
+    )
+    load_weights(network, content["state_dict"], path)
+    precision = (training.values.get("trainer") or {}).get("precision")
+    return Model(network, classes, preprocess, precision=precision, device=_checked(device))
+
+
+def preprocessing_of(training: Training) -> Preprocessing:
+    """What became of shapes in the test of a training; its data need not be there.
+
+    Raises:
+        ConfigError: it was not on shapes with a class each.
+    """
+    data = Target.parse(training.values["data"])
+    kind = data.locate()
+    if not (isinstance(kind, type) and issubclass(kind, ShapeDataModule)):
+        raise ConfigError(
+            f"{training.origin} is of a training on data of {data.path}: only classes of single "
+            "shapes are predicted",
+            remedy="task=evaluate measures this model on the test split of its data",
+        )
+    # Only the class of the source is of interest, which says how much it keeps of a cloud.
+    source = Target.parse(data.arguments["source"]).locate()
+    module = kind(
+        data.get("root"),
+        source=lambda root: source,
+        **{
+            name: Target.parse(value).build() if isinstance(value, Mapping) else value
+            for name, value in data.arguments.items()
+            if name not in ("root", "source", "batch_size") and not name.startswith("_")
+        },
+        batch_size=1,
+    )
+    return dataclasses.replace(module.preprocessing(), test_number=_TestNumbers(data))
+
+
+class _TestNumbers:
+    """Numbers of the files of a training's own test, by which their points are drawn there."""
+
+    def __init__(self, data: Target) -> None:
+        self._data = data
+        self._root = os.path.abspath(expanded(str(data.get("root"))))
+        self._known: dict[str, int] | None = None
+
+    def __call__(self, path: Path) -> int | None:
+        place = os.path.abspath(path)
+        if not place.startswith(self._root + os.sep):
+            return None
+        if self._known is None:
+            self._known = self._read()
+        return self._known.get(place)
+
+    def _read(self) -> dict[str, int]:
+        try:
+            files = self._data.build().point_set("test").files
+        except SparsePipeError as error:
+            log.info("the test of the training cannot be read: %s", error.message)
+            return {}
+        return {os.path.abspath(file): number for number, file in enumerate(files)}
+
+
+def _checked(device: str) -> str:
+    kind, _, index = device.partition(":")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    if int(index or 0) >= there.get(kind, 0):
+        raise ConfigError(
+            f"there is no device {device!r}",
+            remedy="give cpu, or cuda where PyTorch finds a GPU",
+        )
+    return device
