@@ -35,7 +35,7 @@ from sparsepipe.schedule import Plan
 
 log = logging.getLogger(__name__)
 
-_EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes")
+_EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "rank_times_s", "memory_bytes")
 """Entries of a plan file that its search expected, and that depend on what is recomputed."""
 
 

@@ -175,6 +175,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         "dp_s": explanation.dp_s,
         **({} if solution.expected_s is None else {"search_expects_s": solution.expected_s}),
         "stage_times_s": [row.time_s for row in explanation.rows],
+        "rank_times_s": _rank_times(problem, explanation),
         "transfer_times_s": [row.transfer_s for row in explanation.rows[:-1]],
         "memory_bytes": [row.memory_bytes for row in explanation.rows],
         **({"states": True, "stage_nodes": explanation.nodes} if explanation.nodes else {}),
@@ -187,6 +188,32 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         for stage, devices in zip(solution.stages, names, strict=True)
     )
     return Plan(stages=stages, details=details)
+
+
+def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, object]]:
+    """Seconds of a minibatch's forward, backward and update on each rank's own device.
+
+    Empty where the profiles are not those of a chain of layers.
+    """
+    pool, profiles = problem.pool, problem.profiles
+    if not profiles or profiles[0].states:
+        return []
+    updates = all(profile.update_s is not None for profile in profiles)
+    found: list[dict[str, object]] = []
+    for number, stage in enumerate(explanation.solution.stages):
+        spans = explanation.spans[number] if explanation.spans else ()
+        again = {layer for span in spans for layer in span}
+        for kind, profile, count in zip(pool.kinds, profiles, stage.counts, strict=True):
+            layers = profile.layers[stage.first : stage.end]
+            recomputed_s = sum(layer.forward_s for layer in layers if layer.index in again)
+            times_s: dict[str, object] = {
+                "device": kind.name,
+                "forward": sum(layer.forward_s for layer in layers),
+                "backward": sum(layer.backward_s for layer in layers) + recomputed_s,
+                "update": sum(layer.update_s or 0.0 for layer in layers) * updates,
+            }
+            found += [times_s] * count
+    return found
 
 
 def _described(model: CostModel) -> dict[str, object]:

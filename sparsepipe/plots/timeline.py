@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,12 +16,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from sparsepipe.cluster.places import device_name
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.plots import style
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.schedule import Plan, asynchronous, synchronous_by_name, unit_times
-from sparsepipe.schedule import lanes as schedule_lanes
-from sparsepipe.schedule import timeline as schedule_times
+from sparsepipe.schedule import Plan, asynchronous, synchronous_by_name
+from sparsepipe.schedule.timeline import lane_name
+from sparsepipe.simulate.engine import Setting, simulate
+from sparsepipe.simulate.lanes import lanes as record_lanes
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.workload import StageCosts, Workload
 
 Row = tuple[str, int, int | None, float, float]
 """(kind, number, microbatch, start, end): kind is F forward, B backward or U update; or, in a lane
@@ -187,7 +191,7 @@ def timeline_figure(
     drawn = rows_until(lanes, until)
     rows = [row for _, found in drawn for row in found]
     end = until if until is not None else max((row[4] for row in rows), default=1.0)
-    computed = [row for row in rows if row[0] not in _MESSAGES]
+    computed = [row for row in rows if row[0] in "FB"]  # an update is short beside them
     inches_per_time = min(_scale(computed), max_width_in / (end or 1.0))
     places = _places(thin)
     figure = style.new_figure(
@@ -201,7 +205,7 @@ def timeline_figure(
         _draw_lane(axes, place, found, end=end, inches_per_time=inches_per_time, thin=each)
     _finish(axes, [name for name, _ in drawn], places, thin, end=end, unit_name=unit_name)
     axes.set_title(title, loc="left", fontsize=style.TITLE_PT, color=style.INK, pad=26)
-    _legend(axes, {row[0] for row in rows})
+    _legend(axes, rows)
     return figure
 
 
@@ -279,12 +283,16 @@ def _finish(
     axes.set_xlabel(unit_name, fontsize=style.LABEL_PT, color=style.INK)
 
 
-def _legend(axes: Axes, kinds: Set[str]) -> None:
+def _legend(axes: Axes, rows: Sequence[Row]) -> None:
     """Names the colours; those of messages where there are any."""
+    kinds = {row[0] for row in rows}
+    takes_time = any(row[0] == "U" and row[4] > row[3] for row in rows)
     handles = [
         Patch(facecolor=_FORWARD, label="forward"),
         Patch(facecolor=_BACKWARD, label="backward"),
-        Line2D([], [], **_POINT, label="update"),
+        Patch(facecolor=style.VERMILION, label="update")
+        if takes_time
+        else Line2D([], [], **_POINT, label="update"),
         Patch(facecolor=_IDLE, label="waiting"),
         *(
             Patch(facecolor=colour, label=name)
@@ -314,22 +322,30 @@ _BACKWARD_TIME = 2.0  # times as long as the forward
 _MINIBATCHES = 3  # of a synchronous schedule
 
 
-def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> None:
+def draw_schedule(
+    directory: RunDir,
+    synchronous: Synchronous | None = None,
+    *,
+    slowdowns: Mapping[str, float] | None = None,
+) -> None:
     """``timeline.png`` of a pipeline's first minibatches; nothing of one device, or of too many.
 
-    Stages take the times that the plan's search expected, or as long as one another; of both
-    the backward is twice the forward, and messages take no time. Nothing of it is measured.
+    Ranks take the times that the plan's search expected of their devices. Without a search stages
+    are as long as one another at a device's full speed, and the backward is twice the forward.
+    Messages take no time. Nothing of it is measured.
+
+    Args:
+        directory: of the run, with its plan.
+        synchronous: its schedule; None: the asynchronous one.
+        slowdowns: how many times slower devices are made, by their names in plan files.
     """
     if not directory.plan.exists():
         return
-    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8")).without_grids
-    if not 1 < plan.num_ranks <= _MOST_RANKS:
+    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    if not 1 < plan.without_grids.num_ranks <= _MOST_RANKS:
         return
-    expected_s = plan.details.get("stage_times_s")
-    stages = None
-    if expected_s:  # of a minibatch; each of several replicas, which take turns, takes longer
-        forwards_s = [time_s / (1 + _BACKWARD_TIME) for time_s in expected_s]
-        stages = [1e3 * time_s * plan.replicas(stage) for stage, time_s in enumerate(forwards_s)]
+    workload, searched = _expected_workload(plan, slowdowns or {})
+    plan = workload.plan
     if synchronous is None:
         name, unit = "Asynchronous", "minibatch"
         schedule = asynchronous(plan, 3 * plan.num_ranks + 2)
@@ -337,13 +353,49 @@ def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> 
         parts = synchronous.microbatches
         name, unit = f"Synchronous ({synchronous.schedule})", "microbatch"
         schedule = synchronous_by_name(synchronous.schedule, plan, _MINIBATCHES, microbatches=parts)
-        stages = stages and [time_s / parts for time_s in stages]
-    times = unit_times(backward=_BACKWARD_TIME, stages=stages)
-    times_text = "times as its search expected" if expected_s else "all stages alike"
+        workload = workload.split(parts, batches=plan.replicas(0)) if searched else workload
+    instant = Setting(network=Network.flat(plan.num_ranks))
+    times_text = "times as its search expected" if searched else "all stages alike"
     timeline_picture(
-        schedule_lanes(schedule, schedule_times(schedule, times)),
+        record_lanes(
+            simulate(schedule, workload, instant),
+            names=[rank_name(plan, rank) for rank in range(plan.num_ranks)],
+            unit_s=1e-3 if searched else 1.0,
+        ),
         directory.path / "timeline.png",
         title=f"{name} pipeline {plan.config}, {times_text}",
-        unit_name="milliseconds" if expected_s else f"time (forward of one {unit} = 1)",
+        unit_name="milliseconds" if searched else f"time (forward of one {unit} = 1)",
         max_width_in=_WIDTH_IN,
     )
+
+
+def _expected_workload(plan: Plan, slowdowns: Mapping[str, float]) -> tuple[Workload, bool]:
+    """What each rank computes, a grid by its first one; and whether a search expected it."""
+    expected = plan.details.get("rank_times_s") or []
+    devices = [device for stage in plan.stages for device in stage.devices]
+    # A plan that was made for other devices has their times.
+    searched = [each["device"] for each in expected] == list(map(device_name, devices))
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        ranks = plan.ranks_of(number) if stage.grid is None else plan.ranks_of(number)[:1]
+        if searched:
+            own = [expected[rank] for rank in ranks]
+        else:
+            factors = [slowdowns.get(devices[rank], 1.0) for rank in ranks]
+            own = [{"forward": f, "backward": _BACKWARD_TIME * f, "update": 0.0} for f in factors]
+        costs = StageCosts(
+            forward_s=tuple(each["forward"] for each in own),
+            backward_s=tuple(each["backward"] for each in own),
+            update_s=max(each["update"] for each in own),
+            parameter_bytes=1.0,  # replicas with something to sum meet at their updates
+        )
+        stages.append(costs)
+    return Workload(plan=plan.without_grids, stages=tuple(stages)), searched
+
+
+def rank_name(plan: Plan, rank: int) -> str:
+    """A rank's stage, replica and device; the device by its model, where no other has that."""
+    devices = [device for stage in plan.stages for device in stage.devices]
+    models = list(map(device_name, devices))
+    alone = models.count(models[rank]) == 1
+    return f"{lane_name(plan, rank)}: {models[rank] if alone else devices[rank]}"

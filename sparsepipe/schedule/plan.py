@@ -61,7 +61,8 @@ class Plan:
     Args:
         stages: at least one; each begins where the one before ends.
         details: further entries of the plan file: ``bottleneck_s``, ``stage_times_s``,
-            ``transfer_times_s``, ``cost_model``, ``strategy``, what it was computed from.
+            ``rank_times_s``, ``transfer_times_s``, ``cost_model``, ``strategy``, what it was
+            computed from.
 
     Raises:
         PlanError: the stages do not cover layers without gap or overlap.

@@ -216,7 +216,11 @@ def _show(
     if test:
         draw_test(run, module, data, gallery=gallery)
     draw_curves(run)
-    draw_schedule(run.directory, run.spec.parallel.synchronous)
+    draw_schedule(
+        run.directory,
+        run.spec.parallel.synchronous,
+        slowdowns={place.text: place.slowdown for place in run.places},
+    )
     log_profiling(values)
     log_test(run, module, values)
 

@@ -11,7 +11,7 @@ from sparsepipe.config.schema import Synchronous
 from sparsepipe.plots import timeline as pictures
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
-from tests.support.plans import plan_of
+from tests.support.plans import plan_of, plan_on
 
 
 def drawn(
@@ -19,6 +19,7 @@ def drawn(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     synchronous: Synchronous | None = None,
+    slowdowns: dict[str, float] | None = None,
 ) -> dict:
     """What is drawn of a plan, and that it is."""
     (directory / "plan.json").write_text(plan.to_json())
@@ -30,28 +31,63 @@ def drawn(
 
     really = pictures.timeline_picture
     monkeypatch.setattr(pictures, "timeline_picture", note)
-    pictures.draw_schedule(RunDir(directory), synchronous)
+    pictures.draw_schedule(RunDir(directory), synchronous, slowdowns=slowdowns)
     assert (directory / "timeline.png").exists() == bool(seen)
     return seen
 
 
-def test_stages_of_a_searched_plan_take_the_times_of_the_search(tmp_path, monkeypatch) -> None:
-    plan = Plan.of(config="2-1", cuts=[3], num_layers=5)
-    plan = replace(plan, details={"stage_times_s": [0.03, 0.06]})
-    seen = drawn(plan, tmp_path, monkeypatch)
+def expected(device: str, factor: float = 1.0) -> dict:
+    return {"device": device, "forward": 0.02 * factor, "backward": 0.03 * factor, "update": 0.0}
+
+
+UNLIKE = plan_on(["here/fast/0", "here/slow/0"], ["here/fast/1"], rank_times_s=[
+    expected("fast"), expected("slow", 2), expected("fast", 0.5),
+])  # fmt: skip
+
+
+def test_each_rank_of_a_searched_plan_takes_the_times_of_its_own_device(
+    tmp_path, monkeypatch
+) -> None:
+    seen = drawn(UNLIKE, tmp_path, monkeypatch)
     assert seen["unit_name"] == "milliseconds"
-    lengths = [
-        {row[0]: pytest.approx(row[4] - row[3]) for row in rows if row[0] != "U"}
+    assert [name for name, _ in seen["lanes"]] == [
+        "stage 0, replica 0: here/fast/0",
+        "stage 0, replica 1: slow",
+        "stage 1: here/fast/1",
+    ]
+    assert lengths(seen) == [{"F": 20, "B": 30}, {"F": 40, "B": 60}, {"F": 10, "B": 15}]
+    fast, slow = ([row for row in rows if row[0] == "U"] for _, rows in seen["lanes"][:2])
+    assert [row[3] for row in fast] == [row[3] for row in slow], "replicas meet at updates"
+
+
+def test_times_of_other_devices_than_those_of_the_run_do_not_count(tmp_path, monkeypatch) -> None:
+    elsewhere = plan_on(["a/x/0", "a/y/0"], ["a/x/1"], **UNLIKE.details)
+    seen = drawn(elsewhere, tmp_path, monkeypatch)
+    assert lengths(seen) == [{"F": 1, "B": 2}] * 3
+
+
+def test_a_device_that_is_made_slower_is_drawn_slower_without_a_search(
+    tmp_path, monkeypatch
+) -> None:
+    plan = replace(UNLIKE, details={})
+    seen = drawn(plan, tmp_path, monkeypatch, slowdowns={"here/slow/0": 3.0})
+    assert lengths(seen) == [{"F": 1, "B": 2}, {"F": 3, "B": 6}, {"F": 1, "B": 2}]
+
+
+def lengths(seen: dict) -> list[dict]:
+    """How long a forward and a backward take in each lane; all of a lane must be alike."""
+    found = [
+        {(row[0], round(row[4] - row[3], 9)) for row in rows if row[0] in "FB"}
         for _, rows in seen["lanes"]
     ]
-    # Two replicas take turns: each is busy twice as long as their stage is.
-    assert lengths == [{"F": 20, "B": 40}] * 2 + [{"F": 20, "B": 40}]
+    assert all(len(each) == 2 for each in found), found
+    return [dict(each) for each in found]
 
 
 def test_stages_of_a_plan_by_hand_are_alike(tmp_path, monkeypatch) -> None:
     seen = drawn(plan_of("1-1-1"), tmp_path, monkeypatch)
     assert seen["title"] == "Asynchronous pipeline 1-1-1, all stages alike"
-    assert [name for name, _ in seen["lanes"]] == ["stage 0", "stage 1", "stage 2"]
+    assert [name for name, _ in seen["lanes"]] == [f"stage {n}: rank {n}" for n in range(3)]
     assert {round(row[4] - row[3], 9) for _, rows in seen["lanes"] for row in rows} == {0, 1, 2}
 
 
@@ -66,7 +102,8 @@ def test_stages_of_a_plan_by_hand_are_alike(tmp_path, monkeypatch) -> None:
 def test_a_synchronous_schedule_is_that_of_the_training(
     tmp_path, monkeypatch, schedule: str, parts: int, order: str
 ) -> None:
-    plan = replace(plan_of("1-1"), details={"stage_times_s": [0.03 * parts] * 2})
+    times = {"forward": 0.01 * parts, "backward": 0.02 * parts, "update": 0.0}
+    plan = plan_on(["a"], ["b"], rank_times_s=[{"device": name, **times} for name in "ab"])
     seen = drawn(plan, tmp_path, monkeypatch, Synchronous(schedule, parts))
     assert seen["title"] == f"Synchronous ({schedule}) pipeline 1-1, times as its search expected"
     _, first = seen["lanes"][0]
