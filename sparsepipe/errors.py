@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+REMEDY = "\n  remedy: "
+"""Between the message and the remedy of an error's text."""
+
 
 class SparsePipeError(Exception):
     """Base of all errors raised for something the user can mend.
@@ -31,7 +34,7 @@ class SparsePipeError(Exception):
         return _rebuild, (type(self), self.message, self.remedy), vars(self)
 
     def __str__(self) -> str:
-        return f"{self.message}\n  remedy: {self.remedy}"
+        return f"{self.message}{REMEDY}{self.remedy}"
 
 
 def _rebuild(kind: type[SparsePipeError], message: str, remedy: str) -> SparsePipeError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.sparse.coordinates import MAX_COORDINATE
 
 MAX_RESOLUTION = MAX_COORDINATE + 1
@@ -60,6 +61,23 @@ def check_num_points(num_points: int | None, *, stored: int) -> None:
             f"data.num_points={num_points}, but {stored} points are stored per shape",
             remedy=f"set data.num_points to at most {stored}, or to null for all",
         )
+
+
+def check_class_names(classes: Sequence[str], where: Path) -> None:
+    """Raise ``DataError`` for names that are no Unicode text, since results could not be written.
+
+    Args:
+        classes: names; those of folders in another encoding contain surrogates.
+        where: the file or folder that they are from.
+    """
+    for name in classes:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where} has a class of the name {name!a}, which is not text in UTF-8",
+                remedy="give it another name",
+            ) from error
 
 
 def check_choices(**settings: tuple[str, Any]) -> None:

@@ -26,7 +26,7 @@ from sparsepipe.data.dataloaders import (
 from sparsepipe.data.dataset import Collate, RatioMode, Representation, ShapeDataset, Voxelisation
 from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
 from sparsepipe.data.preprocessing import Preprocessing
-from sparsepipe.data.sources.base import CacheSettings, Source
+from sparsepipe.data.sources.base import CacheSettings, Source, say_once
 from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
@@ -171,7 +171,8 @@ class ShapeDataModule(SplitDataModule):
 
     Args:
         root: directory of the data.
-        source: class (or partial) called with ``root``, see ``sparsepipe.data.sources``.
+        source: class (or partial) called with ``root``, see ``sparsepipe.data.sources``; and with
+            ``split``, unless it is None.
         cache_dir: directory of sampled points and other prepared data.
         resolution: R, voxels along each side of the grid, 1 to 2^21.
         span: box that the grid divides: the shape's ``extent`` on each axis (as in the paper),
@@ -191,6 +192,7 @@ class ShapeDataModule(SplitDataModule):
         num_workers: loader processes for each rank; None chooses by the number of cores.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
         seed: seed of drawing, augmentation, order and validation split.
+        split: how ``source`` divides its shapes, if it can, see ``ClassFolder``.
         strict: raise an error for corrupt files instead of leaving them out.
         cache_workers: processes that build a cache; 0 is one for each core.
         lock_wait_s: how long to wait for another process that builds the same cache.
@@ -204,7 +206,7 @@ class ShapeDataModule(SplitDataModule):
         self,
         root: Path | str | None,
         *,
-        source: Callable[[Path | str | None], Source],
+        source: Callable[..., Source],
         cache_dir: Path | str,
         resolution: int = 32,
         span: Span = "extent",
@@ -221,6 +223,7 @@ class ShapeDataModule(SplitDataModule):
         num_workers: int | None = None,
         val_share: float = 0.0,
         seed: int = 0,
+        split: float | str | None = None,
         strict: bool = False,
         cache_workers: int = 0,
         lock_wait_s: float = 7_200.0,
@@ -249,7 +252,7 @@ class ShapeDataModule(SplitDataModule):
         )
         whole = point_ratio == 1 and not (augment is not None and augment.enabled)
         check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
-        self._source = source(root)
+        self._source = source(root) if split is None else source(root, split=split)
         # Checked here as well, before a cache is built in vain.
         if getattr(self._source, "takes_cached_points", False):
             check_num_points(num_points, stored=cached_points)
@@ -288,8 +291,21 @@ class ShapeDataModule(SplitDataModule):
                     "training and test data have different classes",
                     remedy="check data.root: both splits must hold the same classes",
                 )
+            self._say_repeated(split, points)
             self._points[split] = points
         return self._points[split]
+
+    def _say_repeated(self, split: Split, points: PointSet) -> None:
+        """Log how many clouds have fewer points than a batch has of them."""
+        wanted = self._voxelisation.num_points or points.points_per_shape
+        if points.counts_S is None or not (points.counts_S < wanted).any():
+            return
+        fewest = int(points.counts_S.argmin())
+        say_once(
+            f"{int((points.counts_S < wanted).sum())} of {len(points)} {split} clouds have fewer "
+            f"points than the {wanted} of data.num_points, the fewest {points.counts_S[fewest]} "
+            f"({points.names[fewest]}): theirs are repeated"
+        )
 
     def test_names(self) -> Sequence[str]:
         """The file of each test shape, or its name where shapes share files."""

@@ -60,6 +60,10 @@ class UnreadableError(DataError):
     """A file that could not be read, although its content may be valid."""
 
 
+class MissingFileError(UnreadableError):
+    """A file that does not exist."""
+
+
 def unreadable(path: Path, error: OSError) -> UnreadableError:
     """The error for a file that the operating system failed to read."""
     return UnreadableError(
@@ -82,7 +86,7 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
     try:
         status = path.stat()
     except FileNotFoundError as error:
-        raise UnreadableError(
+        raise MissingFileError(
             f"{path} does not exist", remedy="check the path and the root of the data"
         ) from error
     except OSError as error:
@@ -255,7 +259,7 @@ class ShapeFile:
     Attributes:
         name: path relative to the root, with forward slashes.
         path: location of the file.
-        size_bytes: size; -1 if the file does not exist.
+        size_bytes: size; -1 if there is no such regular file.
         digest: hex digest of the content, or ``missing``.
     """
 
@@ -325,6 +329,8 @@ def _stat(path: Path) -> _Entry:
         return _MISSING
     except OSError as error:
         raise unreadable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        return _MISSING  # to read a pipe or a device might never end
     return [status.st_size, status.st_mtime_ns]
 
 

@@ -33,6 +33,9 @@ Relative to the middle of the box, because single precision would distort a shap
 origin.
 """
 
+COUNTED_NUMBERS = FRAME_NUMBERS + 1
+"""And how many points the file has (1), where rows repeat those of files with fewer."""
+
 _LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
 
@@ -153,6 +156,13 @@ def quantise(
     frame = np.concatenate([low_3 - middle_3, high_3 - middle_3, center_3, [radius]])
     frame = frame.astype(np.float32)
     return np.clip(np.rint(steps_P3), 0, QUANTA).astype(np.uint16), frame
+
+
+def counted(
+    row_P3: NDArray[np.uint16], frame: FloatArray, count: int
+) -> tuple[NDArray[np.uint16], FloatArray]:
+    """A row with its frame and the number of points that its file has."""
+    return row_P3, np.append(frame, np.float32(count))
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,8 @@ class PointSet:
         names: names of the shapes, such as ``chair_0042``.
         classes: class names, indexed by the labels.
         files: paths of the files that have a shape each; none where shapes share files.
+        counts_S: points that the file of each shape has, of which those of smaller files are stored
+            repeatedly; None where each shape has as many as are stored.
 
     Raises:
         DataError: frames in single precision lie too far from the origin to tell a shape's form.
@@ -118,6 +120,7 @@ class PointSet:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     files: tuple[str, ...] = ()
+    counts_S: IntArray | None = None
 
     def __post_init__(self) -> None:
         frames = self.frames

@@ -30,8 +30,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import (
+    MissingFileError,
     ShapeFile,
     UnreadableError,
+    check_regular,
     digest_listing,
     digest_values,
     explaining_storage,
@@ -135,18 +137,22 @@ def _read_chunk(read: _Read, chunk: Sequence[tuple[int, ShapeFile]]) -> list[Row
 
 
 def _read_one(read: _Read, index: int, file: ShapeFile) -> RowResult:
-    if file.size_bytes < 0:
-        return RowResult(index, fault=f"{file.path} does not exist")
     try:
+        if file.size_bytes < 0:
+            check_regular(file.path)
         row, meta_K = read(file.path, file.digest)
+    except MissingFileError as error:
+        return RowResult(index, fault=str(error))
     except (UnreadableError, ImportError, MemoryError):
         raise  # the file itself may be valid
     except OSError as error:
         raise unreadable(file.path, error) from error
     except DataError as error:
-        return RowResult(index, fault=error.message)
+        return RowResult(index, fault=str(error))
     except Exception as error:  # a file that makes a library fail is corrupt too
-        return RowResult(index, fault=f"{file.path}: {type(error).__name__}: {error}")
+        fault = f"{file.path}: {type(error).__name__}: {error}"
+        remedy = "write the file again, or remove it"
+        return RowResult(index, fault=str(DataError(fault, remedy=remedy)))
     return RowResult(index, row, meta_K)
 
 
@@ -214,7 +220,7 @@ class RowCache:
         return meta_SK
 
     def corrupt(self) -> _Fault:
-        """Names of corrupt files and their faults."""
+        """Names of corrupt files and their faults, with remedies."""
         path = self.directory / "corrupt.json"
         faults: _Fault = json.loads(path.read_text()) if path.is_file() else {}
         return faults

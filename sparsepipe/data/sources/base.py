@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from sparsepipe.data.checks import check_numbers
+from sparsepipe.data.checks import check_class_names, check_numbers
 from sparsepipe.data.files import scan_files
-from sparsepipe.data.mesh_rows import QUANTA
+from sparsepipe.data.mesh_rows import FRAME_NUMBERS, QUANTA
 from sparsepipe.data.points import (
     FloatArray,
     Frames,
@@ -24,12 +26,16 @@ from sparsepipe.data.points import (
     Split,
 )
 from sparsepipe.data.row_cache import DONE, RowCache, RowReader
-from sparsepipe.errors import DataError
+from sparsepipe.data.shape_files import SHAPE_SUFFIXES
+from sparsepipe.errors import REMEDY, DataError
 from sparsepipe.utils.host import usable_cores
 
 _LOG = logging.getLogger(__name__)
 
 _NAMED_FILES = 10
+_FOLDERS = ("*/*", "*/train/*", "train/*/*")
+"""Where shapes lie that ``ClassFolder`` reads."""
+_MOST_SEEN = 10_000
 LOCK_WAIT_S = 7_200.0
 
 
@@ -58,6 +64,12 @@ class CacheSettings:
             least_1={"cached_points": self.points},
             least_0={"cache_workers": self.workers, "sampling_seed": self.seed},
         )
+
+
+@cache
+def say_once(message: str) -> None:
+    """Log what was found in the data, once in a process, which may open them several times."""
+    _LOG.info(message)
 
 
 class Source(Protocol):
@@ -137,6 +149,9 @@ def _fitting_group(root: Path) -> str | None:
     classes = {path.parent.parent.name for path in root.glob("*/train/*.off")}
     if classes:
         return "modelnet10" if len(classes) <= 10 else "modelnet40"
+    in_folders = (path for layout in _FOLDERS for path in root.glob(layout))
+    if any(path.suffix.lower() in SHAPE_SUFFIXES for path in islice(in_folders, _MOST_SEEN)):
+        return "folder"
     return None
 
 
@@ -150,6 +165,9 @@ class Listing:
         names: relative paths of the files, with forward slashes.
         labels_S: class number of each file; -1 if there are no labels.
         classes: class names.
+
+    Raises:
+        DataError: the name of a class is not valid text.
     """
 
     root: Path
@@ -157,6 +175,9 @@ class Listing:
     names: tuple[str, ...]
     labels_S: IntArray
     classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_class_names(self.classes, self.root)
 
 
 def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowCache:
@@ -170,23 +191,31 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
     built = rows.build(workers=cache.workers or usable_cores(), lock_wait_s=cache.lock_wait_s)
     faults = rows.corrupt()
     if faults:
-        lines = [f"  {name}: {fault}" for name, fault in sorted(faults.items())]
-        shown = "\n".join(lines[:_NAMED_FILES])
-        if len(lines) > _NAMED_FILES:
-            shown += f"\n  and {len(lines) - _NAMED_FILES} more"
         where = rows.directory / "corrupt.json"
         summary = f"{len(faults)} of {len(files)} {listing.split} files are corrupt"
+        shown, remedies = _explain(faults)
         if cache.strict:
             raise DataError(
                 f"{summary}:\n{shown}",
-                remedy="replace these files, or set data.strict=false to leave them out; "
-                f"all are listed in {where}",
+                remedy=f"{remedies}; or set data.strict=false to leave them out; all are listed in "
+                f"{where}",
             )
         if built:
-            _LOG.warning("%s and left out (listed in %s):\n%s", summary, where, shown)
+            text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
+            _LOG.warning(text, summary, where, shown, remedies)
         else:  # each further rank opens the same cache
             _LOG.info("%s and left out, as before (listed in %s)", summary, where)
     return rows
+
+
+def _explain(faults: Mapping[str, str]) -> tuple[str, str]:
+    """The first faults, a line each, and their remedies, each once."""
+    some = [faults[name].partition(REMEDY) for name in sorted(faults)[:_NAMED_FILES]]
+    lines = [f"  {fault}" for fault, *_ in some]
+    if len(faults) > _NAMED_FILES:
+        lines.append(f"  and {len(faults) - _NAMED_FILES} more")
+    remedies = dict.fromkeys(remedy or "replace these files" for *_, remedy in some)
+    return "\n".join(lines), "; ".join(remedies)
 
 
 def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> PointSet:
@@ -211,21 +240,23 @@ def open_points(listing: Listing, reader: RowReader, cache: CacheSettings) -> Po
 
 
 def quantised_points(
-    points: MappedArray | HeldArray, frame_S10: FloatArray, **of_shapes: Any
+    points: MappedArray | HeldArray, meta_SK: FloatArray, **of_shapes: Any
 ) -> PointSet:
     """Clouds that :func:`sparsepipe.data.mesh_rows.quantise` has made, with their frames.
 
     Args:
         points: rows [R, P, 3].
-        frame_S10: the frame of each shape.
+        meta_SK: the frame of each shape, and perhaps how many points its file has.
         of_shapes: the other attributes of :class:`PointSet`.
     """
+    frame_S10, counts_SK = np.split(meta_SK, [FRAME_NUMBERS], axis=1)
     low_S3, high_S3 = frame_S10[:, 0:3], frame_S10[:, 3:6]
     return PointSet(
         points=points,
         offset_S3=low_S3,
         step_S3=((high_S3 - low_S3) / np.float32(QUANTA)).astype(np.float32),
         frames=Frames(low_S3, high_S3, frame_S10[:, 6:9], frame_S10[:, 9]),
+        counts_S=counts_SK[:, 0].astype(np.int64) if counts_SK.size else None,
         **of_shapes,
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_listing, digest_values, explaining_storage, scan_files
-from sparsepipe.data.mesh_rows import SurfaceSampler, quantise
+from sparsepipe.data.mesh_rows import COUNTED_NUMBERS, SurfaceSampler, counted, quantise
 from sparsepipe.data.points import SPLITS, FloatArray, PointSet, Split
 from sparsepipe.data.shape_files import read_shape
 from sparsepipe.data.sources.base import CacheSettings, Listing, Source, open_points, require_root
@@ -144,11 +144,40 @@ def _check_counts(
         )
 
 
-class ShapeFolder:
-    """Source: meshes and clouds in a folder, see :func:`list_folder`.
+class ListedShapes:
+    """Base of sources whose shapes are files of any formats, see :func:`read_shape`.
 
     A mesh is sampled as in :class:`OffTree`. Of a cloud with more points than are stored some are
     drawn, of one with fewer some are repeated.
+
+    Args:
+        root: the folder of the files.
+        listings: the files of each split.
+
+    Attributes:
+        listings: the files of each split.
+    """
+
+    takes_cached_points = True
+
+    def __init__(self, root: Path, listings: Mapping[Split, Listing]) -> None:
+        self.root, self.listings = root, listings
+
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        """The clouds of a split; see ``Source.load``."""
+        return open_points(self.listings[split], FileSampler(cache.points, cache.seed), cache)
+
+    def fingerprint(self, cache: CacheSettings) -> str:
+        """Digest of names, sizes and contents; see ``Source.fingerprint``."""
+        digests = [
+            digest_listing(scan_files(self.root, each.names, cache_directory=cache.directory))
+            for each in self.listings.values()
+        ]
+        return digest_values(digests)
+
+
+class ShapeFolder(ListedShapes):
+    """Source: meshes and clouds in a folder, see :func:`list_folder`.
 
     Args:
         root: the folder.
@@ -159,23 +188,10 @@ class ShapeFolder:
         DataError: there is no such folder, or it has another layout.
     """
 
-    takes_cached_points = True
-
     def __init__(self, root: Path | str | None, *, test_share: float = 0.2) -> None:
-        self.root = require_root(root, what="a folder of meshes or clouds", where_from=_LAYOUT)
-        self._listings = list_folder(self.root, suffixes=_DOMAIN_SUFFIXES, test_share=test_share)
-
-    def load(self, split: Split, cache: CacheSettings) -> PointSet:
-        """The clouds of a split; see ``Source.load``."""
-        return open_points(self._listings[split], FileSampler(cache.points, cache.seed), cache)
-
-    def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of names, sizes and contents; see ``Source.fingerprint``."""
-        digests = [
-            digest_listing(scan_files(self.root, each.names, cache_directory=cache.directory))
-            for each in self._listings.values()
-        ]
-        return digest_values(digests)
+        root = require_root(root, what="a folder of meshes or clouds", where_from=_LAYOUT)
+        listings = list_folder(root, suffixes=_DOMAIN_SUFFIXES, test_share=test_share)
+        super().__init__(root, listings)
 
 
 def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> Source:
@@ -193,13 +209,14 @@ class FileSampler(SurfaceSampler):
     """Points of a mesh's surface, or those of a cloud, quantised to the shape's box."""
 
     kind: ClassVar[str] = "files"
+    meta_size: ClassVar[int] = COUNTED_NUMBERS
 
     def settings(self) -> dict[str, Any]:
         """Everything besides the files that determines the rows."""
-        return {**SurfaceSampler.settings(self), "files": 1}
+        return {**SurfaceSampler.settings(self), "files": 2}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Quantised points [P, 3] and the frame of one file.
+        """Quantised points [P, 3] of one file; their frame, and how many points the file has.
 
         Raises:
             DataError: the file cannot be read, or holds neither a surface nor points.
@@ -209,12 +226,13 @@ class FileSampler(SurfaceSampler):
     def quantised(
         self, values: NDArray[np.float64], digest: str
     ) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Quantised points [P, 3] and the frame of triangles [F, 3, 3] or points [Q, 3]."""
+        """See :meth:`__call__`; of triangles [F, 3, 3] or points [Q, 3]."""
         if values.ndim == 3:
-            return quantise(*self.sample(values, digest))
+            return counted(*quantise(*self.sample(values, digest)), self.points)
         rng = np.random.default_rng([self.seed, int(digest, 16)])
         count = len(values)
         drawn_P = np.concatenate([rng.permutation(count) for _ in range(-(-self.points // count))])[
             : self.points
         ]
-        return quantise(values[drawn_P], values.min(axis=0), values.max(axis=0))
+        rows = quantise(values[drawn_P], values.min(axis=0), values.max(axis=0))
+        return counted(*rows, count)

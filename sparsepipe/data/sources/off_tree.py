@@ -99,7 +99,8 @@ class OffTree:
             raise DataError(
                 f"{self.root} has no {split} mesh of class {', '.join(empty)}",
                 remedy=f"put OFF files into {self.root / empty[0] / split}, or remove the "
-                "folders of classes that should not be there",
+                "folders of classes that should not be there; data=folder reads meshes and clouds "
+                "of other formats",
             )
         if empty:
             _LOG.warning("no %s mesh of class %s in %s", split, ", ".join(empty), self.root)
