@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.target import Target
@@ -35,11 +35,16 @@ def announce(config: DictConfig) -> None:
     os.environ[_BEGAN] = repr(time.time())
     os.environ[_DIRECTORY] = str(sweep_directory(config))
     os.environ.pop(_THREADS, None)  # of a sweep whose job starts this one
-    os.environ[_COMMAND] = command_of([str(each) for each in config.hydra.overrides.task])
+    os.environ[_COMMAND] = command_of(given_overrides(config))
 
 
 def sweep_directory(config: DictConfig) -> Path:
     return Path(str(config.hydra.sweep.dir)).absolute()
+
+
+def given_overrides(config: DictConfig) -> list[str]:
+    """The overrides of a sweep's command; what it sweeps is written there as a list."""
+    return [str(each) for each in OmegaConf.select(config, "hydra.overrides.task") or ()]
 
 
 def command_of(overrides: Sequence[str]) -> str:

@@ -12,12 +12,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.scales import scales_of
-from sparsepipe.config.sweep_environment import sweep_directory
+from sparsepipe.config.sweep_environment import given_overrides, sweep_directory
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.report.commands import Request
 from sparsepipe.sweep.launch import hydra_config
-from sparsepipe.sweep.record import JobRecord, records_of
+from sparsepipe.sweep.record import JobRecord, own_texts, records_of
 
 if TYPE_CHECKING:
     from sparsepipe.report.documents import Failure
@@ -134,7 +134,7 @@ class SweepReport(Callback):
                 _loggers(config),
                 sweep / _REPORT,
                 run_id=f"{config.name}-report-{sweep.name}",
-                settings={"sweep": list(map(str, config.hydra.overrides.task))},
+                settings={"sweep": given_overrides(config)},
             )
         except SparsePipeError as error:
             log.warning("report of the sweep: %s", error)
@@ -143,7 +143,7 @@ class SweepReport(Callback):
 def _scales(config: DictConfig) -> list[str]:
     """The scales of the sweep, from the command line or the experiment."""
     params = config.hydra.sweeper.get("params") or {}
-    given = [word.lstrip("+").partition("=") for word in config.hydra.overrides.task]
+    given = [word.lstrip("+").partition("=") for word in given_overrides(config)]
     texts = [params.get("scale"), *(value for name, _, value in given if name == "scale")]
     return scales_of(str(texts[-1]), is_sweep=True) if texts[-1] else []
 
@@ -152,9 +152,11 @@ def _failures(config: DictConfig) -> list[Failure]:
     """Unfinished jobs of the sweep, with their errors."""
     from sparsepipe.report.documents import Failure
 
+    records = records_of(sweep_directory(config))
+    texts = own_texts([record.overrides for record in records], given=given_overrides(config))
     return [
-        Failure(job=f"job {record.number + 1} ({record.text})", error=record.error or record.status)
-        for record in records_of(sweep_directory(config))
+        Failure(job=f"job {record.number + 1} ({text})", error=record.error or record.status)
+        for record, text in zip(records, texts, strict=True)
         if record.status != "finished"
     ]
 

@@ -122,6 +122,11 @@ class RunDir:
         return self.checkpoints / "best.ckpt"
 
     @property
+    def kept_checkpoint(self) -> Path | None:
+        """The best checkpoint, else the last one; None where neither is kept."""
+        return next((path for path in (self.best, self.last) if path.is_file()), None)
+
+    @property
     def fitted(self) -> Path:
         """Written when training has ended by itself: its values."""
         return self.checkpoints / "fitted.json"

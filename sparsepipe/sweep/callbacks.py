@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from sparsepipe.config.sweep_environment import announce, sweep_directory
+from sparsepipe.config.sweep_environment import announce, given_overrides, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
+from sparsepipe.runs.best import VALIDATION, Mode
 from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail
-from sparsepipe.sweep.record import JobRecord, records_of
-from sparsepipe.sweep.table import SweepJob, sweep_markdown, sweep_rows
+from sparsepipe.sweep.record import JobRecord, own_texts, records_of
+from sparsepipe.sweep.table import Objective, SweepJob, best_line, sweep_markdown, sweep_rows
 from sparsepipe.utils.files import (
     LockHeldError,
     expanded,
@@ -66,29 +69,42 @@ class SweepEnd(Callback):
         records = records_of(sweep_directory(config))
         note_exit_code(records)  # of jobs that another launcher than ours has run
         if any(record.status != "finished" for record in records):
-            log.warning("%s", "\n".join(failures(records)))
+            texts = own_texts([each.overrides for each in records], given=given_overrides(config))
+            total = expected_jobs(config, begun=len(records))
+            log.warning("%s", "\n".join(failures(records, texts, total=total)))
         _lock.close()
 
 
 class SweepTable(Callback):
-    """Logs a table of all jobs, and writes ``table.md`` and ``table.csv`` into the directory."""
+    """Logs a table of all jobs and the best of them, and writes ``table.md`` and ``table.csv``.
+
+    The files have all columns; what is logged fits the terminal.
+    """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         directory = sweep_directory(config)
-        jobs = records_of(directory)
-        if not any(job.run for job in jobs):
+        records = records_of(directory)
+        if not any(record.run for record in records):
             return
-        rows = sweep_rows([_row_of(job) for job in jobs])
-        table = sweep_markdown(rows)
-        failed = sum(row["status"] == "failed" for row in rows)
+        jobs = [_row_of(record) for record in records]
+        objective = _objective(config, jobs)
+        rows = sweep_rows(jobs, objective)
+        texts = own_texts([each.overrides for each in records], given=given_overrides(config))
+        whole = sweep_markdown(rows, objective)
+        shown = sweep_markdown(rows, objective, width=_log_width())
+        best = best_line(jobs, texts, objective)
+        count = max(len(rows), expected_jobs(config, begun=len(rows)))
+        unfinished = _counts(Counter(row["status"] for row in rows), total=count)
         log.info(
-            "%s%s (%s)\n\n%s\n",
-            "1 job" if len(rows) == 1 else f"{len(rows)} jobs",
-            f", {failed} of them failed" if failed else "",
+            "%s%s (%s%s)\n\n%s\n%s",
+            "1 job" if count == 1 else f"{count} jobs",
+            f", {unfinished}" if unfinished else "",
             near(directory / "table.md"),
-            table,
+            "" if shown == whole else ", which has more columns",
+            shown,
+            f"\n{best}\n" if best else "",
         )
-        write_text_atomic(directory / "table.md", table + "\n")
+        write_text_atomic(directory / "table.md", f"{whole}\n" + (f"\n{best}\n" if best else ""))
         write_csv(directory / "table.csv", rows)
 
 
@@ -108,7 +124,8 @@ class SweepLedger(Callback):
 
 
 class SweepSearch(Callback):
-    """Writes a search's best parameters (``hydra/sweeper=optuna``) as the command line takes them.
+    """Writes a search's best parameters (``hydra/sweeper=optuna``) as the command line takes them,
+    and which run has them.
 
     The sweeper names them as Hydra got them, with the ``++`` that lets Hydra take keys which the
     composed files leave out (:func:`sparsepipe.config.compose.admit`).
@@ -116,12 +133,20 @@ class SweepSearch(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rewrites the sweeper's file, if there is one."""
-        file = sweep_directory(config) / _BEST
+        directory = sweep_directory(config)
+        file = directory / _BEST
         if not file.is_file():
             return
         found = _without_plus(yaml.safe_load(file.read_text()))
+        run = _run_of_best(found, records_of(directory))
+        if run is not None:
+            found["best_run"] = near(Path(run))
         write_text_atomic(file, yaml.safe_dump(found, sort_keys=False))
-        log.info("the best of the search: %s", near(file))
+        log.info(
+            "the best of the search: %s%s",
+            near(file),
+            "" if run is None else f", run {near(Path(run))}",
+        )
 
 
 def claim(sweep: Path) -> None:
@@ -201,17 +226,66 @@ def exit_code(records: Sequence[JobRecord]) -> int:
     return next((record.exit_code or 1 for record in records if record.status != "finished"), 0)
 
 
-def failures(records: Sequence[JobRecord]) -> Iterator[str]:
-    """A message about jobs that failed or were stopped, line by line."""
-    counts = Counter(record.status for record in records)
-    stopped = f", {counts['stopped']} stopped" if counts["stopped"] else ""
-    yield f"{counts['failed']} of {len(records)} jobs failed{stopped}:"
-    for record in records:
-        if record.status != "finished":
-            yield f"\njob {record.number + 1} ({record.text}): {record.error or record.status}"
+def expected_jobs(config: DictConfig, *, begun: int) -> int:
+    """How many jobs a sweep is to have, by what its sweeper searches and those that have begun.
+
+    Other sweepers than Optuna's give all jobs to the launcher at once.
+    """
+    trials = OmegaConf.select(config, "hydra.sweeper.n_trials")
+    if not isinstance(trials, int):
+        return begun
+    sampler = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_"))
+    if sampler.endswith("GridSampler"):
+        trials = min(trials, _grid_points(config))
+    return max(begun, trials)
+
+
+def _grid_points(config: DictConfig) -> int:
+    """Points of the grid that a sweep's command and its experiment span."""
+    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+    swept = {str(name): str(value) for name, value in params.items()}
+    swept.update(word.partition("=")[::2] for word in given_overrides(config))
+    words = [f"{name}={value}" for name, value in swept.items()]
+    parsed = OverridesParser.create().parse_overrides(words)
+    return math.prod(
+        sum(1 for _ in each.sweep_iterator())
+        for each in parsed
+        if each.is_sweep_override() and not each.is_interval_sweep()
+    )
+
+
+def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) -> Iterator[str]:
+    """A message about jobs that have not finished, line by line.
+
+    Args:
+        records: of the jobs that have one.
+        texts: what each of these is called.
+        total: jobs of the sweep; those without a record have not been started.
+    """
+    counts = Counter[str](record.status for record in records)
+    yield f"{_counts(counts, total=total, failed=f'of {total} jobs failed')}:"
+    for record, text in zip(records, texts, strict=True):
+        if record.status not in ("finished", "not started"):
+            yield f"\njob {record.number + 1} ({text}): {record.error or record.status}"
         if record.status == "failed" and record.log is not None:
             yield f"  the end of {near(Path(record.log))}:"
             yield from (f"  | {line}" for line in tail(Path(record.log), lines=_TAIL_LINES))
+
+
+def _counts(counts: Mapping[str, int], *, total: int, failed: str | None = None) -> str:
+    """How many jobs failed, were stopped and were not started; those that failed always with
+    ``failed``.
+    """
+    without_record = total - sum(counts.values())
+    not_started = counts.get("not started", 0) + without_record
+    parts = [f"{counts.get('failed', 0)} {failed or 'of them failed'}"]
+    if failed is None and not counts.get("failed"):
+        parts = []
+    if counts.get("stopped"):
+        parts.append(f"{counts['stopped']} stopped")
+    if not_started:
+        parts.append(f"{not_started} not started")
+    return ", ".join(parts)
 
 
 def near(path: Path) -> str:
@@ -225,13 +299,52 @@ def _searches(config: DictConfig) -> bool:
     return not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
 
 
+def _objective(config: DictConfig, jobs: Sequence[SweepJob]) -> Objective | None:
+    """The figure that a sweep is to have the best value of; without one that of the validation."""
+    named = OmegaConf.select(config, "objective")
+    direction = OmegaConf.select(config, "hydra.sweeper.direction")
+    if named is not None:
+        modes: dict[str, Mode] = {"maximize": "max", "minimize": "min"}
+        return Objective(key=str(named), mode=modes.get(_name_of(direction)))
+    validated = any(job.result.get(VALIDATION) is not None for job in jobs)
+    return Objective(key=VALIDATION) if validated else None
+
+
+def _name_of(direction: Any) -> str:
+    """The name of a direction of Optuna's, which the command line may have made a member."""
+    return str(getattr(direction, "name", direction))
+
+
+def _log_width() -> int | None:
+    """Columns of the terminal that the log goes to; None where it goes elsewhere."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):  # no terminal, or no file at all
+        return None
+
+
+def _run_of_best(found: Any, records: Sequence[JobRecord]) -> str | None:
+    """The run of the first job with a search's best value and parameters; None where there is none,
+    as where an earlier sweep has found them.
+    """
+    if not isinstance(found, dict) or "best_value" not in found:
+        return None  # of several objectives
+    params = {f"{name}={value}" for name, value in (found.get("best_params") or {}).items()}
+    same = [record for record in records if record.run and record.value == found["best_value"]]
+    exact = [record for record in same if params <= {each.lstrip("+") for each in record.overrides}]
+    return next((record.run for record in (*exact, *same)), None)
+
+
 def _row_of(job: JobRecord) -> SweepJob:
     pairs = (override.lstrip("+").partition("=") for override in job.overrides)
     return SweepJob(
         overrides={name: value for name, _, value in pairs},
         run=None if job.run is None else near(Path(job.run)),
         result={} if job.run is None else _result_of(Path(job.run)),
-        stopped=job.status == "stopped",
+        status=job.status,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,10 @@ from rich.text import Text
 
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
+_LEAST_LABEL, _BESIDE_LABEL = 18, 52
+"""Columns of a terminal for what a job is called, at least, and those for everything else."""
+_NAME = re.compile(r"(?<!\S)(?:[\w-]+\.)*([\w-]+)(?==)")
+"""The last part of an override's name, with the groups before it."""
 _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
@@ -50,7 +55,9 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepState:
-    """A snapshot of a sweep. ``done_s`` are durations of jobs that this sweep has finished."""
+    """A snapshot of a sweep. ``total`` counts the jobs that have not begun as well, ``done_s`` are
+    durations of jobs that this sweep has finished.
+    """
 
     rows: Sequence[JobRow]
     total: int
@@ -77,13 +84,14 @@ class SweepState:
 
     @property
     def summary(self) -> str:
-        failed = sum(row.state == "failed" for row in self.ended)
         parts = [f"{len(self.ended)} of {self.total} jobs done"]
-        if failed:
-            parts.append(f"{failed} failed")
+        for state in ("failed", "stopped"):
+            if count := sum(row.state == state for row in self.ended):
+                parts.append(f"{count} {state}")
         if self.running:
             parts.append(f"{len(self.running)} running")
-        if self.left_s is not None and (self.running or self.waiting):
+        is_ending = any(row.state == "stopped" for row in self.ended)
+        if self.left_s is not None and (self.running or self.waiting) and not is_ending:
             parts.append(f"about {duration_text(self.left_s)} left")
         return ", ".join(parts)
 
@@ -131,16 +139,6 @@ def duration_text(seconds: float) -> str:
     if seconds < 120 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def own_texts(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """Each job's overrides without those that all jobs share; all of them where nothing differs."""
-    shared = set(overrides[0]).intersection(*overrides[1:]) if len(overrides) > 1 else set()
-    return [
-        " ".join(item.lstrip("+") for item in job if item not in shared)
-        or " ".join(item.lstrip("+") for item in job)
-        for job in overrides
-    ]
 
 
 class Lines:
@@ -197,7 +195,8 @@ class LiveView(Lines):
     def _draw(self, state: SweepState) -> None:
         self._shown_s = time.monotonic()
         room = max(3, self._console.height - 6)
-        self._live.update(picture(state, room=room), refresh=True)
+        shown = picture(state, room=room, width=self._console.width)
+        self._live.update(shown, refresh=True)
 
 
 def view() -> Lines:
@@ -207,26 +206,38 @@ def view() -> Lines:
     return Lines()
 
 
-def picture(state: SweepState, *, room: int) -> Group:
-    """The table: jobs that run and those that ended last, in at most ``room`` rows."""
+def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
+    """The table: jobs that run and those that ended last, in at most ``room`` rows.
+
+    What tells jobs apart has the room that it needs, before the end of their logs.
+    """
+    running = state.running[:room]
+    ended = state.ended[len(state.ended) - max(0, room - len(running)) :]
+    rows = [(row, _without_groups(row.text)) for row in (*ended, *running)]
+    longest = max((len(text) for _, text in rows), default=0)
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     columns: tuple[tuple[str, dict[str, Any]], ...] = (
         ("job", {"justify": "right"}),
-        ("", {"ratio": 3, "no_wrap": True, "overflow": "ellipsis"}),
-        ("state", {}),
+        (
+            "",
+            {
+                "width": min(longest, max(_LEAST_LABEL, width - _BESIDE_LABEL)),
+                "no_wrap": True,
+                "overflow": "ellipsis",
+            },
+        ),
+        ("state", {"no_wrap": True}),
         ("time", {"justify": "right", "no_wrap": True}),
         ("progress", {"min_width": 12}),
         ("left", {"justify": "right", "no_wrap": True}),
-        ("", {"ratio": 3, "no_wrap": True, "overflow": "ellipsis"}),
+        ("", {"ratio": 1, "no_wrap": True, "overflow": "ellipsis"}),
     )
     for name, settings in columns:
         table.add_column(name, **settings)
-    running = state.running[:room]
-    ended = state.ended[len(state.ended) - max(0, room - len(running)) :]
-    for row in (*ended, *running):
+    for row, text in rows:
         table.add_row(
             str(row.number),
-            Text(row.text),
+            Text(text),
             Text(row.state, style=_STYLES.get(row.state, "dim")),
             duration_text(row.seconds),
             _bar(row),
@@ -234,6 +245,12 @@ def picture(state: SweepState, *, room: int) -> Group:
             Text(row.detail, style="dim"),
         )
     return Group(table, Text(state.summary))
+
+
+def _without_groups(text: str) -> str:
+    """Overrides without the groups before their names, where the names tell them apart."""
+    names = [name.rpartition(".")[2] for name in _NAME.findall(text)]
+    return text if len({*names}) < len(names) else _NAME.sub(lambda m: m[1], text)
 
 
 def _bar(row: JobRow) -> ProgressBar | str:

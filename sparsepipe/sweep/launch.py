@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sparsepipe.config import compose
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_environment import sweep_directory
-from sparsepipe.sweep.callbacks import note_exit_code
-from sparsepipe.sweep.record import JobRecord, SweptJob, refusal, scored
+from sparsepipe.config.sweep_environment import given_overrides, sweep_directory
+from sparsepipe.sweep.callbacks import expected_jobs, note_exit_code
+from sparsepipe.sweep.record import JobRecord, SweptJob, own_texts, records_of, refusal, scored
 from sparsepipe.sweep.refusals import refuse_within_torchrun
 from sparsepipe.sweep.slots import Machine, Settings, Slots
 
@@ -62,7 +62,7 @@ def launch(
         for index, each in enumerate(overrides)
     ]
     try:
-        records = _run(composed, settings, context)
+        records = _run(config, composed, settings, context)
     except SystemExit:
         # Hydra would not call its callbacks, which make the table of what has finished so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
@@ -116,11 +116,14 @@ def _task_config(whole: DictConfig) -> DictConfig:
 
 
 def _run(
-    composed: Sequence[_Composed], settings: Settings, context: HydraContext
+    config: DictConfig,
+    composed: Sequence[_Composed],
+    settings: Settings,
+    context: HydraContext,
 ) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
-    from sparsepipe.sweep.display import own_texts, view
+    from sparsepipe.sweep.display import view
     from sparsepipe.sweep.gpu_locks import machine_wide
     from sparsepipe.sweep.resources import machine
     from sparsepipe.sweep.runner import Runner
@@ -128,7 +131,11 @@ def _run(
     there = machine()
     leaders, same = _distinct(composed)
     ready, refused = _ready(leaders, there, settings)
-    texts = own_texts([one.job.overrides for one in composed])
+    first = min(one.job.number for one in composed)
+    earlier = [each for each in records_of(sweep_directory(config)) if each.number < first]
+    jobs = [(each.number, each.overrides) for each in earlier]
+    jobs += [(one.job.number, one.job.overrides) for one in composed]
+    texts = own_texts([words for _, words in jobs], given=given_overrides(config))
     by_number = {one.job.number: one for one in composed}
 
     # Hydra's callbacks of jobs, as if these ran in this process.
@@ -143,11 +150,13 @@ def _run(
     runner = Runner(
         Slots(machine=there, max_jobs=settings.max_jobs),
         settings=settings,
-        texts={one.job.number: text for one, text in zip(composed, texts, strict=True)},
+        texts={number: text for (number, _), text in zip(jobs, texts, strict=True)},
         view=view(),
         on_start=on_start,
         on_end=on_end,
         gpus=machine_wide(),
+        earlier=earlier,
+        total=expected_jobs(config, begun=len(jobs)),
     )
     try:
         return runner.run(ready, same=same, known=refused)

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _unwritten: dict[Path, JobRecord] = {}
 """Records that this process could not write, by their files."""
 
-Status = Literal["finished", "failed", "stopped"]
+Status = Literal["finished", "failed", "stopped", "not started"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ class JobRecord:
     Args:
         number: from 0.
         overrides: as :class:`SweptJob` has them.
-        status: ``finished``, ``failed`` or ``stopped``.
+        status: ``finished``, ``failed``, ``stopped``, or ``not started`` where the sweep was
+            stopped before the turn of the job.
         run: the run's directory; None where it did not finish.
         error: why it did not finish, with a remedy.
         exit_code: 0 where it finished.
@@ -97,10 +99,23 @@ class JobRecord:
     def seconds(self) -> float:
         return max(0.0, self.ended_s - self.began_s)
 
-    @property
-    def text(self) -> str:
-        """The job's overrides as on the command line."""
-        return " ".join(override.lstrip("+") for override in self.overrides)
+
+def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) -> list[str]:
+    """What each job has for itself: its overrides without those that all jobs share.
+
+    Args:
+        overrides: of each job.
+        given: overrides of the sweep's command. What stands there as it is, is no job's own, which
+            matters where a search starts its jobs one by one.
+
+    Returns:
+        A text for each job; all of its overrides where it has none for itself.
+    """
+    jobs = [[item.lstrip("+") for item in job] for job in overrides]
+    shared = set(jobs[0]).intersection(*jobs[1:]) if len(jobs) > 1 else set()
+    shared |= {item.lstrip("+") for item in given}
+    own = [" ".join(item for item in job if item not in shared) for job in jobs]
+    return [text or " ".join(job) for text, job in zip(own, jobs, strict=True)]
 
 
 def record_of(job: SweptJob, **values: Any) -> JobRecord:
@@ -148,6 +163,14 @@ def refusal(job: SweptJob, error: Exception) -> JobRecord:
         ended_s=now_s,
     )
     return keep_record(job, record)
+
+
+def not_started(job: SweptJob) -> JobRecord:
+    """Leaves and returns the record of a job before whose turn the sweep was stopped."""
+    now_s = time.time()
+    values: dict[str, Any] = {"began_s": now_s, "ended_s": now_s, "exit_code": 1}
+    error = "the sweep was stopped before its turn"
+    return keep_record(job, record_of(job, status="not started", run=None, error=error, **values))
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:

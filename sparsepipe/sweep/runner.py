@@ -25,7 +25,7 @@ from sparsepipe.sweep.display import (
 from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
-from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, refusal
+from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, not_started, refusal
 from sparsepipe.sweep.running_job import ENDING_S, ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Settings, Slots
 
@@ -34,7 +34,19 @@ _POLL_S = 0.05
 
 
 class Runner:
-    """The jobs of a sweep from their start to their records."""
+    """The jobs of a sweep from their start to their records.
+
+    Args:
+        slots: of the machine.
+        settings: of the launcher.
+        texts: what each job is called, by its number; of earlier ones as well.
+        view: shows the sweep.
+        on_start: called before each job.
+        on_end: called with each job's record.
+        gpus: locks of the GPUs.
+        earlier: records of jobs of this sweep that are over, as a search starts them bit by bit.
+        total: how many jobs the sweep is to have; None: those of ``texts``.
+    """
 
     def __init__(
         self,
@@ -46,6 +58,8 @@ class Runner:
         on_start: Callable[[SweptJob], object],
         on_end: Callable[[JobRecord], object],
         gpus: GpuLocks | None = None,
+        earlier: Sequence[JobRecord] = (),
+        total: int | None = None,
     ) -> None:
         self._on_start, self._on_end = on_start, on_end
         self._slots, self._settings, self._texts = slots, settings, texts
@@ -56,6 +70,8 @@ class Runner:
         self._records: dict[int, JobRecord] = {}
         self._same: dict[int, list[SweptJob]] = {}
         self._gpus = gpus or GpuLocks()
+        self._earlier = list(earlier)
+        self._total = len(texts) if total is None else total
 
     def run(
         self,
@@ -145,12 +161,15 @@ class Runner:
         )
 
     def _stop(self, signum: int, *, at_once: bool) -> None:
+        for ready in self._waiting:
+            for each in (ready.job, *self._same.pop(ready.job.number, [])):
+                self._records[each.number] = not_started(each)
         self._waiting.clear()
         if not at_once and self._running:
             log.warning(
-                "%s: ending %d jobs, which may write checkpoints; once more ends them at once",
+                "%s: ending %s, which may write checkpoints; once more ends them at once",
                 signal.Signals(signum).name,
-                len(self._running),
+                "1 job" if len(self._running) == 1 else f"{len(self._running)} jobs",
             )
         for job in self._running:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
@@ -192,12 +211,12 @@ class Runner:
             self._add(keep_record(job, twin))
 
     def _state(self) -> SweepState:
-        ended = [self._row_of(record) for record in self._records.values()]
-        found = self._records.values()
+        found = [*self._earlier, *self._records.values()]
+        ended = [self._row_of(record) for record in found if record.status != "not started"]
         done = [one.seconds for one in found if one.status == "finished" and not one.before]
         return SweepState(
             rows=[*ended, *(self._row(job) for job in self._running)],
-            total=len(self._texts),
+            total=self._total,
             done_s=done,
         )
 

@@ -54,6 +54,7 @@ def test_code_of_the_document_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = {"data.resolution": 32, "data.point_ratio": 0.5, "test/accuracy": 0.75}
+    told["val/accuracy"] = 0.5
     for number, task in enumerate(("train", "evaluate")):
         run = tmp_path / "outputs" / "first" / str(number)
         write_json(run / "result.json", {"kind": "measured", "task_name": task, **told})

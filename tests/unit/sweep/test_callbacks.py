@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from pandas.testing import assert_frame_equal
@@ -20,9 +21,9 @@ from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import callbacks
-from sparsepipe.sweep.callbacks import SweepEnd, SweepLedger, SweepTable, claim
+from sparsepipe.sweep.callbacks import SweepEnd, SweepLedger, SweepSearch, SweepTable, claim
 from sparsepipe.sweep.job import run_swept
-from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
+from sparsepipe.sweep.record import JobRecord, SweptJob, not_started, records_of
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed, fault, orphans, wait_for
 from tests.support.sweep_cases import leave_record
@@ -95,14 +96,74 @@ def test_the_message_about_failed_and_stopped_jobs(tmp_path: Path) -> None:
     leave_record(tmp_path, 0, "++seed=0", run=None, log=str(log))
     leave_record(tmp_path, 1, "++seed=1", run=tmp_path / "run")
     leave_record(tmp_path, 2, "++seed=2", run=None, log=str(log), **STOPPED)
-    assert list(callbacks.failures(records_of(tmp_path))) == [
+    records = records_of(tmp_path)
+    said = list(callbacks.failures(records, ["a", "b", "c"], total=3))
+    assert said == [
         "1 of 3 jobs failed, 1 stopped:",
-        "\njob 1 (seed=0): it broke\n  remedy: mend it",
+        "\njob 1 (a): it broke\n  remedy: mend it",
         f"  the end of {log}:",
         "  | one",
         "  | two",
-        "\njob 3 (seed=2): ended with the sweep",
+        "\njob 3 (c): ended with the sweep",
     ]
+    not_started(SweptJob(number=3, overrides=("++seed=3",), sweep=tmp_path))
+    head, *rest = callbacks.failures(records_of(tmp_path), ["a", "b", "c", "d"], total=6)
+    assert head == "1 of 6 jobs failed, 1 stopped, 3 not started:"
+    assert rest == said[1:]
+
+
+@pytest.mark.parametrize(
+    ("sweeper", "words", "total"),
+    [
+        ({}, ["seed=0,1,2,3"], 2),
+        ({"n_trials": 12}, ["a=interval(0,1)"], 12),
+        ({"n_trials": 1}, ["a=interval(0,1)"], 2),
+        ({"n_trials": 12, "sampler": {"_target_": "optuna.samplers.GridSampler"}},
+         ["a=choice(1,2)", "++b.c=1,2,3", "d=5"], 6),
+        ({"n_trials": 12, "sampler": {"_target_": "optuna.samplers.GridSampler"},
+          "params": {"a": "1,2", "e": "range(1,5)"}}, ["a=7"], 4),
+    ],
+)  # fmt: skip
+def test_how_many_jobs_a_sweep_is_to_have(
+    sweeper: dict[str, Any], words: list[str], total: int
+) -> None:
+    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": words}}})
+    assert callbacks.expected_jobs(config, begun=2) == total
+
+
+def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
+    tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the sweeper's direction; figures of the test count for nothing."""
+    for number, (lr, loss) in enumerate(((0.1, 0.5), (0.2, 0.25), (0.3, 0.25))):
+        run = tmp_path / "runs" / str(number)
+        figures = {"val/loss": loss, "val/accuracy": 0.5, "test/accuracy": loss}
+        write_json(run / "result.json", figures)
+        leave_record(tmp_path, number, f"++a.lr={lr}", "name=x", run=run, value=loss)
+    config = config_of(tmp_path)
+    config.objective = "val/loss"
+    config.hydra.sweeper = {"n_trials": 4, "direction": "minimize"}
+    config.hydra.overrides = {"task": ["++a.lr=interval(0,1)", "name=x"]}
+    found = {"name": "optuna", "best_params": {"++a.lr": 0.3}, "best_value": 0.25}
+    (tmp_path / "optimization_results.yaml").write_text(yaml.safe_dump(found))
+    monkeypatch.setenv("COLUMNS", "50")
+    SweepSearch().on_multirun_end(config)
+    SweepTable().on_multirun_end(config)
+    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text()) == {
+        **found, "best_params": {"a.lr": 0.3}, "best_run": str(tmp_path / "runs" / "2")
+    }  # fmt: skip
+    message = said.messages[-1]
+    assert message.startswith("4 jobs, 1 not started (")
+    assert "table.md, which has more columns)" in message
+    assert max(len(line) for line in message.splitlines() if line.startswith("|")) <= 50
+    line = f"best, by the smallest val/loss (0.25): a.lr=0.2, run {tmp_path / 'runs' / '1'}"
+    assert line in message
+    text = (tmp_path / "table.md").read_text()
+    assert line in text
+    assert "test accuracy" in text
+    config.hydra.sweeper.direction = "maximize"
+    SweepTable().on_multirun_end(config)
+    assert f"a.lr=0.1, run {tmp_path / 'runs' / '0'}" in said.messages[-1]
 
 
 def test_the_exit_code_is_that_of_the_first_job_that_failed(tmp_path: Path, said) -> None:

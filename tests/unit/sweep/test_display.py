@@ -10,6 +10,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -22,11 +23,11 @@ from sparsepipe.sweep.display import (
     SweepState,
     duration_text,
     left_s,
-    own_texts,
     picture,
     sweep_left_s,
     view,
 )
+from sparsepipe.sweep.record import own_texts
 
 ROWS = [
     JobRow(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),
@@ -42,7 +43,8 @@ STATE = SweepState(rows=ROWS, total=6, done_s=[60.0])
 
 def drawn(state: SweepState, *, room: int, width: int = 110) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width, force_terminal=False).print(picture(state, room=room))
+    shown = picture(state, room=room, width=width)
+    Console(file=stream, width=width, force_terminal=False).print(shown)
     return stream.getvalue().splitlines()
 
 
@@ -167,3 +169,23 @@ def test_jobs_are_called_by_what_is_their_own() -> None:
     ]
     assert own_texts([["experiment=a", "seed=0"]]) == ["experiment=a seed=0"]
     assert own_texts([["a=1"], ["a=1"]]) == ["a=1", "a=1"]
+    command = ["++a.lr=interval(0,1)", "++model.width=1", "seed=0"]
+    assert own_texts([["a.lr=0.5", "model.width=1", "seed=0"]], given=command) == ["a.lr=0.5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("optim.optimizer.lr=0.012520653814999465", "lr=0.012520653814999465"),
+        ("optim.optimizer.lr=0.01 model.width=0.5", "lr=0.01 width=0.5"),
+        ("a.seed=1 b.seed=2", "a.seed=1 b.seed=2"),
+        ("experiment=demo " + "x" * 60, "experiment=demo " + "x" * 11 + "…"),
+    ],
+)
+def test_what_jobs_are_called_has_the_room_that_it_needs_in_80_columns(
+    text: str, shown: str
+) -> None:
+    rows = [replace(row, text=text) for row in ROWS]
+    lines = drawn(SweepState(rows=rows, total=6, done_s=[]), room=9, width=80)
+    assert all(f" {shown} " in line for line in lines[1:-1])
+    assert "epoch 1/4"[:3] in lines[4]

@@ -170,7 +170,7 @@ def test_records_that_cannot_be_written(
     assert done.value == read_json(Path(done.run or "") / "result.json")["bottleneck_s"]
     assert "exit code 5 and left no record" in (failed.error or "")
     assert exit_code([done, failed]) == 5
-    told = "\n".join(failures([done, failed]))
+    told = "\n".join(failures([done, failed], ["done", "failed"], total=2))
     assert "1 of 2 jobs failed" in told
     assert "  | error: " in told.replace("[sparsepipe] ", ""), "its log tells why"
     assert "nowhere" in told

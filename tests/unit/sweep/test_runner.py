@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from rich.console import Console
 
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep import process, record, running_job
-from sparsepipe.sweep.display import Lines, LiveView, SweepState
+from sparsepipe.sweep.display import JobRow, Lines, LiveView, SweepState
 from sparsepipe.sweep.process import JobProcess
-from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
+from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, records_of
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob
 from sparsepipe.sweep.slots import Demand, Machine, Settings, Slots
@@ -68,14 +69,17 @@ def jobs(place: Path) -> list[ReadyJob]:
     return [ReadyJob(job=job, spec=tiny_spec(grace_s=600.0), demand=demand) for job in swept]
 
 
-def runner(view: Lines, *, ended: Callable[[JobRecord], object] = lambda record: None) -> Runner:
+def runner(
+    view: Lines, *, ended: Callable[[JobRecord], object] = lambda record: None, **more: Any
+) -> Runner:
     return Runner(
         Slots(machine=Machine(cores=(0, 1), gpus=())),
         settings=Settings(),
-        texts={number: f"seed={number}" for number in range(3)},
+        texts={number: f"seed={number}" for number in range(5)},
         view=view,
         on_start=lambda job: None,
         on_end=ended,
+        **more,
     )
 
 
@@ -142,6 +146,31 @@ def test_a_terminal_that_goes_ends_no_job(
     expected = "stopped" if hangs_up else "failed"  # these say nothing of themselves
     assert [one.status for one in records_of(tmp_path)] == 2 * [expected]
     assert not any("SIGKILL" in (one.error or "") for one in records_of(tmp_path))
+
+
+def test_jobs_whose_turn_never_came_have_a_record(small: None, tmp_path: Path) -> None:
+    """Those of an earlier part of a search count as well, and none that has not begun as done."""
+    states: list[str] = []
+
+    class Watching(Doing):
+        def ended(self, row: JobRow, state: Callable[[], SweepState]) -> None:
+            states.append(state().summary)
+
+    last = SweptJob(number=4, overrides=("seed=3",), sweep=tmp_path)
+    twin = SweptJob(number=3, overrides=("seed=3",), sweep=tmp_path)
+    first, second = jobs(tmp_path)
+    waits = replace(second, job=last, demand=Demand(ranks=1, cores=2, gpus=()))
+    done = {"status": "finished", "run": "x", "began_s": 0.0, "ended_s": 1.0}
+    earlier = [record_of(replace(last, number=2), **done)]
+    sweep = runner(
+        Watching(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM)), earlier=earlier, total=9
+    )
+    with pytest.raises(Stopped):
+        sweep.run([first, second, waits], same={4: [twin]}, known=[])
+    assert [(one.number, one.status) for one in records_of(tmp_path)] == [
+        (0, "stopped"), (1, "stopped"), (3, "not started"), (4, "not started"),
+    ]  # fmt: skip
+    assert states[-1] == "3 of 9 jobs done, 2 stopped"
 
 
 def broken() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsepipe.sweep.table import SweepJob, sweep_markdown, sweep_rows
+from sparsepipe.sweep.table import Objective, SweepJob, best_line, sweep_markdown, sweep_rows
 
 
 def job(run: str | None, result: dict[str, Any], **overrides: str) -> SweepJob:
     return SweepJob(
         overrides={"experiment": "demo", **overrides},
         run=run,
+        status="failed" if run is None else "finished",
         result={"kind": "measured", "ranks": 2, "git_commit": "x", **result} if run else {},
     )
 
@@ -157,3 +158,74 @@ def test_one_job_and_a_key_that_only_some_have() -> None:
     assert sweep_rows([job("a", {}, seed="0")]) == [{"status": "finished", "run": "a"}]
     rows = sweep_rows([job("a", {}), job("b", {}, seed="1")])
     assert [row["seed"] for row in rows] == ["", "1"]
+
+
+LOSS = {"a": 0.5, "b": 0.25, "c": 0.25}
+
+
+def searched() -> list[SweepJob]:
+    rates = {"a": "0.012520653814999465", "b": "0.02693883019285411", "c": "0.001605191133358762"}
+    return [
+        SweepJob(
+            overrides={"experiment": "demo", "optim.optimizer.lr": rates[name]},
+            run=f"outputs/demo/{name * 12}",
+            result={
+                "kind": "measured",
+                "val/accuracy": 0.5,
+                "val/loss": loss,
+                "train_shapes_per_s": 80.0,
+                "inference_shapes_per_s": 300.0,
+                "test_shapes_per_s": 200.0,
+                "test/accuracy": 1.0 if name == "a" else 0.25,
+            },
+        )
+        for name, loss in LOSS.items()
+    ]
+
+
+def test_the_best_row_is_the_objectives_and_comes_before_figures_of_the_test() -> None:
+    rows = sweep_rows(searched(), Objective(key="val/loss"))
+    assert list(rows[0]) == [
+        *("optim.optimizer.lr", "best", "val/loss", "val/accuracy"),
+        *("train_shapes_per_s", "ratio_to_first"),
+        *("test_shapes_per_s", "inference_shapes_per_s", "test/accuracy", "status", "run"),
+    ]
+    assert [row["best"] for row in rows] == ["", "*", ""], "the first with the smallest loss"
+    largest = sweep_rows(searched(), Objective(key="val/loss", mode="max"))
+    assert [row["best"] for row in largest] == ["*", "", ""]
+    assert "best" not in sweep_rows(searched(), Objective(key="val/error"))[0], "nobody has it"
+    line = best_line(searched(), ["lr=1", "lr=2", "lr=3"], Objective(key="val/loss"))
+    assert line == (
+        "best, by the smallest val/loss (0.25): lr=2, run outputs/demo/bbbbbbbbbbbb; "
+        "1 more with the same value"
+    )
+    assert best_line(searched(), ["", "", ""], Objective(key="val/error")) is None
+
+
+def test_a_narrow_table_keeps_what_jobs_are_called_and_the_objective() -> None:
+    objective = Objective(key="val/loss")
+    rows = sweep_rows(searched(), objective)
+    assert "0.012520653814999465" in sweep_markdown(rows, objective, width=300), "nothing is cut"
+    assert sweep_markdown(rows, objective, width=80).splitlines() == [
+        "|       lr | best | val/loss | val accuracy | train shapes/s | run          |",
+        "| -------: | ---- | -------: | -----------: | -------------: | ------------ |",
+        "|  0.01252 |      |      0.5 |        50.0% |           80.0 | aaaaaaaaaaaa |",
+        "|  0.02694 | *    |     0.25 |        50.0% |           80.0 | bbbbbbbbbbbb |",
+        "| 0.001605 |      |     0.25 |        50.0% |           80.0 | cccccccccccc |",
+    ]
+
+
+def test_the_longest_texts_are_cut_where_nothing_else_is_left() -> None:
+    callbacks = [f"{{stop: {{_target_: somebody.else.Callback, patience: {n}}}}}" for n in (1, 2)]
+    jobs = [
+        SweepJob(
+            overrides={"callbacks": text, "a.seed": str(n), "b.seed": "0" * n}, run="r", result={}
+        )
+        for n, text in enumerate(callbacks)
+    ]
+    lines = sweep_markdown(sweep_rows(jobs), width=40).splitlines()
+    assert {len(line) for line in lines} == {40}
+    assert [line[2:14].strip() for line in lines[2:]] == ["…tience: 1}}", "…tience: 2}}"], (
+        "what differs"
+    )
+    assert "| a.seed | b.seed |" in lines[0]

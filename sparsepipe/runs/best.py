@@ -1,0 +1,125 @@
+"""The best of finished runs by one of their figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsepipe.config.check import is_number, suggest
+from sparsepipe.errors import ConfigError
+from sparsepipe.runs.ledger import load_results
+from sparsepipe.runs.ledger_table import rows_of
+from sparsepipe.runs.run_tree import run_directories
+from sparsepipe.utils.files import PathLike, expanded
+
+Mode = Literal["max", "min"]
+VALIDATION = "val/accuracy"
+"""By this figure a run is the best where nobody names another one."""
+_SMALLER = re.compile(r"loss|error|bubble|bytes|(?<!_per)_s(/|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRun:
+    """A run that is the best of several.
+
+    Attributes:
+        value: of the figure by which it is.
+        directory: of the run; None where it is not at or below the place that was searched, as of
+            a ledger that is kept elsewhere.
+        checkpoint: its best checkpoint, else its last one; None where none is left.
+        result: its row of the ledger, values by columns.
+    """
+
+    value: float
+    directory: Path | None
+    checkpoint: Path | None
+    result: Mapping[str, Any]
+
+
+def mode_of(key: str) -> Mode:
+    """Whether a figure is the best where it is largest or smallest, by its name.
+
+    Losses, errors, times, bytes and bubbles are best when they are small, all else when large.
+    """
+    return "min" if _SMALLER.search(key) else "max"
+
+
+def best_of(values: Sequence[Any], *, mode: Mode) -> int | None:
+    """The place of the first best number; None without one. What is no finite number is passed."""
+    numbers = {
+        place: float(value)
+        for place, value in enumerate(values)
+        if is_number(value) and math.isfinite(value)
+    }
+    if not numbers:
+        return None
+    choose = max if mode == "max" else min
+    return choose(numbers, key=numbers.__getitem__)
+
+
+def best(
+    where: PathLike = "outputs",
+    *,
+    objective: str = VALIDATION,
+    mode: Mode | None = None,
+    experiment: str | None = None,
+) -> BestRun:
+    """The finished run with the best value of a figure.
+
+    It is a figure of the validation unless another one is named: who chooses by the test set has no
+    test set any more.
+
+    Args:
+        where: as of :func:`sparsepipe.results.load_results`.
+        objective: a column of the ledger with numbers; of runs with equal values the first counts.
+        mode: ``max`` or ``min``; None: by the name, see :func:`mode_of`.
+        experiment: only its runs.
+
+    Raises:
+        ConfigError: ``mode`` is neither, or no run has such a figure though they have others.
+        NoRunsError: there is no finished run.
+        DataError: see :func:`sparsepipe.results.load_results`.
+    """
+    from sparsepipe.runs.rundir import RunDir  # and torch, for which --help need not wait
+
+    if mode not in (None, "max", "min"):
+        raise ConfigError(f"mode={mode!r}", remedy="choose 'max' or 'min', or leave it out")
+    rows = rows_of(load_results(where, experiment=experiment))
+    place = best_of([row.get(objective) for row in rows], mode=mode or mode_of(objective))
+    if place is None:
+        raise _without(objective, rows, str(where))
+    row = rows[place]
+    directory = _directory_of(row, expanded(str(where)))
+    return BestRun(
+        value=float(row[objective]),
+        directory=directory,
+        checkpoint=None if directory is None else RunDir(directory).kept_checkpoint,
+        result=row,
+    )
+
+
+def _without(objective: str, rows: Sequence[Mapping[str, Any]], where: str) -> ConfigError:
+    figures = {key for row in rows for key, value in row.items() if is_number(value)}
+    if not objective.startswith("test/"):  # which nobody is to choose by for want of another
+        figures = {key for key in figures if not key.startswith("test")}
+    remedy = "name a column of the ledger that has numbers"
+    if objective.startswith("val/"):
+        remedy = "train with data.val_share above 0, or name another column of the ledger"
+    return ConfigError(
+        f"no finished run of {where} has {objective}{suggest(objective, figures)}", remedy=remedy
+    )
+
+
+def _directory_of(row: Mapping[str, Any], where: Path) -> Path | None:
+    found = [
+        path
+        for path in run_directories(where.parent if where.is_file() else where)
+        if path.name == row["run_id"]
+    ]
+    # The same computation under two names has one run id.
+    found.sort(key=lambda path: path.parent.name != row.get("name"))
+    return found[0].absolute() if found else None
