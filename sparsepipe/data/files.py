@@ -104,6 +104,30 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
         )
 
 
+SHAPE_BYTES = 1 << 30
+"""Limit of a file that is read as one shape: a larger one is hardly an object to classify."""
+LIST_BYTES = 1 << 26
+"""Limit of a file that names the files of a data set."""
+
+
+def read_text(path: Path, *, limit_bytes: int) -> str:
+    """A text file in UTF-8, such as a list of files.
+
+    Raises:
+        DataError: it is missing, no regular file, larger than the limit, or no such text.
+    """
+    check_regular(path, limit_bytes=limit_bytes)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no text: byte {error.start} is not of UTF-8",
+            remedy="write it as text in UTF-8, or copy it again",
+        ) from error
+
+
 def _kind(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "directory"

@@ -158,6 +158,11 @@ def quantise(
     return np.clip(np.rint(steps_P3), 0, QUANTA).astype(np.uint16), frame
 
 
+def first_points(points_Q3: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """The first points [P, 3] of a cloud; where there are fewer, they are repeated in turn."""
+    return points_Q3[np.arange(count) % len(points_Q3)]
+
+
 def counted(
     row_P3: NDArray[np.uint16], frame: FloatArray, count: int
 ) -> tuple[NDArray[np.uint16], FloatArray]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsepipe.data.dataset import Collate, ShapeDataset, Voxelisation
 from sparsepipe.data.files import digest_file
-from sparsepipe.data.mesh_rows import SurfaceVoxels, quantise
+from sparsepipe.data.mesh_rows import SurfaceVoxels, first_points, quantise
 from sparsepipe.data.points import HeldArray, PointSet, measure_frames
 from sparsepipe.data.shape_files import as_shape, read_shape
 from sparsepipe.data.sources.base import quantised_points
@@ -112,8 +112,8 @@ class Preprocessing:
                 frames=measure_frames(points_1P3, 1.0),
                 **of_shape,
             )
-        if is_cloud and self.stored == "first" and len(values) >= self.sampler.points:
-            first_P3 = values[: self.sampler.points]
+        if is_cloud and self.stored == "first":
+            first_P3 = first_points(values, self.sampler.points)
             points_P3, frame = quantise(first_P3, first_P3.min(axis=0), first_P3.max(axis=0))
         else:
             points_P3, frame = self.sampler.quantised(values, digest)

@@ -17,8 +17,9 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import check_regular, unreadable
+from sparsepipe.data.files import SHAPE_BYTES, check_regular, unreadable
 from sparsepipe.data.mesh_rows import read_triangles, triangle_areas
+from sparsepipe.data.npz_files import open_npz
 from sparsepipe.errors import DataError
 
 TEXT_SUFFIXES = (".csv", ".txt", ".xyz")
@@ -28,8 +29,6 @@ _MESHES = (".glb", ".obj", ".ply", ".stl")
 SHAPE_SUFFIXES = tuple(sorted((*_ARRAYS, *_MESHES, ".off", *TEXT_SUFFIXES)))
 """Of files with a shape each, in lower case."""
 
-_LIMIT_BYTES = 1 << 30
-"""Of a file that is read as one shape: a larger one is hardly an object to classify."""
 _HEADER_LINES = 20
 """Lines before the first point of a text file; a header of the PCD format has 11."""
 _COMMENT = re.compile(r"(#|//).*")
@@ -59,7 +58,7 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
             f"{path} is of no format that holds a shape",
             remedy=f"convert it to one of {', '.join(SHAPE_SUFFIXES)}",
         )
-    check_regular(path, limit_bytes=_LIMIT_BYTES)
+    check_regular(path, limit_bytes=SHAPE_BYTES)
     if suffix == ".off":
         return read_triangles(path)
     try:
@@ -114,8 +113,10 @@ def _read(path: Path, suffix: str) -> NDArray[Any]:
     if suffix == ".npy":
         return _coordinates(np.load(path, mmap_mode="r", allow_pickle=False))
     if suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return _coordinates(arrays["points"])
+        with open_npz(path) as arrays:
+            if "points" not in arrays.names:
+                raise ValueError(f"it has no array points, but {sorted(arrays.names)[:5]}")
+            return _coordinates(arrays.read("points"))
     if suffix in TEXT_SUFFIXES:
         return parse_points(path.read_text(encoding="utf-8-sig"))
     # From memory and without a resolver, so that no file is opened that this one names.

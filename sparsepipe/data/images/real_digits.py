@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sparsepipe.data.checks import check_choices, check_numbers
-from sparsepipe.data.files import digest_file, digest_values, unreadable
+from sparsepipe.data.files import check_regular, digest_file, digest_values, unreadable
 from sparsepipe.data.images.sources import DIGITS, SIDE, ImageSet
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.sources.base import require_root
@@ -38,6 +38,8 @@ _USPS_FILES = (
     "the directory must hold usps.h5 (groups train and test with data and target), or usps and "
     "usps.t of the LIBSVM data sets (with or without .bz2)"
 )
+_LIMIT_BYTES = 1 << 28
+"""Of a file of USPS, unpacked; the largest has 29 MB."""
 _SVHN_FILES = (
     "the directory must hold train_32x32.mat and test_32x32.mat, SVHN's cropped digits (format 2)"
 )
@@ -212,14 +214,15 @@ class Usps(_FiledDigits):
     def _read(self, split: Split) -> _Pair:
         path = self._files[SPLITS.index(split) if len(self._files) > 1 else 0]
         read = _usps_text if len(self._files) > 1 else _usps_h5
+        check_regular(path, limit_bytes=_LIMIT_BYTES)
         try:
-            shares_SP, labels_S = read(path, split)
-            shares_SP = shares_SP.reshape(-1, _USPS_PIXELS)
+            pixels, labels_S = read(path, split)
+            shares_SP = np.asarray(pixels, np.float64).reshape(-1, _USPS_PIXELS)
         except OSError as error:
             raise (unreadable if error.errno else _corrupt)(path, error) from error
         except ConfigError:  # h5py is missing
             raise
-        except (KeyError, ValueError, IndexError, EOFError) as error:
+        except Exception as error:  # of its reader, many kinds
             raise _corrupt(path, error) from error
         if not (len(shares_SP) and shares_SP.min() >= 0 and shares_SP.max() <= 1):
             raise _corrupt(path, "its pixels are not in the range of USPS")
@@ -230,15 +233,20 @@ class Usps(_FiledDigits):
 def _usps_h5(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
     """Pixels in [0, 1] and digits of a split."""
     with _package("h5py", of="h5py").File(path, "r") as file:
-        group = file[split]
-        return np.asarray(group["data"]), np.asarray(group["target"])
+        pixels, digits = file[split]["data"], file[split]["target"]
+        if pixels.nbytes + digits.nbytes > _LIMIT_BYTES:
+            raise ValueError(f"it promises pixels of the shape {pixels.shape}")
+        return np.asarray(pixels), np.asarray(digits)
 
 
 def _usps_text(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
     """Lines ``<digit + 1> <pixel>:<value> ...`` with pixels from 1 on and values in [-1, 1]."""
     del split  # each has a file
-    raw = path.read_bytes()
-    text = (bz2.decompress(raw) if path.suffix == ".bz2" else raw).decode("ascii")
+    with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
+        raw = file.read(_LIMIT_BYTES + 1)
+    if len(raw) > _LIMIT_BYTES:
+        raise ValueError(f"it unpacks to more than {_LIMIT_BYTES >> 20} MiB")
+    text = raw.decode("ascii")
     rows = [line.split() for line in text.splitlines() if line.strip()]
     values_SP = np.zeros((len(rows), _USPS_PIXELS))  # what a line leaves out is 0
     for row, (_, *pairs) in enumerate(rows):
@@ -288,6 +296,8 @@ class Svhn(_FiledDigits):
 
 
 def _checked(labels_S: NDArray[Any], count: int, path: Path) -> NDArray[np.int64]:
+    if labels_S.shape == (count, 1):  # as a column
+        labels_S = labels_S[:, 0]
     if labels_S.shape != (count,) or not np.isin(labels_S, np.arange(len(DIGITS))).all():
         raise _corrupt(path, f"its labels are not those of {count} digits")
     return labels_S.astype(np.int64)

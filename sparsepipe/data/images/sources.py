@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import (
+    check_regular,
     digest_file,
     digest_values,
     explaining_storage,
@@ -272,6 +273,8 @@ _IDX_PREFIXES = {"train": "train", "test": "t10k"}
 _IMAGES, _LABELS = ("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)
 """Suffix and number of dimensions of each idx file."""
 _CSV = "train.csv"
+_LIMIT_BYTES = 1 << 28
+"""Of a file of MNIST, of which the largest has 77 MB."""
 
 
 class Mnist:
@@ -389,15 +392,14 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     Raises:
         DataError: the file cannot be read, or has another format or number of dimensions.
     """
+    check_regular(path, limit_bytes=_LIMIT_BYTES)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if path.suffix == ".gz":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise _corrupt(path, str(error)) from error
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            raw = file.read(_LIMIT_BYTES + 1)
+    except OSError as error:  # of a broken archive without a number
+        raise (unreadable if error.errno else _corrupt)(path, error) from error
+    except (EOFError, zlib.error) as error:
+        raise _corrupt(path, error) from error
     head = 4 + 4 * dimensions
     if len(raw) < head or raw[:4] != bytes([0, 0, 8, dimensions]):
         raise _corrupt(path, f"it is not an idx file of {dimensions} dimensions")
@@ -415,6 +417,7 @@ def read_csv(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     Raises:
         DataError: the file cannot be read, or has other columns or values.
     """
+    check_regular(path, limit_bytes=_LIMIT_BYTES)
     try:
         # 16 bits, because each rank holds all rows in memory.
         values: NDArray[Any] = np.loadtxt(path, np.int16, delimiter=",", skiprows=1, ndmin=2)
@@ -430,5 +433,5 @@ def read_csv(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return pixels.reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S.astype(np.int64)
 
 
-def _corrupt(path: Path, why: str) -> DataError:
+def _corrupt(path: Path, why: object) -> DataError:
     return DataError(f"{path}: {why}", remedy=f"obtain MNIST again; {_MNIST_FILES}")

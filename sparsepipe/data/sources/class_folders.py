@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsepipe.data.files import check_regular, digest_values, explaining_storage, unreadable
+from sparsepipe.data.files import LIST_BYTES, digest_values, explaining_storage, read_text
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES
 from sparsepipe.data.sources.base import Listing, require_root, say_once, wrong_layout
@@ -23,7 +23,6 @@ from sparsepipe.errors import ConfigError, DataError
 
 _NAMED = 5
 _DEFAULT_SHARE = 0.2
-_LIST_BYTES = 1 << 26
 _LAYOUT = (
     "it holds a folder for each class, with files of "
     f"{', '.join(SHAPE_SUFFIXES)}; folders train and test may divide them"
@@ -193,7 +192,6 @@ def _read_split(root: Path, setting: str) -> dict[str, Split]:
         raise DataError(
             f"data.split={setting} is neither a share nor a csv file that exists", remedy=_SPLIT
         )
-    check_regular(path, limit_bytes=_LIST_BYTES)
     listed: dict[str, Split] = {}
     for line, row in enumerate(_rows(path), 2):
         name, split = (row[column].strip() for column in ("file", "split"))
@@ -212,14 +210,12 @@ def _read_split(root: Path, setting: str) -> dict[str, Split]:
 
 def _rows(path: Path) -> Iterable[dict[str, str]]:
     wanted = "it needs the columns file and split, separated by commas or semicolons"
+    text = read_text(path, limit_bytes=LIST_BYTES)
     try:
-        text = path.read_text(encoding="utf-8-sig")
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
         reader = csv.DictReader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
         rows = list(reader)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise DataError(f"{path} is no csv file: {error}", remedy=wanted) from error
     if missing := {"file", "split"} - set(reader.fieldnames or ()):
         raise DataError(f"{path} has no column {' and '.join(sorted(missing))}", remedy=wanted)

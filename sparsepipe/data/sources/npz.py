@@ -8,16 +8,17 @@ is added to coordinates in double precision, as in LAS files.
 from __future__ import annotations
 
 import logging
-import shutil
-import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, explaining_storage, scan_files
+from sparsepipe.data.checks import check_class_names
+from sparsepipe.data.files import check_regular, digest_values, explaining_storage, scan_files
+from sparsepipe.data.npz_files import open_npz
 from sparsepipe.data.points import (
     SPLITS,
     ExactArray,
@@ -36,8 +37,9 @@ _LOG = logging.getLogger(__name__)
 _VERSION = 1
 """Increased with any change to the content of the cache."""
 
-_READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
-"""Errors raised by reading a corrupt archive."""
+_LISTS = ("labels", "classes", "names")
+_SMALL = (*_LISTS, "scale", "offset")
+"""Arrays that are read into memory; a bundle may have others, which are not read."""
 
 WHERE_FROM = (
     "the bundle holds train.npz and test.npz with the arrays points, labels, classes, "
@@ -60,8 +62,9 @@ class NpzBundle:
         self._needs_labels = needs_labels
         self.root = require_root(root, what="an npz bundle of point clouds", where_from=WHERE_FROM)
         for split in SPLITS:
-            if not (self.root / f"{split}.npz").is_file():
+            if not (self.root / f"{split}.npz").exists():
                 raise wrong_layout(self.root, expected="train.npz and test.npz")
+            check_regular(self.root / f"{split}.npz")
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """The clouds of a split; see ``Source.load``."""
@@ -84,7 +87,7 @@ class NpzBundle:
         offset_S3 = np.broadcast_to(small.get("offset", np.zeros(3)), (num_shapes, 3))
         offset_S3 = offset_S3.astype(np.float64)
         name = "frames_3.npz" if "offset" in small else "frames_2.npz"
-        frames = _frames(directory / name, points.array, scale, cache, offset_S3=offset_S3)
+        frames = _frames(path, directory / name, points.array, scale, cache, offset_S3=offset_S3)
         names = small.get("names", np.char.add(f"{split}_", np.arange(num_shapes).astype(str)))
         return PointSet(
             points=points,
@@ -112,43 +115,44 @@ def _unreadable(path: Path, reason: object) -> DataError:
 
 
 def _read_small(path: Path, *, needs_labels: bool) -> dict[str, NDArray[Any]]:
-    """All arrays of a bundle except the points."""
-    try:
-        with np.load(path) as bundle:
-            labels = {"labels", "classes"}
-            if not needs_labels and not labels & set(bundle.files):
-                labels = set()
-            missing = ({"points"} | labels) - set(bundle.files)
-            if missing:
-                raise _unreadable(path, f"it lacks {', '.join(sorted(missing))}")
-            return {name: bundle[name] for name in bundle.files if name != "points"}
-    except _READ_ERRORS as error:
-        raise _unreadable(path, error) from error
+    """The arrays of a bundle beside the points; those with a single column as lists."""
+    with _explained(path), open_npz(path) as bundle:
+        labels = {"labels", "classes"}
+        if not needs_labels and not labels & bundle.names:
+            labels = set()
+        if missing := ({"points"} | labels) - bundle.names:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        small = {name: bundle.read(name) for name in _SMALL if name in bundle.names}
+        for name, values in small.items():
+            if name in _LISTS and values.ndim == 2 and values.shape[1] == 1:
+                small[name] = values[:, 0]
+        return small
 
 
 def _unpack_points(path: Path, target: Path) -> None:
-    """Copy the member ``points.npy`` out of the archive in chunks."""
+    """Write the points as ``.npy`` file in chunks."""
+    with replacing(target) as temporary, _explained(path), open_npz(path) as bundle:
+        bundle.unpack("points", temporary)
+        points_SP3 = np.load(temporary, mmap_mode="r")
+        if points_SP3.dtype.kind not in "iuf":
+            raise ValueError(f"points are of type {points_SP3.dtype}, not numbers")
+        if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
+            raise ValueError(f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what is wrong with an archive into an error with a remedy."""
     try:
-        with (
-            replacing(target) as temporary,
-            zipfile.ZipFile(path) as archive,
-            archive.open("points.npy") as member,
-            temporary.open("wb") as file,
-        ):
-            shutil.copyfileobj(member, file, 1 << 20)
-            file.flush()
-            dtype = np.load(temporary, mmap_mode="r").dtype
-            if dtype.kind not in "iuf":
-                raise _unreadable(path, f"points are of type {dtype}, not numbers")
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        yield
+    except ValueError as error:
         raise _unreadable(path, error) from error
 
 
 def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray[Any]]) -> None:
     """Raise ``DataError`` for arrays that do not fit together."""
     labels_S, classes = small["labels"], small["classes"]
-    if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
-        raise _unreadable(path, f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
+    check_class_names([str(name) for name in classes.ravel()], path)
     if labels_S.shape != points_SP3.shape[:1]:
         raise _unreadable(path, f"{len(points_SP3)} shapes, but labels of shape {labels_S.shape}")
     if labels_S.dtype.kind not in "iu" or classes.ndim != 1:
@@ -175,6 +179,7 @@ def _check_offset(path: Path, offset: NDArray[Any], *, shapes: int) -> None:
 
 
 def _frames(
+    bundle: Path,
     path: Path,
     points_SP3: NDArray[Any],
     scale: float,
@@ -182,13 +187,13 @@ def _frames(
     *,
     offset_S3: ExactArray,
 ) -> Frames:
-    """Frames of all clouds, computed once and saved next to the points."""
+    """Frames of all clouds of a bundle, computed once and saved next to the points."""
     if not path.is_file():
         frames = measure_frames(points_SP3, scale, offset_S3=offset_S3)
         bad_S = ~np.isfinite(frames.radius_S)
         if bad_S.any():
             raise DataError(
-                f"{int(bad_S.sum())} shapes of the bundle have points that are not finite, "
+                f"{int(bad_S.sum())} shapes of {bundle} have points that are not finite, "
                 f"the first in row {int(np.flatnonzero(bad_S)[0])}",
                 remedy="remove these rows from the bundle",
             )

@@ -14,8 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_listing, digest_values, scan_files, unreadable
-from sparsepipe.data.mesh_rows import FramedPoints, quantise
+from sparsepipe.data.files import (
+    LIST_BYTES,
+    SHAPE_BYTES,
+    digest_listing,
+    digest_values,
+    read_text,
+    scan_files,
+)
+from sparsepipe.data.mesh_rows import COUNTED_NUMBERS, FramedPoints, counted, first_points, quantise
 from sparsepipe.data.points import SPLITS, FloatArray, PointSet, Split
 from sparsepipe.data.sources.base import (
     CacheSettings,
@@ -51,7 +58,7 @@ class NormalResampled:
         )
         self._prefix = f"modelnet{subset}"
         lists = ["shape_names", *SPLITS]
-        if not all((self.root / f"{self._prefix}_{name}.txt").is_file() for name in lists):
+        if not all((self.root / f"{self._prefix}_{name}.txt").exists() for name in lists):
             raise wrong_layout(
                 self.root,
                 expected="class folders, "
@@ -102,7 +109,8 @@ class NormalResampled:
 
     def _lines(self, name: str) -> list[str]:
         path = self.root / f"{self._prefix}_{name}.txt"
-        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        text = read_text(path, limit_bytes=LIST_BYTES)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
             raise DataError(f"{path} is empty", remedy=f"unpack the archive again; {WHERE_FROM}")
         return lines
@@ -113,37 +121,36 @@ class TextPoints(FramedPoints):
     """The first points of a text file, quantised to the shape's box.
 
     Attributes:
-        points: P, lines taken from each file; a file with fewer is corrupt.
+        points: P, lines taken from each file; those of a file with fewer are repeated.
     """
 
     kind: ClassVar[str] = "text_points"
+    meta_size: ClassVar[int] = COUNTED_NUMBERS
     points: int
 
     def settings(self) -> dict[str, Any]:
         """Everything besides the files that determines the rows."""
-        return {"algorithm": "text 2", "points": self.points}
+        return {"algorithm": "text 3", "points": self.points}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Quantised points [P, 3] and the frame of one file.
+        """Quantised points [P, 3] of one file; their frame, and how many points the file has.
 
         Raises:
-            DataError: the file cannot be read, is not a table of six columns, or is too short.
+            DataError: the file cannot be read, or is not a table of six columns.
         """
         del digest  # nothing is random here
-        points_P3 = _read_points(path)[: self.points]
-        if len(points_P3) < self.points:
-            raise _corrupt(path, f"it has {len(points_P3)} points, but {self.points} are needed")
+        points_Q3 = _read_points(path)
+        points_P3 = first_points(points_Q3, self.points)
         if not np.isfinite(points_P3).all():
             raise _corrupt(path, "it has coordinates that are not finite")
-        return quantise(points_P3, points_P3.min(axis=0), points_P3.max(axis=0))
+        rows = quantise(points_P3, points_P3.min(axis=0), points_P3.max(axis=0))
+        return counted(*rows, len(points_Q3))
 
 
 def _read_points(path: Path) -> NDArray[np.float64]:
+    lines = read_text(path, limit_bytes=SHAPE_BYTES).split()
     try:
-        lines = path.read_text(encoding="ascii").split()
         values = np.array(",".join(lines).split(","), np.float64)
-    except OSError as error:
-        raise unreadable(path, error) from error
     except ValueError as error:
         raise _corrupt(path, str(error)) from error
     if not lines or len(values) != _COLUMNS * len(lines):
@@ -154,6 +161,6 @@ def _read_points(path: Path) -> NDArray[np.float64]:
 def _corrupt(path: Path, reason: str) -> DataError:
     return DataError(
         f"{path}: {reason}",
-        remedy="unpack the archive again, or lower data.cached_points; the file is left out "
-        "unless data.strict=true",
+        remedy="unpack the archive again, or use data=folder for other text files; the file is "
+        "left out unless data.strict=true",
     )

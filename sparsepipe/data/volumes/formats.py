@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import new_array, unreadable
+from sparsepipe.data.files import check_regular, new_array, unreadable
 from sparsepipe.errors import DataError
 
 SUFFIXES = (".npy", ".tif", ".tiff", ".nii", ".nii.gz", ".zarr")
@@ -136,10 +136,8 @@ def explained(path: Path) -> Iterator[None]:
         DataError: the block failed.
     """
     try:
-        if not path.exists():
-            raise DataError(
-                f"{path} does not exist", remedy="correct its path, or leave the file out"
-            )
+        if not path.is_dir():  # as zarr arrays are
+            check_regular(path)
         yield
     except (DataError, MemoryError):
         raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsepipe.data.files import unreadable
+from sparsepipe.data.files import LIST_BYTES, read_text
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.volumes.formats import SUFFIXES, suffix_of
 from sparsepipe.data.volumes.samples import Labels
@@ -159,14 +160,12 @@ def _list_csv(path: Path, labels: Labels, classes: tuple[str, ...] | None) -> Li
 
 
 def _rows(path: Path, labels: Labels) -> list[dict[str, str]]:
+    text = read_text(path, limit_bytes=LIST_BYTES)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True, strict=True)
-            rows = list(reader)
-            columns = reader.fieldnames or []
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (csv.Error, UnicodeDecodeError) as error:
+        reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
+        rows = list(reader)
+        columns = reader.fieldnames or []
+    except csv.Error as error:
         raise DataError(f"{path} is no csv file: {error}", remedy=_LAYOUT[labels]) from error
     if missing := {"input", "label"} - set(columns):
         raise DataError(

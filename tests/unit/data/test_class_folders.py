@@ -103,7 +103,7 @@ TABLES = {
     "lacking": ("file,split\nant/1.stl\n", "line 2, lacks a file or its split"),
     "empty": ("", "has no column file and split"),
     "no training": ("file,split\nant/1.stl,test\n", "has no train shape"),
-    "binary": (None, "is no csv file"),
+    "binary": (None, "is no text: byte 128"),
 }
 
 

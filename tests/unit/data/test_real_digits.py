@@ -39,18 +39,24 @@ def write_usps_text(root: Path, suffix: str = "") -> None:
         path.write_bytes(bz2.compress(raw) if suffix else raw)
 
 
-def write_usps_h5(root: Path) -> None:
+def write_usps_h5(root: Path, *, column: bool = False) -> None:
     h5py = pytest.importorskip("h5py", reason="h5py of the extra digits is not installed")
     with h5py.File(root / "usps.h5", "w") as file:
         for seed, (split, count) in enumerate(COUNTS.items()):
             data, target = usps(seed, count)
-            file[f"{split}/data"], file[f"{split}/target"] = data.astype(np.float32), target
+            file[f"{split}/data"] = data.astype(np.float32)
+            file[f"{split}/target"] = target[:, None] if column else target
 
 
 @pytest.mark.parametrize(
     "write",
-    [write_usps_text, lambda root: write_usps_text(root, ".bz2"), write_usps_h5],
-    ids=["text", "bz2", "h5"],
+    [
+        write_usps_text,
+        lambda root: write_usps_text(root, ".bz2"),
+        write_usps_h5,
+        lambda root: write_usps_h5(root, column=True),
+    ],
+    ids=["text", "bz2", "h5", "h5 with labels as a column"],
 )
 def test_usps(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path)
@@ -159,6 +165,23 @@ def test_broken_usps(tmp_path: Path, text: str, word: str) -> None:
     for name in ("usps", "usps.t"):
         (tmp_path / name).write_text(text, encoding="latin-1")
     with pytest.raises(DataError, match=word):
+        Usps(tmp_path).load("train", tmp_path)
+
+
+def test_usps_that_promises_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_usps_h5(tmp_path)
+    import h5py
+
+    with h5py.File(tmp_path / "usps.h5", "a") as file:
+        del file["train/data"]
+        file.create_dataset("train/data", shape=(10**12, 256), dtype="f4", chunks=(1, 256))
+    with pytest.raises(DataError, match=r"usps\.h5 .* promises pixels of the shape"):
+        Usps(tmp_path).load("train", tmp_path)
+    (tmp_path / "usps.h5").unlink()
+    write_usps_text(tmp_path, ".bz2")
+    packed = (tmp_path / "usps.bz2").stat().st_size
+    monkeypatch.setattr("sparsepipe.data.images.real_digits._LIMIT_BYTES", packed)
+    with pytest.raises(DataError, match=r"usps\.bz2 .* unpacks to more than"):
         Usps(tmp_path).load("train", tmp_path)
 
 

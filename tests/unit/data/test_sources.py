@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,13 +87,49 @@ def test_resampled_text(resampled: Path, settings: CacheSettings) -> None:
     np.testing.assert_allclose(train.cloud(3), points_N3 - middle_3, atol=2e-5)
 
 
-@pytest.mark.parametrize("text", ["1,2,3\n" * 80, "1,2,3,a,b,c\n" * 80, "1,2,3,0,0,1\n" * 20, ""])
+@pytest.mark.parametrize("text", ["1,2,3\n" * 80, "1,2,3,a,b,c\n" * 80, "\xff", ""])
 def test_broken_text_is_left_out(resampled: Path, settings: CacheSettings, text: str) -> None:
-    (resampled / "bowl" / "bowl_0002.txt").write_text(text)
+    (resampled / "bowl" / "bowl_0002.txt").write_text(text, encoding="latin-1")
     (resampled / "vase" / "vase_0001.txt").unlink()
     points = NormalResampled(resampled).load("train", settings)
     assert len(points) == 7
     assert not {"bowl_0002", "vase_0001"} & set(points.names)
+
+
+def test_short_text_is_repeated(resampled: Path, settings: CacheSettings) -> None:
+    path = resampled / "bowl" / "bowl_0002.txt"
+    lines = path.read_text().splitlines()[:30]
+    path.write_text("\n".join(lines) + "\n")
+    points = NormalResampled(resampled).load("train", settings)
+    assert points.counts_S is not None
+    assert points.counts_S.tolist() == [100, 30, *[100] * 7]
+    cloud_P3, table = points.cloud(1), np.loadtxt(lines, delimiter=",")[:, :3]
+    middle_3 = (table.min(axis=0) + table.max(axis=0)) / 2
+    np.testing.assert_allclose(cloud_P3, (table - middle_3)[np.arange(64) % 30], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["shape_names", "train"])
+def test_lists_that_are_no_lists(resampled: Path, name: str, settings: CacheSettings) -> None:
+    path = resampled / f"modelnet40_{name}.txt"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(DataError, match=rf"{name}\.txt is no text"):
+        NormalResampled(resampled).load("train", settings)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=rf"{name}\.txt is a pipe"):
+        NormalResampled(resampled).load("train", settings)
+
+
+def test_pipes_and_devices_are_not_read(
+    make_tree: Callable[..., Path], settings: CacheSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_tree(3) / "box" / "train"
+    os.mkfifo(folder / "pipe.off")
+    (folder / "zero.off").symlink_to("/dev/zero")
+    points = OffTree(folder.parents[1]).load("train", settings)
+    assert len(points) == 9
+    for said in ("pipe.off is a pipe", "zero.off is a device", "remedy: replace it by a file"):
+        assert said in caplog.text
 
 
 def test_generated_shapes(tmp_path: Path, settings: CacheSettings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import logging
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -228,12 +229,23 @@ def test_arrays_in_groups_are_named_by_their_paths(tmp_path: Path) -> None:
         ("input,label\n0.npy,0.mhd\n", "0.mhd has none of the suffixes"),
         ("input,label\n9.npy,0_labels.npy\n", "9.npy does not exist"),
         ('input,label\n"0.npy,0_labels.npy\n', "is no csv file"),
+        ("input,label\nzero.npy,0_labels.npy\n", r"zero\.npy is a device"),
+        ("input,label\npipe.nii,0_labels.npy\n", r"pipe\.nii is a pipe"),
     ],
 )
 def test_csv_files_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "zero.npy").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.nii")
     with pytest.raises(DataError, match=message) as caught:
         opened(write_csv(tmp_path, text), tmp_path / "cache")
     assert caught.value.remedy
+
+
+def test_a_csv_file_that_is_binary(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "")
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(DataError, match=r"\.csv is no text: byte 128"):
+        opened(path, tmp_path / "cache")
 
 
 def test_classes_that_are_not_named(tmp_path: Path) -> None:
