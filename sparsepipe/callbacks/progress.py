@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,6 +16,7 @@ from typing_extensions import override
 
 from sparsepipe.callbacks.metrics import epoch_metrics
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.utils.progress import SILENCE, Count, Silence
 
 
 class Throughput(pl.Callback):
@@ -134,7 +137,80 @@ class ShapesProgressBar(RichProgressBar):
 
 
 class EpochLines(pl.Callback):
-    """Logs one line at each epoch's end, for output that is no terminal."""
+    """Logs one line at each epoch's end, for output that is no terminal.
+
+    Within epochs, validations and tests that take long, further ones say how far they are.
+
+    Args:
+        silence: that they break.
+    """
+
+    def __init__(self, *, silence: Silence = SILENCE) -> None:
+        self._silence = silence
+        self._count = self._of_epoch = Count("starting")
+        self._watched = ExitStack()
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._watch(trainer)
+        # An epoch that was begun by an earlier process is not announced again.
+        self.on_train_epoch_start(trainer, pl_module)
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
+        self._begin(f"epoch {trainer.current_epoch + 1}/{last}", [trainer.num_training_batches])
+        self._of_epoch = self._count
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._count.reached(batch_idx + 1)
+
+    @override
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin("validation", trainer.num_val_batches)
+
+    @override
+    def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._count.add()
+
+    @override
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._count = self._of_epoch
+
+    @override
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._watch(trainer)
+        self._begin("test", trainer.num_test_batches)
+
+    @override
+    def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._count.add()
+
+    @override
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._watched.close()
+
+    @override
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._watched.close()
+
+    def _watch(self, trainer: pl.Trainer) -> None:
+        if trainer.is_global_zero:
+            self._watched.enter_context(self._silence.watched(lambda: f"{self._count}"))
+
+    def _begin(self, what: str, batches: Sequence[float]) -> None:
+        total = sum(batches)
+        self._count = Count(f"{what}, batches", int(total) if math.isfinite(total) else None)
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

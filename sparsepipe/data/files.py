@@ -1,4 +1,4 @@
-"""Files of a data set: digests, locks, error messages of the file system, and a progress bar."""
+"""Files of a data set: digests, locks and error messages of the file system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,19 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import LockHeldError, file_lock, replacing, write_plain_json
 from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.progress import SILENCE, progress
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk, an exceeded quota and a limit on a file's size."""
@@ -220,25 +212,6 @@ def new_array(
 
 
 @contextmanager
-def progress(description: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal; yields a function ``advance(total)`` that counts one item."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,  # in a log file a bar is noise
-    )
-    task = bar.add_task(description, total=None)
-    with bar:
-        yield lambda total: bar.update(task, advance=1, total=total)
-
-
-@contextmanager
 def locked(path: Path, *, wait_s: float) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs.
 
@@ -257,8 +230,10 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
         except LockHeldError:
             if wait_s > quiet_s:
                 _LOG.info("waiting for another process that builds %s", path.parent)
+            waiting = f"still waiting for another process that builds {path.parent}"
             try:
-                held.enter_context(file_lock(path, wait_s=wait_s - quiet_s))
+                with SILENCE.watched(lambda: waiting):
+                    held.enter_context(file_lock(path, wait_s=wait_s - quiet_s))
             except LockHeldError:
                 raise DataError(
                     f"another process has been building the cache {path.parent} for longer than "

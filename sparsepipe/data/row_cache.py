@@ -38,13 +38,13 @@ from sparsepipe.data.files import (
     digest_values,
     explaining_storage,
     locked,
-    progress,
     unreadable,
 )
 from sparsepipe.data.points import MappedArray
 from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing, write_plain_json
+from sparsepipe.utils.progress import progress
 
 _CHUNK_FILES = 8
 _CHUNK_BYTES = 1 << 20

@@ -7,6 +7,8 @@ import os
 import sys
 import warnings
 
+from sparsepipe.utils.progress import SILENCE
+
 _NOISE = (
     ".*does not have many workers.*",
     ".*smaller than the logging interval.*",
@@ -22,9 +24,13 @@ _NOISE = (
 
 
 class _Stderr(logging.Handler):
-    """Looks up ``sys.stderr`` at each message: progress bars replace it."""
+    """Looks up ``sys.stderr`` at each message: progress bars replace it.
+
+    Each message ends a silence.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
+        SILENCE.broken()
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()

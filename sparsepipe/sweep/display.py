@@ -21,6 +21,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sparsepipe.utils.progress import duration_text
+
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
 _LEAST_LABEL, _BESIDE_LABEL = 18, 52
@@ -130,15 +132,6 @@ def sweep_left_s(
     total_s = sum(one for one in rest if one is not None) + waiting * (typical_s or 0.0)
     longest_s = max((one for one in rest if one is not None), default=0.0)
     return max(longest_s, total_s / max(1, len(running)))
-
-
-def duration_text(seconds: float) -> str:
-    """Text such as ``45 s``, ``12 min`` and ``3.4 h``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 120 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 class Lines:

@@ -42,6 +42,7 @@ from sparsepipe.tasks.presentation import (
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.utils.files import write_text_atomic, writing
+from sparsepipe.utils.progress import SILENCE, Count
 
 log = logging.getLogger(__name__)
 
@@ -287,19 +288,22 @@ def inference_rate(
     device = module.to(trainer.strategy.root_device).device
     slowdown = getattr(trainer.strategy, "slowdown", Slowdown())
     shapes, elapsed_s = 0, 0.0
-    for number in range(warmup + timed):
-        # One at a time: the device need not have room for all.
-        batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
-        _synchronize(device)
-        started_s = time.perf_counter()
-        with slowdown.slowed(), trainer.precision_plugin.predict_step_context():
-            module(batch["input"])
-        _synchronize(device)
-        if number >= warmup:
-            elapsed_s += time.perf_counter() - started_s
-            shapes += batch_size_of(batch)
-        if elapsed_s > most_s:
-            break
+    count = Count("timing inference, batches", warmup + timed)
+    with SILENCE.watched(lambda: str(count)):
+        for number in range(warmup + timed):
+            # One at a time: the device need not have room for all.
+            batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
+            _synchronize(device)
+            started_s = time.perf_counter()
+            with slowdown.slowed(), trainer.precision_plugin.predict_step_context():
+                module(batch["input"])
+            _synchronize(device)
+            count.add()
+            if number >= warmup:
+                elapsed_s += time.perf_counter() - started_s
+                shapes += batch_size_of(batch)
+            if elapsed_s > most_s:
+                break
     return shapes / elapsed_s
 
 

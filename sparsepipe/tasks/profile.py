@@ -48,6 +48,7 @@ from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.progress import progress
 from sparsepipe.utils.tables import markdown_table
 
 log = logging.getLogger(__name__)
@@ -178,18 +179,24 @@ class ProfileLayers(Task):
         seed_epoch(seed, 0)
         loader = data.train_dataloader()
         read = islice(iter(loader), self.num_batches)
-        found = measure(
-            net,
-            [input_of(batch, device) for batch in read],
-            device=device,
-            num_warmup=self.num_warmup,
-            num_measured=self.num_measured,
-            meta=_meta(run, module, data, place) | {"microbatches": self.microbatches},
-            optimizer=getattr(module, "make_optimizer", None),
-            between=_progress(run, self.num_warmup + self.num_measured),
-            slowed=slowed,
-            cut=partial(_parts, count=self.microbatches),
-        )
+        with progress("measuring layers, passes") as advance:
+
+            def between(number: int) -> None:
+                run.watch.raise_if_stopped()
+                advance(self.num_warmup + self.num_measured)
+
+            found = measure(
+                net,
+                [input_of(batch, device) for batch in read],
+                device=device,
+                num_warmup=self.num_warmup,
+                num_measured=self.num_measured,
+                meta=_meta(run, module, data, place) | {"microbatches": self.microbatches},
+                optimizer=getattr(module, "make_optimizer", None),
+                between=between,
+                slowed=slowed,
+                cut=partial(_parts, count=self.microbatches),
+            )
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
         return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
@@ -261,19 +268,6 @@ def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> Sta
 def _parts(value: Any, count: int) -> list[Any]:
     """An input cut as a synchronous pipeline cuts it, without empty parts."""
     return [part.batch for part in split(value, count) if part.samples]
-
-
-def _progress(run: Run, passes: int) -> Callable[[int], None]:
-    last_s = time.monotonic()
-
-    def log_progress(number: int) -> None:
-        nonlocal last_s
-        run.watch.raise_if_stopped()
-        if time.monotonic() - last_s > 10:
-            last_s = time.monotonic()
-            log.info("pass %d of %d", number + 1, passes)
-
-    return log_progress
 
 
 def _meta(

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import trimesh
 
-from sparsepipe.data.files import explaining_storage, progress
+from sparsepipe.data.files import explaining_storage
 from sparsepipe.data.off import write_off
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.processes import MAIN_GUARD, worker_pool
@@ -29,6 +29,7 @@ from sparsepipe.data.shapes import furniture, objects
 from sparsepipe.data.shapes.solids import Part, between, join
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.files import write_plain_json
+from sparsepipe.utils.progress import progress
 
 Builder: TypeAlias = Callable[[np.random.Generator], list[Part]]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.checks import check_numbers
-from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array, progress
+from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, MappedArray, Split
 from sparsepipe.data.sources.base import CacheSettings
 from sparsepipe.data.volumes.drawing import (
@@ -29,6 +29,7 @@ from sparsepipe.data.volumes.drawing import (
 )
 from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.progress import progress
 
 _PIECE_VOXELS = 1 << 18
 """Voxels drawn at once, which bounds the memory that writing takes."""

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from sparsepipe.data.checks import check_choices
-from sparsepipe.data.files import digest_values, explaining_storage, locked, progress, scan_files
+from sparsepipe.data.files import digest_values, explaining_storage, locked, scan_files
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
 from sparsepipe.data.sources.base import CacheSettings
 from sparsepipe.data.volumes.formats import (
@@ -29,6 +29,7 @@ from sparsepipe.data.volumes.formats import (
 from sparsepipe.data.volumes.listing import Entry, Listing, list_samples
 from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.progress import progress
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from sparsepipe.sweep.display import (
     Lines,
     LiveView,
     SweepState,
-    duration_text,
     left_s,
     picture,
     sweep_left_s,
     view,
 )
 from sparsepipe.sweep.record import own_texts
+from sparsepipe.utils.progress import duration_text
 
 ROWS = [
     JobRow(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),

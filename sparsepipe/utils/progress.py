@@ -1,0 +1,163 @@
+"""How far work is: a bar on a terminal, elsewhere a log line when nothing was logged for long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Seconds that only grow."""
+
+
+class Silence:
+    """Since when nothing was logged.
+
+    A job whose lines come more often, say one for each epoch, gets no further ones, and one that
+    is over before ``longest_s`` none at all.
+
+    Args:
+        longest_s: seconds after which work that goes on says how far it is.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, *, longest_s: float = 30.0, clock: Clock = time.monotonic) -> None:
+        self.longest_s = longest_s
+        self._clock = clock
+        self._last_s = clock()
+
+    def broken(self) -> None:
+        """Counts from now on: something was logged."""
+        self._last_s = self._clock()
+
+    def left_s(self) -> float:
+        """Seconds until a line is due; 0 or less where one is."""
+        return self._last_s + self.longest_s - self._clock()
+
+    def break_if_due(self, text: Callable[[], str]) -> None:
+        """Logs ``text()`` if nothing was logged for too long."""
+        if self.left_s() <= 0:
+            self.broken()
+            log.info("%s", text())
+
+    @contextmanager
+    def watched(self, text: Callable[[], str]) -> Iterator[None]:
+        """While the block runs, a thread logs ``text()`` whenever a line is due.
+
+        A thread, because a single batch or file may take longer than a silence may.
+        """
+        ended = Event()
+
+        def watch() -> None:
+            while not ended.wait(max(self.left_s(), 0.0)):
+                self.break_if_due(text)
+
+        thread = Thread(target=watch, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+SILENCE = Silence()
+"""That of this process; :mod:`sparsepipe.runs.logs` breaks it with each line."""
+
+
+class Count:
+    """How many of some things are done, as text with the time that they took and what is left.
+
+    Args:
+        what: is done, such as ``modelling shapes``.
+        total: number of things; None: unknown.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, what: str, total: int | None = None, *, clock: Clock = time.monotonic
+    ) -> None:
+        self.what, self.total = what, total
+        self._clock, self._begun_s = clock, clock()
+        self._done = self._own = 0
+
+    def add(self) -> None:
+        """One more is done."""
+        self.reached(self._done + 1)
+
+    def reached(self, done: int) -> None:
+        """This many are done; what the first call exceeds 1 by was done before."""
+        self._own += 1 if not self._own else done - self._done
+        self._done = done
+
+    def __str__(self) -> str:
+        elapsed_s = self._clock() - self._begun_s
+        of = "" if self.total is None else f" of {self.total:,}"
+        text = f"{self.what}: {self._done:,}{of} after {duration_text(elapsed_s)}"
+        if self.total is None or not self._own or self._done >= self.total:
+            return text
+        left_s = (self.total - self._done) * elapsed_s / self._own
+        return f"{text}, about {duration_text(left_s)} left"
+
+
+def duration_text(seconds: float) -> str:
+    """Text such as ``45 s``, ``12 min``, ``3.4 h`` and ``41 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 120 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:,.0f} h"
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows how far the block is; yields a function ``advance(total)`` that counts one item."""
+    from rich.console import Console  # takes a while, and most commands have nothing to show
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with _bar(console, what) as advance:
+            yield advance
+        return
+    count = Count(what)
+
+    def advance_lines(total: int) -> None:
+        count.total = total
+        count.add()
+
+    with SILENCE.watched(lambda: str(count)):
+        yield advance_lines
+
+
+@contextmanager
+def _bar(console: Console, what: str) -> Iterator[Callable[[int], None]]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task(what, total=None)
+    with bar:
+        yield lambda total: bar.update(task, advance=1, total=total)
