@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
 from sparsepipe.errors import HardwareError
+from sparsepipe.utils import reading
 
 Accelerator = Literal["cpu", "cuda"]
+_MOST_DEVICES = 10_000
+"""More than any cluster has that one network is trained on; searches of plans list them all."""
 _NUMBERS = (
     "count",
     "memory_bytes",
@@ -27,6 +30,7 @@ _NUMBERS = (
     "latency_s",
     "slowdown",
 )
+_OPTIONAL = ("memory_bytes", "tflops", "memory_bytes_per_s")
 _Value = TypeVar("_Value", bound="Device | Link | Host")
 
 
@@ -183,43 +187,51 @@ class Inventory:
         """Reads an inventory file.
 
         Raises:
-            HardwareError: the file is missing, not YAML, or has keys an inventory has not.
+            HardwareError: the file is missing, not YAML, or no inventory; see :meth:`from_dict`.
         """
-        path = Path(source)
-        try:
-            value = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise HardwareError(
-                f"inventory {path} cannot be read: {error}", remedy="check the path and its YAML"
-            ) from error
-        return cls.from_dict(value)
+        remedy = "check the path, and that the file is an inventory: docs/own_cluster.md"
+        with reading.explained(Path(source), "inventory", error=HardwareError, remedy=remedy):
+            return cls.from_dict(reading.parse_yaml(reading.read_text(source)))
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Inventory:
         """Builds an inventory from plain mappings and lists, without devices of ``count: 0``.
 
         Raises:
-            HardwareError: a key is missing or unknown, a number is none, a name is there twice,
-                or there is no device.
+            HardwareError: a key is missing or unknown, a number or a name is none, a name is there
+                twice, or there is no device or more than 10,000.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
             raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
-        hosts = tuple(_host(host) for host in value["hosts"])
+        hosts = tuple(_host(host, f"hosts[{n}]") for n, host in enumerate(value["hosts"]))
         _distinct([host.name for host in hosts], "the inventory", "hosts")
         _one_speed(hosts)
-        return cls(hosts=_in_use(hosts), link=_link(value.get("link")))
+        found = cls(hosts=_in_use(hosts), link=_link(value.get("link"), "link"))
+        if found.num_devices > _MOST_DEVICES:
+            raise HardwareError(
+                f"the inventory has {found.num_devices:,} devices, more than {_MOST_DEVICES:,}",
+                remedy="give each device the 'count' of its like in one host",
+            )
+        return found
 
 
-def _host(value: Mapping[str, Any]) -> Host:
+def _host(value: Any, place: str) -> Host:
     if not isinstance(value, Mapping):
-        raise HardwareError(f"{value!r} is no host", remedy="give its 'name' and its 'devices'")
-    devices = tuple(_build(Device, device) for device in value.get("devices", ()))
-    if not devices:
         raise HardwareError(
-            f"host {value.get('name')!r} has no devices", remedy="list its 'devices'"
+            f"{place} is {reading.shown(value)}, which is no host",
+            remedy="give its 'name' and its 'devices'",
         )
-    _distinct([device.name for device in devices], f"host {value.get('name')!r}", "devices")
-    return _build(Host, {**value, "devices": devices, "link": _link(value.get("link"))})
+    listed = value.get("devices")
+    if not isinstance(listed, list) or not listed:
+        raise HardwareError(
+            f"{place}, host {reading.shown(value.get('name'))}, has no devices",
+            remedy="list its 'devices'",
+        )
+    devices = tuple(_build(Device, each, f"{place}.devices[{n}]") for n, each in enumerate(listed))
+    link = _link(value.get("link"), f"{place}.link")
+    host = _build(Host, {**value, "devices": devices, "link": link}, place)
+    _distinct([device.name for device in devices], f"host {host.name!r}", "devices")
+    return host
 
 
 def _in_use(hosts: Sequence[Host]) -> tuple[Host, ...]:
@@ -254,48 +266,63 @@ def _one_speed(hosts: Sequence[Host]) -> None:
             )
 
 
-def _link(value: Mapping[str, Any] | None) -> Link | None:
-    return None if value is None else _build(Link, value)
+def _link(value: Any, place: str) -> Link | None:
+    return None if value is None else _build(Link, value, place)
 
 
-def _build(kind: type[_Value], value: Mapping[str, Any]) -> _Value:
-    known = [f.name for f in fields(kind)]
+def _build(kind: type[_Value], value: Any, place: str) -> _Value:
+    what, known = kind.__name__.lower(), [f.name for f in fields(kind)]
     if not isinstance(value, Mapping):
         raise HardwareError(
-            f"{value!r} is no {kind.__name__.lower()}",
+            f"{place} is {reading.shown(value)}, which is no {what}",
             remedy=f"give a mapping with {', '.join(known)}",
         )
-    unknown = sorted(set(value) - set(known))
-    if unknown:
+    if unknown := sorted(str(key) for key in value if key not in known):
         raise HardwareError(
-            f"a {kind.__name__.lower()} has no {', '.join(unknown)}",
-            remedy=f"use {', '.join(known)}",
+            f"{place}: a {what} has no {', '.join(unknown)}", remedy=f"use {', '.join(known)}"
         )
     try:
-        return kind(**{key: _checked(key, item) for key, item in value.items()})
+        return kind(**{key: _checked(key, item, place) for key, item in value.items()})
     except TypeError as error:
         raise HardwareError(
-            f"a {kind.__name__.lower()} is incomplete: {error}", remedy="add what is missing"
+            f"{place}: a {what} is incomplete: {error}", remedy="add what is missing"
         ) from error
 
 
-def _checked(key: str, value: Any) -> Any:
+def _checked(key: str, value: Any, place: str) -> Any:
     """A number as such, also where YAML takes it for text, as it does with 12e9."""
-    if key not in _NUMBERS or (value is None and key != "count"):
-        return value
+    if key in _NUMBERS:
+        return value if value is None and key in _OPTIONAL else _number(key, value, place)
+    try:
+        if key == "name":
+            return reading.name(value, f"{place}.{key}")
+        if key == "profile":
+            files = reading.mapping(value, f"{place}.{key}")
+            return {model: reading.name(file, f"{place}.{key}") for model, file in files.items()}
+    except ValueError as error:
+        raise HardwareError(str(error), remedy="give a text, in quotes") from error
+    if key == "accelerator" and value not in get_args(Accelerator):
+        raise HardwareError(
+            f"{place}.{key} is {reading.shown(value)}",
+            remedy=f"give one of {', '.join(get_args(Accelerator))}",
+        )
+    return value
+
+
+def _number(key: str, value: Any, place: str) -> float:
     number = value
     if isinstance(value, str):
         with suppress(ValueError):
             number = float(value)
         if isinstance(number, float) and number.is_integer():
             number = int(number)
-    kind = int if key == "count" else (int, float)
-    if isinstance(number, bool) or not isinstance(number, kind) or not number >= 0:
+    if not reading.is_amount(number) or (key == "count" and not isinstance(number, int)):
+        kind = "whole number" if key == "count" else "number"
         raise HardwareError(
-            f"{key} is {value!r}",
-            remedy=f"give {key} a {'whole ' if key == 'count' else ''}number that is not negative",
+            f"{place}.{key} is {reading.shown(value)}",
+            remedy=f"give {key} a {kind} from 0 to {reading.LARGEST:g}",
         )
-    return number
+    return number  # type: ignore[no-any-return]
 
 
 def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:

@@ -15,6 +15,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline.layers import find_layers
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
 _HANDED_ON = ("config", "cuts", "balance")
@@ -174,15 +175,8 @@ def read_plan_file(
     Raises:
         PlanError: the file is missing or holds no plan, or one of no chain of layers.
     """
-    try:
-        read = Plan.from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(
-            f"the plan file {path} cannot be read: {error.strerror}",
-            remedy=f"correct {key}",
-        ) from error
-    except PlanError as error:
-        raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from error
+    with reading.explained(path, "plan", error=PlanError, remedy=f"correct {key}"):
+        read = Plan.from_json(reading.read_text(path))
     if read.details.get("states"):
         raise PlanError(
             f"{path} is a plan of the states of a branching graph, which no chain of layers has",

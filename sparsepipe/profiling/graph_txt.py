@@ -22,6 +22,7 @@ from typing import Any
 
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling.profile import LayerProfile, Profile
+from sparsepipe.utils import reading
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
@@ -86,16 +87,10 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     Raises:
         ProfileError: it is missing, or malformed; the message names the line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(
-            f"the graph {path} cannot be read: {error}", remedy="correct its path"
-        ) from error
-    try:
-        return parse_graph(text)
-    except ProfileError as error:
-        raise ProfileError(f"{path}: {error.message}", remedy=error.remedy) from error
+    with reading.explained(
+        Path(path), "graph", error=ProfileError, remedy="correct the path of the graph.txt"
+    ):
+        return parse_graph(reading.read_text(path))
 
 
 def parse_graph(text: str) -> Graph:
@@ -197,8 +192,10 @@ def _figure(text: str, number: int, name: str) -> float:
         value = sum(float(part) for part in text.strip("[] ").split(";"))
     except ValueError:
         raise _malformed(number, f"has {name}={text!r}, which is no number") from None
-    if not 0 <= value < float("inf"):
-        raise _malformed(number, f"has {name}={text}, which is below 0 or without end")
+    if not reading.is_amount(value):
+        raise _malformed(
+            number, f"has {name}={text}, which is no number from 0 to {reading.LARGEST:g}"
+        )
     return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sparsepipe.errors import ProfileError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import replacing
 
 _REMEASURE = "measure the model again with task=profile"
@@ -126,7 +126,7 @@ class Profile:
                 )
             for name in _AMOUNTS:
                 value = getattr(layer, name)
-                if value is not None and not (math.isfinite(value) and value >= 0):
+                if value is not None and not reading.is_amount(value):
                     raise ProfileError(
                         f"layer {place} of the profile has {name}={value}",
                         remedy=f"give numbers from 0 on, or {_REMEASURE}",
@@ -135,10 +135,9 @@ class Profile:
 
     def _check_input(self) -> None:
         value = self.meta.get("input_bytes", 0.0)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value >= 0):
+        if not reading.is_amount(value):
             raise ProfileError(
-                f"the profile has input_bytes={value!r} in its meta",
+                f"the profile has input_bytes={reading.shown(value)} in its meta",
                 remedy=f"give a number from 0 on, leave it out, or {_REMEASURE}",
             )
 
@@ -194,14 +193,15 @@ class Profile:
             ProfileError: it is no profile.
         """
         try:
-            value = json.loads(text)
-            layers = tuple(_layer(entry) for entry in value["layers"])
-            return cls(layers=layers, meta=dict(value["meta"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ProfileError):
-                raise
+            value = reading.mapping(reading.parse_json(text), "the whole")
+            listed = reading.listing(value.get("layers"), "layers")
+            layers = tuple(_layer(entry, f"layers[{n}]") for n, entry in enumerate(listed))
+            return cls(layers=layers, meta=_meta(value.get("meta")))
+        except ProfileError:
+            raise
+        except ValueError as error:
             raise ProfileError(
-                f"this is no profile: {type(error).__name__}: {error}",
+                f"this is no profile: {error}",
                 remedy='write {"meta": {...}, "layers": [{"index": 0, ...}, ...]}, or make the '
                 "file with task=profile",
             ) from error
@@ -213,15 +213,9 @@ class Profile:
         Raises:
             ProfileError: it is missing, or no profile.
         """
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProfileError(
-                f"the profile {path} cannot be read: {error}",
-                remedy="correct its path, or measure the device with task=profile",
-            ) from error
-        except ProfileError as error:
-            raise ProfileError(f"{path}: {error.message}", remedy=error.remedy) from error
+        remedy = "correct its path, or measure the device with task=profile"
+        with reading.explained(Path(path), "profile", error=ProfileError, remedy=remedy):
+            return cls.from_json(reading.read_text(path))
 
 
 def _sum(times_s: Sequence[float | None]) -> float | None:
@@ -233,16 +227,38 @@ def _sum(times_s: Sequence[float | None]) -> float | None:
 _AMOUNTS = tuple(f.name for f in fields(LayerProfile) if f.name not in ("index", "name", "kind"))
 
 
-def _layer(entry: Mapping[str, Any]) -> LayerProfile:
+_OPTIONAL = tuple(f.name for f in fields(LayerProfile) if f.default is None)
+
+
+def _layer(entry: Any, place: str) -> LayerProfile:
+    """A layer of a profile file. Raises a ValueError that names the place."""
+    value = reading.mapping(entry, place)
     known = [f.name for f in fields(LayerProfile)]
-    if unknown := sorted(set(entry) - set(known)):
+    if unknown := sorted(set(value) - set(known)):
         raise ProfileError(
-            f"a layer of a profile has no {', '.join(unknown)}", remedy=f"use {', '.join(known)}"
+            f"{place}: a layer of a profile has no {', '.join(unknown)}",
+            remedy=f"use {', '.join(known)}",
         )
-    amounts = {name: float(entry[name]) for name in _AMOUNTS if entry.get(name) is not None}
+    amounts = {
+        name: reading.amount(value.get(name), f"{place}.{name}")
+        for name in _AMOUNTS
+        if name not in _OPTIONAL or value.get(name) is not None
+    }
     return LayerProfile(
-        index=int(entry["index"]), name=str(entry["name"]), kind=str(entry["kind"]), **amounts
+        index=reading.whole(value.get("index"), f"{place}.index"),
+        name=reading.name(value.get("name"), f"{place}.name"),
+        kind=reading.name(value.get("kind"), f"{place}.kind"),
+        **amounts,
     )
+
+
+def _meta(value: Any) -> dict[str, Any]:
+    """What a profile file says of its measurement. Raises a ValueError that names the place."""
+    meta = dict(reading.mapping(value, "meta"))
+    size = meta.get("batch_size")
+    if size is not None and not reading.whole(size, "meta.batch_size"):
+        raise ValueError("meta.batch_size is 0")
+    return meta
 
 
 ACTIVATION_TOLERANCE = 0.2

@@ -16,6 +16,7 @@ from itertools import accumulate, count, pairwise
 from typing import Any, Self
 
 from sparsepipe.errors import PlanError
+from sparsepipe.utils import reading
 
 
 def in_turn(count: int, *, replica: int, replicas: int) -> range:
@@ -259,18 +260,12 @@ class Plan:
             PlanError: it is no plan file, or its stages do not fit.
         """
         try:
-            value = json.loads(text)
-            stages = tuple(
-                Stage(
-                    layers=(int(entry["layers"][0]), int(entry["layers"][1])),
-                    devices=tuple(str(device) for device in entry["devices"]),
-                    grid=None if entry.get("grid") is None else tuple(map(int, entry["grid"])),
-                )
-                for entry in value["stages"]
-            )
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            value = reading.mapping(reading.parse_json(text), "the whole")
+            listed = reading.listing(value.get("stages"), "stages")
+            stages = tuple(_stage(entry, f"stages[{n}]") for n, entry in enumerate(listed))
+        except ValueError as error:
             raise PlanError(
-                f"this is no plan: {error!r}",
+                f"this is no plan: {error}",
                 remedy='write {"stages": [{"layers": [first, last], "devices": [...]}, ...]}',
             ) from error
         known = ("stages", "config")
@@ -281,6 +276,26 @@ class Plan:
                 remedy="correct one of the two",
             )
         return plan
+
+
+def _stage(entry: Any, place: str) -> Stage:
+    """A stage of a plan file. Raises a ValueError that names the place."""
+    value = reading.mapping(entry, place)
+    layers = _wholes(value.get("layers"), f"{place}.layers")
+    if len(layers) != 2:
+        raise ValueError(f"{place}.layers has {len(layers)} numbers, not its first and last layer")
+    named = reading.listing(value.get("devices"), f"{place}.devices")
+    grid = value.get("grid")
+    return Stage(
+        layers=(layers[0], layers[1]),
+        devices=tuple(reading.name(each, f"{place}.devices[{n}]") for n, each in enumerate(named)),
+        grid=None if grid is None else tuple(_wholes(grid, f"{place}.grid")),
+    )
+
+
+def _wholes(value: Any, place: str) -> list[int]:
+    listed = reading.listing(value, place)
+    return [reading.whole(each, f"{place}[{n}]") for n, each in enumerate(listed)]
 
 
 def grids_of(

@@ -80,14 +80,17 @@ def test_devices_are_counted_by_host() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hosts: [", "cannot be read"),
+        ("hosts: [", "not valid YAML"),
         ("devices: []", "lists no hosts"),
         ("hosts: [{name: a, devices: []}]", "has no devices"),
         ("hosts: [{name: a, devices: [{nam: x, count: 1}]}]", "a device has no nam"),
         ("hosts: [{name: a, devices: [{name: x}]}]", "a device is incomplete"),
-        ("hosts: [a]", "'a' is no host"),
-        ("hosts: [{name: a, devices: [x]}]", "'x' is no device"),
-        ("{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: 5}", "5 is no link"),
+        ("hosts: [a]", "'a', which is no host"),
+        ("hosts: [{name: a, devices: [x]}]", "'x', which is no device"),
+        (
+            "{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: 5}",
+            "link is 5, which is no link",
+        ),
         ("hosts: [{name: a, devices: [{name: x, count: -1}]}]", "count is -1"),
         ("hosts: [{name: a, devices: [{name: x, count: 1.5}]}]", "count is 1.5"),
         ("hosts: [{name: a, devices: [{name: x, count: null}]}]", "count is None"),

@@ -52,9 +52,9 @@ def test_written_and_read_back(tmp_path: Path) -> None:
         ("{", "no profile"),
         ("[]", "no profile"),
         ('{"meta": {}, "layers": []}', "no layers"),
-        ('{"meta": {}, "layers": [{"index": 0}]}', "no profile: KeyError"),
-        ('{"meta": {}, "layers": [[]]}', "no profile: AttributeError"),
-        ('{"meta": {}, "layers": [7]}', "no profile: TypeError"),
+        ('{"meta": {}, "layers": [{"index": 0}]}', r"no profile: layers\[0\]\.forward_s is None"),
+        ('{"meta": {}, "layers": [[]]}', r"no profile: layers\[0\] is \[\], not a mapping"),
+        ('{"meta": {}, "layers": [7]}', r"no profile: layers\[0\] is 7, not a mapping"),
         ('{"meta": {}, "layers": [{"index": 0, "seconds": 1}]}', "has no seconds"),
     ],
 )
