@@ -85,7 +85,9 @@ _MOVED = {
     "trial": "paper/trial",
 }
 """Present names of groups and keys, by those of earlier versions."""
-_NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "logger", "paths")
+_NOT_RECORDED = (
+    *("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "input", "logger", "paths"),
+)
 """How the overrides and groups begin that a run does not record."""
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")

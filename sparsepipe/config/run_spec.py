@@ -56,7 +56,11 @@ NOT_IDENTITY = (
 )
 """Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
 plan or the search stands for."""
-_ADDED: Mapping[str, Any] = {"checkpoint_strict": True, "task.test_weights": "best"}
+_ADDED: Mapping[str, Any] = {
+    "checkpoint_strict": True,
+    "input": None,
+    "task.test_weights": "best",
+}
 """Keys that identities leave out at these values: runs of versions without them keep theirs."""
 
 
@@ -88,6 +92,7 @@ class RunSpec:
     logger: Mapping[str, Target]
     callbacks: Mapping[str, Target]
     checkpoint_strict: bool = True
+    input: str | None = None
     tags: tuple[str, ...] = ()
     scale: str | None = None
     # Not compared: jobs of a sweep that differ in their recorded overrides only are one run.

@@ -317,6 +317,7 @@ class Config:
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())
     checkpoint_strict: bool = True
+    input: str | None = None
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs

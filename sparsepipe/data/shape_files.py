@@ -53,12 +53,7 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix not in SHAPE_SUFFIXES:
-        raise DataError(
-            f"{path} is of no format that holds a shape",
-            remedy=f"convert it to one of {', '.join(SHAPE_SUFFIXES)}",
-        )
-    check_regular(path, limit_bytes=SHAPE_BYTES)
+    check_shape_file(path)
     if suffix == ".off":
         return read_triangles(path)
     try:
@@ -72,6 +67,20 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     except Exception as error:  # each format's reader has its own
         raise _no_shape(path, str(error) or type(error).__name__) from error
     return _checked(path, values)
+
+
+def check_shape_file(path: Path) -> None:
+    """Require a regular file of a format that holds a shape, and of a size that can be read.
+
+    Raises:
+        DataError: it is missing, or another one.
+    """
+    if path.suffix.lower() not in SHAPE_SUFFIXES:
+        raise DataError(
+            f"{path} is of no format that holds a shape",
+            remedy=f"convert it to one of {', '.join(SHAPE_SUFFIXES)}",
+        )
+    check_regular(path, limit_bytes=SHAPE_BYTES)
 
 
 def as_shape(shape: Any) -> NDArray[np.float64]:

@@ -40,6 +40,11 @@ def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     refuse_search(spec)
     inventory = build_inventory(spec)
     task = task_of(spec)
+    if spec.input is not None and not task.reads_input:
+        raise ConfigError(
+            f"input is set, which task={task.name} does not read",
+            remedy="leave input out, or choose task=predict",
+        )
     spec = task.configured(spec, inventory)
     refuse_recompute(spec, inventory)
     refuse_few_microbatches(spec)

@@ -118,9 +118,8 @@ def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
         )
         return
     axes.margins(y=0.08)
-    style.from_zero(axes, "y")
-    if in_percent:
-        axes.set_ylim(top=min(axes.get_ylim()[1], 100.5))
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, 0.0), min(top, 100.5) if in_percent else top)
     axes.legend(
         fontsize=style.TICK_PT,
         frameon=True,
@@ -269,8 +268,6 @@ def _finish_comparison(axes: Axes, x_label: str, y_label: str) -> None:
     axes.set_xlabel(x_label, fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel(y_label, fontsize=style.LABEL_PT, color=style.INK)
     axes.margins(y=0.05)
-    for axis in ("x", "y"):
-        style.from_zero(axes, axis)
 
 
 def _label(way: str, runs: Sequence[object]) -> str:

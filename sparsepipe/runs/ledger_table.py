@@ -78,6 +78,7 @@ OF_TASKS = (
     Column("profiling_s", "float64", "s"),
     Column("profiling_share_of_training", "float64"),
     *_columns("string", "", "evaluated_checkpoint", "differs_from_training", "tested_checkpoint"),
+    *_columns("Int64", "", "predicted_files", "unreadable_files"),
     *_columns("string", "", "first_weights"),
     Column("schedule", "string"),
     Column("microbatches", "Int64"),

@@ -170,11 +170,15 @@ def preprocessing_of(training: Training) -> Preprocessing:
         **{
             name: Target.parse(value).build() if isinstance(value, Mapping) else value
             for name, value in data.arguments.items()
-            if name not in ("root", "source", "batch_size") and not name.startswith("_")
+            if name not in _NOT_OF_A_SHAPE and not name.startswith("_")
         },
         batch_size=1,
     )
     return dataclasses.replace(module.preprocessing(), test_number=_TestNumbers(data))
+
+
+_NOT_OF_A_SHAPE = ("batch_size", "root", "source", "split")
+"""Settings of data that say nothing of what becomes of a single shape."""
 
 
 class _TestNumbers:

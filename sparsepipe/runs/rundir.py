@@ -98,6 +98,16 @@ class RunDir:
         return self.path / "predictions.csv"
 
     @property
+    def predictions_json(self) -> Path:
+        """The same of files, with their faults."""
+        return self.path / "predictions.json"
+
+    @property
+    def gallery(self) -> Path:
+        """Pictures of some of these."""
+        return self.path / "predictions.png"
+
+    @property
     def first_weights(self) -> Path:
         """What a training took from ``checkpoint``, and what it left, tensor by tensor."""
         return self.path / "first_weights.csv"

@@ -198,7 +198,7 @@ def draw_test(
             found["label"],
             found["prediction"],
             classes,
-            directory / "predictions.png",
+            run.directory.gallery,
             probabilities=found["probability"],
             files=_named(data, indices) if indices else None,
         )

@@ -31,7 +31,7 @@ from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
 _LEFT_OUT = (
-    *("checkpoint", "checkpoint_strict", "force", "logger", "paths"),
+    *("checkpoint", "checkpoint_strict", "force", "input", "logger", "paths"),
     *("data.root", "data.cache_dir"),
 )
 

@@ -169,6 +169,7 @@ class Task(ABC):
         cores: that a sweep gives it; None: what its ranks need.
         whole_machine: it measures the machine, so that a sweep lets it see all devices.
         chooses_devices: :meth:`configured` sets ``parallel.devices`` to the number of ranks.
+        reads_input: it reads the files that ``input`` names.
         on_batches: it computes on batches of the data, so that smaller ones need less memory.
         not_identity: keys of the configuration that do not change what it does; ``threads`` among
             them: nor does the number of threads.
@@ -181,6 +182,7 @@ class Task(ABC):
     whole_machine: ClassVar[bool] = False
     chooses_devices: ClassVar[bool] = False
     on_batches: ClassVar[bool] = False
+    reads_input: ClassVar[bool] = False
     not_identity: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,7 +109,6 @@ def test_other_runs_are_left_alone(directory: RunDir) -> None:
 
 
 Job = Callable[..., Path]
-ROOT = Path(__file__).parents[3]
 
 
 def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
@@ -280,46 +276,3 @@ def test_a_sweep_is_recorded_where_its_runs_are(
     assert "nearest: 'trainer.max_epochs'" in swept.err, "a refused job does: Hydra comes first"
     assert len(list(shell.cwd.glob("home/runs/tiny/sweeps/*/multirun.yaml"))) == 1
     assert {path.name for path in shell.cwd.iterdir()} == {"home"}
-
-
-def test_wheel_holds_the_configuration(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
-    shipped = {path.relative_to(site / "sparsepipe") for path in site.rglob("conf/**/*.yaml")}
-    assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("conf/**/*.yaml")}
-    composed = subprocess.run(
-        [sys.executable, "-m", "sparsepipe", "--cfg", "job", "experiment=demo"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert "name: demo" in composed.stdout
-    where = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from hydra.core.plugins import Plugins; Plugins.instance();"
-            "from sparsepipe.config.compose import config_dir; print(config_dir());"
-            "print(sys.modules['hydra_plugins.sparsepipe_launcher'].__file__)",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    plugins = site / "hydra_plugins"
-    assert not (plugins / "__init__.py").exists(), "a namespace that plugins share"
-    assert where.stdout.splitlines() == [
-        str(site / "sparsepipe" / "conf"),
-        str(plugins / "sparsepipe_launcher" / "__init__.py"),
-    ]

@@ -1,0 +1,293 @@
+"""The task ``predict``: the classes of somebody's own files, by a trained network."""
+
+from __future__ import annotations
+
+import glob
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.trained import differences, training_of
+from sparsepipe.data.files import digest_file, digest_values
+from sparsepipe.data.shape_files import SHAPE_SUFFIXES, check_shape_file
+from sparsepipe.errors import ConfigError, DataError, SparsePipeError
+from sparsepipe.planning.devices import cuda_devices
+from sparsepipe.runs.checkpoints import find_checkpoint
+from sparsepipe.runs.model import Model, Prediction, load, preprocessing_of
+from sparsepipe.tasks.presentation import clouds
+from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import expanded, write_json
+from sparsepipe.utils.progress import progress
+from sparsepipe.utils.tables import write_csv
+
+log = logging.getLogger(__name__)
+
+_NEXT = ("second", "third")
+_LOGGED = 20
+_FREE = ("data.batch_size",)
+"""Settings that may differ from the training: how many shapes are computed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predict(Task):
+    """Predicts the classes of files: ``input`` is one, a folder of them or a pattern.
+
+    ``checkpoint`` names a file or a run directory, of which it takes ``best.ckpt`` where there is
+    one. The network, and what becomes of a shape before it sees that, are those of the training.
+
+    Attributes:
+        gallery: files in ``predictions.png``.
+    """
+
+    alone: ClassVar[bool] = True
+    as_trained: ClassVar[bool] = True
+    reads_input: ClassVar[bool] = True
+    not_identity: ClassVar[tuple[str, ...]] = ("input", *_FREE)
+
+    gallery: int = 24
+
+    def run(self, run: Run) -> None:
+        """Predicts, and writes tables and a picture.
+
+        Raises:
+            CheckpointError: the checkpoint is broken.
+            DataError: not one of the files can be read.
+        """
+        run.assert_one_rank()
+        path, (files, _) = self.checkpoint(run.spec), find_files(run.spec.input)
+        model = load(str(run.spec.checkpoint), device=_device(run))
+        log.info("predicting the classes of %s by %s", _files(len(files)), path)
+        pictured = np.linspace(0, len(files) - 1, min(self.gallery, len(files))).round()
+        files_of_picture = {files[int(number)] for number in pictured}
+        shapes: dict[Path, Any] = {}
+        found: dict[Path, Prediction | SparsePipeError] = {}
+        for batch in _read(model, files, size=int(run.spec.data.get("batch_size", 1))):
+            read = {file: each for file, each in batch.items() if isinstance(each, dict)}
+            predicted = model.predict_samples(list(read.values())) if read else []
+            found |= {file: e for file, e in batch.items() if isinstance(e, SparsePipeError)}
+            found |= dict(zip(read, predicted, strict=True))
+            for file in files_of_picture & read.keys():
+                (shapes[file],) = clouds(model.preprocess.batch([read[file]])["input"])
+        found = {file: found[file] for file in files}
+        _refuse_unreadable(found)
+        write_csv(run.directory.predictions, [_row(*each) for each in found.items()])
+        write_json(
+            run.directory.predictions_json,
+            {"checkpoint": path, "classes": model.classes, **_lists(found)},
+        )
+        if shapes:
+            _draw(run, model, {f: each for f, each in found.items() if f in shapes}, shapes)
+        unreadable = sum(isinstance(each, SparsePipeError) for each in found.values())
+        values = {"predicted_files": len(found) - unreadable, "unreadable_files": unreadable}
+        write_result(run, {"evaluated_checkpoint": path.name, **values})
+        _log(run, found)
+
+    def checkpoint(self, spec: RunSpec) -> Path:
+        """The checkpoint file of the network.
+
+        Raises:
+            ConfigError: none is named.
+            CheckpointError: there is none.
+        """
+        if spec.checkpoint is None:
+            raise ConfigError(
+                "task=predict needs a checkpoint",
+                remedy="set checkpoint= to the directory of a training run or to a .ckpt file",
+            )
+        return find_checkpoint(spec.checkpoint, best=True)
+
+    def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
+        """The configuration, if it is that of the training.
+
+        Raises:
+            ConfigError: it differs in what the network gets; or the training was not on shapes
+                with a class each, or nobody knows what it was on.
+        """
+        del inventory
+        path = self.checkpoint(spec)
+        training = training_of(str(spec.checkpoint))
+        if training is None:
+            raise ConfigError(
+                f"nothing says what {path} was trained with",
+                remedy="give the directory of its run, or a checkpoint that a run has written",
+            )
+        preprocessing_of(training)
+        other = [each for each in differences(spec.to_dict(), training) if each.key not in _FREE]
+        if other:
+            raise ConfigError(
+                f"shapes would be other input than in the training of {path}: "
+                + "; ".join(map(str, other)),
+                remedy="leave these settings out of the command, which then takes those of the "
+                "training",
+            )
+        return spec
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """A digest of places and contents of the files, since these make the run another one."""
+        del inventory
+        files, others = find_files(spec.input)
+        if others:
+            log.info("passed over files of other formats: %s", _counted(others))
+        return digest_values([[str(file.absolute()), _digest(file)] for file in files])
+
+
+def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
+    """The files of shapes that ``input`` names, in the order of their paths.
+
+    Of a folder these are all in it and in folders below it, of a pattern all that match it. Hidden
+    files and folders are passed over, and files of other formats, of which the number by suffix is
+    returned beside. A file that is named alone is taken whatever it is.
+
+    Raises:
+        ConfigError: nothing is named, or there are none.
+    """
+    formats = ", ".join(SHAPE_SUFFIXES)
+    if source is None:
+        raise ConfigError(
+            "task=predict needs input",
+            remedy="set input= to a file, a folder or a pattern such as 'parts/*.stl'; "
+            f"formats are {formats}",
+        )
+    path = expanded(source)
+    if path.is_dir():
+        there = sorted(each for each in path.rglob("*") if not _is_hidden(each.relative_to(path)))
+    elif path.exists():
+        return [path], Counter()
+    else:
+        there = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    files = [each for each in there if each.is_file()]
+    taken = [each for each in files if each.suffix.lower() in SHAPE_SUFFIXES]
+    others = Counter(each.suffix.lower() or each.name for each in set(files) - set(taken))
+    if not taken:
+        what = f"no file of a shape in {path}" if there else f"no file or folder {path}"
+        raise ConfigError(
+            f"there is {what}" + (f", but {_counted(others)}" if others else ""),
+            remedy="set input= to a file, a folder or a pattern such as 'parts/*.stl'; "
+            f"formats are {formats}",
+        )
+    return taken, others
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _counted(suffixes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"
+
+
+def _digest(file: Path) -> str:
+    try:
+        check_shape_file(file)
+        return digest_file(file)
+    except (OSError, DataError) as error:
+        return str(error)  # it is reported as a file that cannot be read
+
+
+def _device(run: Run) -> str:
+    if run.inventory.accelerator != "cuda":
+        return "cpu"
+    (index,) = cuda_devices(run.places, run.inventory, rank=0, nodes=1)
+    return f"cuda:{index}"
+
+
+def _read(
+    model: Model, files: Sequence[Path], *, size: int
+) -> Iterator[dict[Path, dict[str, Any] | SparsePipeError]]:
+    """Batches of files, each with its sample or with the error that kept it from being read."""
+    with progress("predicting") as advance:
+        for first in range(0, len(files), size):
+            batch: dict[Path, dict[str, Any] | SparsePipeError] = {}
+            for file in files[first : first + size]:
+                try:
+                    batch[file] = model.preprocess.sample(file)
+                except SparsePipeError as error:
+                    batch[file] = error
+                advance(len(files))
+            yield batch
+
+
+def _refuse_unreadable(found: Mapping[Path, Prediction | SparsePipeError]) -> None:
+    errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
+    if len(errors) < len(found):
+        return
+    raise DataError(
+        f"not one of {len(found)} files can be read; the first: {errors[0].message}"
+        if len(found) > 1
+        else errors[0].message,
+        remedy=errors[0].remedy,
+    )
+
+
+def _row(file: Path, found: Prediction | SparsePipeError) -> dict[str, Any]:
+    names = ("class", "probability", *(f"{n}{end}" for n in _NEXT for end in ("", "_probability")))
+    row: dict[str, Any] = {"file": str(file), **dict.fromkeys(names, ""), "error": "", "remedy": ""}
+    if isinstance(found, SparsePipeError):
+        return row | {"error": found.message, "remedy": found.remedy}
+    ranked = list(found.probabilities.items())[: 1 + len(_NEXT)]
+    return row | dict(zip(names, (value for pair in ranked for value in pair), strict=False))
+
+
+def _lists(found: Mapping[Path, Prediction | SparsePipeError]) -> dict[str, list[dict[str, Any]]]:
+    """The same for programs: ``predictions``, and ``unreadable`` files."""
+    predictions, unreadable = [], []
+    for file, each in found.items():
+        if isinstance(each, SparsePipeError):
+            unreadable.append({"file": file, "error": each.message, "remedy": each.remedy})
+        else:
+            ranked = [{"class": k, "probability": p} for k, p in each.probabilities.items()]
+            predictions.append({"file": file, **ranked[0], "next": ranked[1 : 1 + len(_NEXT)]})
+    return {"predictions": predictions, "unreadable": unreadable}
+
+
+def _draw(
+    run: Run,
+    model: Model,
+    found: Mapping[Path, Prediction | SparsePipeError],
+    shapes: Mapping[Path, Any],
+) -> None:
+    from sparsepipe.plots.gallery import prediction_gallery
+
+    predicted = {file: each for file, each in found.items() if isinstance(each, Prediction)}
+    prediction_gallery(
+        [shapes[file] for file in predicted],
+        None,
+        [model.classes.index(each.name) for each in predicted.values()],
+        model.classes,
+        run.directory.gallery,
+        probabilities=[each.probability for each in predicted.values()],
+        files=[str(file) for file in predicted],
+    )
+
+
+def _log(run: Run, found: Mapping[Path, Prediction | SparsePipeError]) -> None:
+    predicted = {file: each for file, each in found.items() if isinstance(each, Prediction)}
+    for file, each in list(predicted.items())[:_LOGGED]:
+        (name, share), *others = (
+            (name, f"{100 * p:.1f} %") for name, p in list(each.probabilities.items())[:3]
+        )
+        rest = ", ".join(f"{name} {share}" for name, share in others)
+        log.info("%s: %s %s (%s)", file, name, share, rest)
+    if len(predicted) > _LOGGED:
+        log.info("and %s more", _files(len(predicted) - _LOGGED))
+    counts = Counter(each.name for each in predicted.values()).most_common()
+    log.info("%s: %s", _files(len(predicted)), ", ".join(f"{n} {name}" for name, n in counts))
+    errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
+    if errors:
+        shown = "\n".join(f"  {each.message} ({each.remedy})" for each in errors[:_LOGGED])
+        log.warning("%s cannot be read:\n%s", _files(len(errors)), shown)
+    log.info("all are listed in %s", run.directory.predictions)
+    if run.directory.gallery.exists():
+        log.info("picture: %s", run.directory.gallery)

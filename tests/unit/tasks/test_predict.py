@@ -1,0 +1,195 @@
+"""The task predict: files of any formats, a row for each of them."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
+from sparsepipe.launch.job import run_job
+from sparsepipe.tasks.predict import find_files
+from sparsepipe.utils.files import read_json
+from tests.support.command_line import composed
+
+TRAINED = (
+    *("data=folder", "data.root=parts", "model=sparse_vgg11_bn", "optim=sgd_onecycle"),
+    *("data.cached_points=512", "data.num_points=256", "data.resolution=12", "data.batch_size=4"),
+    *("data.num_workers=0", "data.cache_workers=1", "model.width=0.0625", "trainer.max_epochs=3"),
+    *("hardware.accelerator=cpu", "task.gallery=0", "seed=3"),
+)
+COLUMNS = "file class probability second second_probability third third_probability error remedy"
+
+
+def shape(name: str, number: int) -> trimesh.Trimesh:
+    match name:
+        case "ball":
+            return trimesh.creation.icosphere(2, radius=1 + number)
+        case "box":
+            return trimesh.creation.box([1, 1 + number / 8, 1])
+    return trimesh.creation.cylinder(radius=1, height=2 + number / 4)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with folders of classes, mixed formats, and new files of somebody's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("predicted"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        for name in ("ball", "box", "tube"):
+            Path("parts", name).mkdir(parents=True)
+            for number in range(8):
+                suffix = ("stl", "ply", "glb")[number % 3]
+                shape(name, number).export(Path("parts", name, f"{number}.{suffix}"))
+        Path("new", "deeper").mkdir(parents=True)
+        shape("ball", 9).export("new/round.obj")
+        shape("box", 9).export("new/deeper/$square$.off")
+        np.save("new/cloud.npy", shape("tube", 9).sample(400, seed=0).astype(np.float32))
+        np.savetxt("new/short.xyz", shape("ball", 9).sample(40, seed=0))
+        Path("new/broken.stl").write_text("junk")
+        os.mkfifo("new/pipe.stl")
+        for name in ("new/a.mtl", "new/b.png", "new/.DS_Store"):
+            Path(name).touch()
+        yield Path.cwd()
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    return run_job(composed(*TRAINED)).path
+
+
+def predicted(run: Path, files: str, *overrides: str) -> Path:
+    words = ("task=predict", f"checkpoint={run}", f"input={files}", "hardware.accelerator=cpu")
+    return run_job(composed(*words, *overrides)).path
+
+
+def table(directory: Path) -> list[dict[str, str]]:
+    with (directory / "predictions.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_folder_has_a_row_for_each_file(
+    run: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    directory = predicted(run, "new")
+    rows = {row["file"]: row for row in table(directory)}
+    assert list(rows) == [
+        *("new/broken.stl", "new/cloud.npy", "new/deeper/$square$.off", "new/round.obj"),
+        "new/short.xyz",
+    ]
+    assert list(rows["new/round.obj"]) == COLUMNS.split()
+    broken = rows.pop("new/broken.stl")
+    assert "new/broken.stl holds no shape" in broken["error"]
+    assert "replace the file" in broken["remedy"]
+    assert not broken["class"]
+    for row in rows.values():
+        assert {row["class"], row["second"], row["third"]} == {"ball", "box", "tube"}
+        shares = [float(row[name]) for name in row if "probability" in name]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) == pytest.approx(1)
+        assert not row["error"]
+    values = read_json(directory / "predictions.json")
+    assert values["classes"] == ["ball", "box", "tube"]
+    assert Path(values["checkpoint"]).parent.parent == run
+    assert [each["file"] for each in values["predictions"]] == list(rows)
+    first = values["predictions"][0]
+    assert str(first["probability"]) == rows[first["file"]]["probability"]
+    assert [each["class"] for each in first["next"]] == [
+        rows[first["file"]][name] for name in ("second", "third")
+    ]
+    assert [each["file"] for each in values["unreadable"]] == ["new/broken.stl"]
+    assert (directory / "predictions.png").stat().st_size > 1_000
+    result = read_json(directory / "result.json")
+    assert (result["predicted_files"], result["unreadable_files"]) == (4, 1)
+    assert (result["task_name"], result["evaluated_checkpoint"]) == ("predict", "last.ckpt")
+    assert result.keys().isdisjoint({"input", "checkpoint"}), "paths are no settings"
+    assert "passed over files of other formats: 1 .mtl, 1 .png" in caplog.text
+    assert "1 file cannot be read:\n  new/broken.stl holds no shape" in caplog.text
+    assert f"new/round.obj: {rows['new/round.obj']['class']} " in caplog.text
+
+
+def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
+    shutil.copytree("new", "changing", ignore=shutil.ignore_patterns("pipe.stl"))
+    first = predicted(run, "changing", "task.gallery=0")
+    assert predicted(run, f"{place}/changing", "data.batch_size=1") == first
+    shape("box", 3).export("changing/round.obj")
+    second = predicted(run, "changing", "task.gallery=0")
+    Path("changing/broken.stl").unlink()
+    third = predicted(run, "changing", "task.gallery=0")
+    assert len({first, second, third}) == 3
+    before, after = ({r["file"]: r for r in table(each)} for each in (first, second))
+    assert before.pop("changing/round.obj") != after.pop("changing/round.obj")
+    assert before == after, "what is predicted of a file depends on nothing but it"
+    assert not (first / "predictions.png").exists()
+
+
+def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) -> None:
+    measured = ("task=evaluate", "task.gallery=0", "task.timed_batches=0", "task.warmup_batches=0")
+    evaluated = run_job(composed(*measured, f"checkpoint={run}", "hardware.accelerator=cpu")).path
+    tested = table(evaluated)
+    assert len(tested) == 6
+    rows = {row["file"]: row for row in table(predicted(run, f"{place}/parts/**/*"))}
+    assert len(rows) == 24
+    for row in tested:
+        again = rows[row["file"]]
+        assert again["class"] == row["predicted"]
+        assert float(again["probability"]) == pytest.approx(float(row["probability"]), abs=1e-6)
+
+
+def test_files_that_are_found(place: Path) -> None:
+    one, others = find_files("new/b.png")
+    assert (one, dict(others)) == ([Path("new/b.png")], {}), "as it is named, it is wanted"
+    assert find_files("new/*")[0] == [
+        Path("new", name) for name in ("broken.stl", "cloud.npy", "round.obj", "short.xyz")
+    ]
+    Path("[odd]").mkdir()
+    shutil.copy("new/round.obj", "[odd]/UPPER.OBJ")
+    assert find_files("[odd]")[0] == [Path("[odd]/UPPER.OBJ")]
+    assert find_files("[odd]/UPPER.OBJ")[0] == [Path("[odd]/UPPER.OBJ")]
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        ("nowhere", ConfigError, "there is no file or folder nowhere"),
+        ("new/*.step", ConfigError, "there is no file or folder new/*.step"),
+        ("outputs/*/*/*.json", ConfigError, r"no file of a shape in .*, but \d+ .json"),
+        ("new/b.png", DataError, "new/b.png is of no format that holds a shape"),
+        ("new/broken.stl", DataError, "new/broken.stl holds no shape"),
+        ("new/pipe.stl", DataError, "new/pipe.stl is a pipe, not a regular file"),
+        ("null", ConfigError, "task=predict needs input"),
+    ],
+)
+def test_what_holds_no_shape_is_refused(
+    run: Path, files: str, error: type[SparsePipeError], message: str
+) -> None:
+    before = sorted(Path("outputs").glob("*/*/"))
+    with pytest.raises(error, match=message.replace("*.step", r"\*.step")) as caught:
+        predicted(run, files)
+    assert caught.value.remedy
+    assert sorted(Path("outputs").glob("*/*/")) == before, "nothing is left of it"
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (("checkpoint=null",), ConfigError, "task=predict needs a checkpoint"),
+        (("checkpoint=nowhere",), CheckpointError, "no checkpoint at nowhere"),
+        (("data.resolution=8",), ConfigError, r"data.resolution=8 \(trained with 12\)"),
+        (("trainer.precision=64-true",), ConfigError, "trainer.precision=64-true"),
+        (("task=evaluate",), ConfigError, "task=evaluate does not read"),
+    ],
+)
+def test_what_is_not_of_the_training_is_refused(
+    run: Path, words: tuple[str, ...], error: type[SparsePipeError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        predicted(run, "new", *words)
