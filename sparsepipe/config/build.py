@@ -12,6 +12,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import check_division
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import inventory_seen_by_sweep
+from sparsepipe.data import ShapeDataModule
 from sparsepipe.emulate.layout import on_processors
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier, DomainSeparation
@@ -63,9 +64,10 @@ def build_module(
     """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
 
     Raises:
-        ConfigError: the node builds neither.
+        ConfigError: the node builds neither, or takes other channels than samples have.
         PlanError: the plan, or ``parallel.plan``, does not fit its layers.
     """
+    _check_channels(spec, data)
     module = _build_module(spec, data)
     check_division(spec, module, kept=plan)
     return module
@@ -74,6 +76,20 @@ def build_module(
 def num_classes_of(data: pl.LightningDataModule) -> int:
     """Classes of prepared data; 0 where they have none."""
     return int(getattr(data, "num_classes", len(getattr(data, "classes", ()))))
+
+
+def _check_channels(spec: RunSpec, data: pl.LightningDataModule) -> None:
+    """Compare the channels that a network takes with those of samples, where both are known."""
+    taken, given = spec.model.get("in_channels"), getattr(data, "in_channels", None)
+    if None in (taken, given) or taken == given:
+        return
+    what = f"samples of these data have {given} channel{'s' if given != 1 else ''}"
+    if isinstance(data, ShapeDataModule):
+        what = "voxels of these data have 1 feature, the constant 1: of meshes and clouds only"
+        what += " coordinates are read, no normals or colours"
+    raise ConfigError(
+        f"model.in_channels={taken}, but {what}", remedy=f"set model.in_channels={given}"
+    )
 
 
 def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:

@@ -272,6 +272,11 @@ class ShapeDataModule(SplitDataModule):
         """Number of classes."""
         return len(self.classes)
 
+    @property
+    def in_channels(self) -> int:
+        """Features of a voxel: 1, the constant 1. Normals and colours in files are not read."""
+        return 1
+
     def fingerprint(self) -> str:
         """Digest of the data in the root, independent of their location on the disk."""
         return self._source.fingerprint(self._cache)

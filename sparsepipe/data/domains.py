@@ -94,6 +94,11 @@ class DomainDataModule(pl.LightningDataModule):
         return len(self.classes)
 
     @property
+    def in_channels(self) -> int | None:
+        """Channels of a sample of the source; None where its data module does not say."""
+        return getattr(self._source, "in_channels", None)
+
+    @property
     def _source(self) -> Any:
         return next(iter(self._domains.values()))
 

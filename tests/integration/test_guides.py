@@ -122,11 +122,9 @@ def test_the_own_point_clouds(here: Path) -> None:
 def test_the_own_meshes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files("own_data", here)
     for name, mesh in (("ball", trimesh.creation.icosphere(1)), ("box", trimesh.creation.box())):
-        (here / "stl" / name).mkdir(parents=True)
+        (here / "parts" / name).mkdir(parents=True)
         for number in range(5):
-            mesh.export(here / "stl" / name / f"{name}_{number}.stl")
-    monkeypatch.setattr(sys, "argv", ["to_off.py", "stl", "parts"])
-    runpy.run_path("to_off.py")
+            mesh.export(here / "parts" / name / f"{name}_{number}.{'stl' if number else 'glb'}")
     monkeypatch.setenv("PARTS", str(here / "parts"))
     settings = ["data=parts", "data.cached_points=512", "data.num_points=256", "data.num_workers=0",
                 "data.val_share=0", "data.cache_workers=1"]  # fmt: skip

@@ -70,6 +70,11 @@ class ImageDataModule(SplitDataModule):
         """Number of classes."""
         return len(self.classes)
 
+    @property
+    def in_channels(self) -> int:
+        """Channels of an image."""
+        return len(self._dataset("train", np.zeros(1, np.int64))[0]["image"])
+
     def fingerprint(self) -> str:
         """Digest of the images, independent of their location on the disk."""
         return self._source.fingerprint()

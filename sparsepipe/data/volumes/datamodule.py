@@ -98,6 +98,12 @@ class VolumeDataModule(SplitDataModule):
         """
         return self._source.sample_sizes
 
+    @property
+    def in_channels(self) -> int:
+        """Channels of a sample."""
+        nothing = (slice(0, 0),) * len(self.sample_sizes)
+        return len(self.samples("train").read_input(0, nothing))
+
     def fingerprint(self) -> str:
         """Digest of the samples, independent of their location on the disk."""
         return self._source.fingerprint()

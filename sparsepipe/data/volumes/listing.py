@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparsepipe.data.checks import check_class_names
 from sparsepipe.data.files import LIST_BYTES, read_text
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.volumes.formats import SUFFIXES, suffix_of
@@ -81,6 +82,7 @@ def list_samples(
             f"data.root={root} is neither a directory nor a csv file",
             remedy=f"set data.root to an existing one; {_LAYOUT[labels]}",
         )
+    check_class_names(listing.classes, path)
     if not listing.entries["train"]:
         raise DataError(f"{path} has no samples for training", remedy=_LAYOUT[labels])
     return listing

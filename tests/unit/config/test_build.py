@@ -1,0 +1,38 @@
+"""Networks and data that do not fit together are refused before a training begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.config.build import build_data, build_module
+from sparsepipe.errors import ConfigError
+from tests.support.command_line import composed
+
+FEW = ("data.source.train_samples=2", "data.source.test_samples=1", "data.source.sizes=[8,8,8]")
+DATA: dict[str, tuple[tuple[str, ...], int]] = {
+    "shapes": (("model.width=0.1",), 1),
+    "digits": (
+        ("model=cnn_5x5", "data.source.train_images=20", "data.source.test_images=10"),
+        1,
+    ),
+    "volumes": (("model=cnn3d", "model.width=0.1", *FEW, "data.source.channels=2"), 2),
+}
+
+
+@pytest.mark.parametrize("group", DATA)
+def test_channels_are_those_of_the_samples(tmp_path: Path, group: str) -> None:
+    overrides, channels = DATA[group]
+    place = (f"paths.data={tmp_path}", f"paths.cache={tmp_path}", "scale=smoke")
+    if group == "shapes":
+        place = (*place, "data.source.classes=[mug,chair]", "data.source.train_per_class=1")
+    given = (f"data={group}", *overrides, *place)
+    spec = composed(*given, f"model.in_channels={channels}")
+    data = build_data(spec)
+    assert build_module(spec, data) is not None
+    with pytest.raises(ConfigError, match=r"model\.in_channels=6, but ") as caught:
+        build_module(composed(*given, "model.in_channels=6"), data)
+    assert caught.value.remedy == f"set model.in_channels={channels}"
+    said = {"shapes": "no normals or colours", "volumes": "have 2 channels"}
+    assert said.get(group, "have 1 channel") in caught.value.message
