@@ -19,7 +19,7 @@ from sparsepipe.config.target import Target
 from sparsepipe.config.trained import Training, training_of
 from sparsepipe.data import ShapeDataModule
 from sparsepipe.data.preprocessing import Preprocessing
-from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.runs.checkpoints import (
     classes_of,
     find_checkpoint,
@@ -88,11 +88,16 @@ class Model:
 
         Raises:
             DataError: there is no such file, or no shape in it.
+            CheckpointError: the network computes numbers that are not finite.
         """
         return self.predict_samples([self.preprocess.sample(shape)])[0]
 
     def predict_samples(self, samples: Sequence[dict[str, Any]]) -> list[Prediction]:
-        """The classes of samples that ``preprocess.sample`` has made, computed as one batch."""
+        """The classes of samples that ``preprocess.sample`` has made, computed as one batch.
+
+        Raises:
+            CheckpointError: the network computes numbers that are not finite.
+        """
         found = []
         for probabilities_K in self._probabilities(samples):
             order_K = np.argsort(-probabilities_K, kind="stable")
@@ -109,6 +114,12 @@ class Model:
         logits_BK = self._precise(x)
         logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
         probabilities_BK: NDArray[np.floating[Any]] = logits_BK.softmax(dim=1).cpu().numpy()
+        if not np.isfinite(probabilities_BK).all():
+            raise CheckpointError(
+                "the network computes numbers that are not finite",
+                remedy="its training diverged, as metrics.csv shows: train with a smaller learning "
+                "rate or another trainer.precision",
+            )
         return probabilities_BK
 
 

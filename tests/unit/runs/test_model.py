@@ -163,6 +163,10 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
             model.predict(shape)
     with pytest.raises(DataError, match="does not exist"):
         model.predict("missing.stl")
+    with torch.no_grad():
+        next(model.module.parameters()).fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="not finite"):
+        model.predict(np.eye(3))
     images = run_job(
         composed(
             *("data=digits", "model=cnn_5x5", "trainer.max_epochs=1", "hardware.accelerator=cpu"),
