@@ -70,6 +70,7 @@ class Predict(Task):
         shapes: dict[Path, Any] = {}
         found: dict[Path, Prediction | SparsePipeError] = {}
         for batch in _read(model, files, size=int(run.spec.data.get("batch_size", 1))):
+            run.watch.raise_if_stopped()  # a reader may have taken the signal for its own error
             read = {file: each for file, each in batch.items() if isinstance(each, dict)}
             predicted = model.predict_samples(list(read.values())) if read else []
             found |= {file: e for file, e in batch.items() if isinstance(e, SparsePipeError)}
@@ -136,7 +137,12 @@ class Predict(Task):
         files, others = find_files(spec.input)
         if others:
             log.info("passed over files of other formats: %s", _counted(others))
-        return digest_values([[str(file.absolute()), _digest(file)] for file in files])
+        known = []
+        with progress("looking at files") as advance:
+            for file in files:
+                known.append([str(file.absolute()), _digest(file)])
+                advance(len(files))
+        return digest_values(known)
 
 
 def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:

@@ -227,6 +227,8 @@ def write_predictions(run: Run, module: pl.LightningModule, data: pl.LightningDa
             for row in range(len(files))
         ],
     )
+    wrong = int((found["label"] != found["prediction"]).sum())
+    log.info("%d of %d samples are wrong: %s", wrong, len(files), run.directory.predictions)
 
 
 def _named(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:

@@ -79,15 +79,18 @@ def test_the_checkpoint_alone_gives_the_tests_figures(
     assert f"model, data and backend are those of {run / 'config.yaml'}" in caplog.text
 
 
-def test_each_test_sample_has_a_row(run: Path) -> None:
+def test_each_test_sample_has_a_row(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each class's counts are those of confusion.csv, and wrong ones are found by their file."""
-    directory = run_job(composed(*EVALUATED, f"checkpoint={run}")).path
+    caplog.set_level(logging.INFO)
+    directory = run_job(composed(*EVALUATED, f"checkpoint={run}", "force=true")).path
     table = csv_rows(directory / "predictions.csv")
     assert list(table[0]) == ["file", "class", "predicted", "probability"]
     for row in table:
         assert Path(row["file"]).is_file()
         assert Path(row["file"]).parts[-3:-1] == (row["class"], "test")
         assert 1 / 3 <= float(row["probability"]) <= 1
+    wrong = [row for row in table if row["class"] != row["predicted"]]
+    assert f"{len(wrong)} of 24 samples are wrong: {directory / 'predictions.csv'}" in caplog.text
     counts = Counter((row["class"], row["predicted"]) for row in table)
     counted = csv_rows(directory / "confusion.csv")
     assert {(r["actual"], r["predicted"]): int(r["shapes"]) for r in counted} == {
