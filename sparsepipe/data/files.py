@@ -24,6 +24,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sparsepipe.errors import DataError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import LockHeldError, file_lock, replacing, write_plain_json
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.progress import SILENCE, progress
@@ -66,34 +67,24 @@ def unreadable(path: Path, error: OSError) -> UnreadableError:
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
-    """Require a regular file: to read a pipe might wait forever, and a device never ends.
-
-    Args:
-        path: the file, or a link to it.
-        limit_bytes: of the file's size, if its format has one.
+    """As :func:`sparsepipe.utils.reading.check_regular`, for files of data.
 
     Raises:
-        DataError: the file is missing, is none, or is larger.
+        DataError: the file is missing, is no regular one, or is larger than the limit.
     """
     try:
-        status = path.stat()
+        reading.check_regular(path, limit_bytes=limit_bytes)
     except FileNotFoundError as error:
         raise MissingFileError(
             f"{path} does not exist", remedy="check the path and the root of the data"
         ) from error
     except OSError as error:
-        raise unreadable(path, error) from error
-    if not stat.S_ISREG(status.st_mode):
+        if error.errno:
+            raise unreadable(path, error) from error
         raise DataError(
-            f"{path} is a {_kind(status.st_mode)}, not a regular file",
+            f"{path} cannot be read: {error.strerror}",
             remedy="replace it by a file that holds the data, or remove it",
-        )
-    if limit_bytes is not None and status.st_size > limit_bytes:
-        raise DataError(
-            f"{path} has {status.st_size / 2**20:,.1f} MiB, more than the "
-            f"{limit_bytes / 2**20:,.0f} MiB that such a file may have",
-            remedy="check what it holds; divide or simplify it, or remove it",
-        )
+        ) from error
 
 
 SHAPE_BYTES = 1 << 30
@@ -110,20 +101,13 @@ def read_text(path: Path, *, limit_bytes: int) -> str:
     """
     check_regular(path, limit_bytes=limit_bytes)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return reading.read_text(path, limit_bytes=limit_bytes)
     except OSError as error:
         raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise DataError(
-            f"{path} is no text: byte {error.start} is not of UTF-8",
-            remedy="write it as text in UTF-8, or copy it again",
+            f"{path} cannot be read: {error}", remedy="write it as text, or copy it again"
         ) from error
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "directory"
-    return "pipe" if stat.S_ISFIFO(mode) else "device or socket"
 
 
 def digest_file(path: Path) -> str:

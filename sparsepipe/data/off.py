@@ -34,7 +34,7 @@ _MAX_LOADED_CORNERS = 4
 """Corners of the largest faces that the loader triangulates."""
 _DEGENERATE_SHARE = 1e-14
 """Faces with a smaller area than this share of the squared extent are rounding errors."""
-_MAX_COORDINATE = 1e30
+MAX_COORDINATE = 1e30
 """Limit of coordinates, beyond which squares overflow."""
 _MAX_DECIMALS = 17
 """Digits of the largest coordinate, because vertices are compared as 64-bit integers."""
@@ -177,8 +177,8 @@ def _are_all(kind: type[float] | type[int], words: Sequence[str], *, count: int)
 def _clean(path: Path, mesh: trimesh.Trimesh) -> trimesh.Trimesh:
     if len(mesh.faces):
         farthest = float(np.abs(mesh.vertices).max())
-        if farthest > _MAX_COORDINATE:
-            raise _corrupt(path, f"coordinates reach {farthest:.3g}, more than {_MAX_COORDINATE:g}")
+        if farthest > MAX_COORDINATE:
+            raise _corrupt(path, f"coordinates reach {farthest:.3g}, more than {MAX_COORDINATE:g}")
         extent = float(np.ptp(mesh.vertices, axis=0).max())
         # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
         # small model in metres or miss duplicates of a large one in millimetres.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sparsepipe.data.files import SHAPE_BYTES, check_regular, unreadable
 from sparsepipe.data.mesh_rows import read_triangles, triangle_areas
 from sparsepipe.data.npz_files import open_npz
+from sparsepipe.data.off import MAX_COORDINATE
 from sparsepipe.errors import DataError
 
 TEXT_SUFFIXES = (".csv", ".txt", ".xyz")
@@ -57,7 +58,8 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     if suffix == ".off":
         return read_triangles(path)
     try:
-        values = np.asarray(_read(path, suffix), np.float64)
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            values = np.asarray(_read(path, suffix), np.float64)
     except DataError:
         raise
     except MemoryError as error:
@@ -105,14 +107,16 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
         values = np.asarray(shape, np.float64)
     except (TypeError, ValueError) as error:
         raise _no_shape(what, error) from error
-    if values.ndim not in (2, 3) or values.shape[1:] not in ((3,), (3, 3)):
-        raise _no_shape(what, f"it has the shape {list(values.shape)}, not [points, 3]")
     return _checked(what, values)
 
 
 def _checked(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    if values.shape[1:] not in ((3,), (3, 3)):
+        raise _no_shape(source, f"it has the shape {list(values.shape)}, not [points, 3]")
     if not len(values) or not np.isfinite(values).all():
         raise _no_shape(source, "it has no points, or some that are not finite")
+    if (farthest := np.abs(values).max()) > MAX_COORDINATE:
+        raise _no_shape(source, f"coordinates reach {farthest:.3g}, more than {MAX_COORDINATE:g}")
     if values.ndim == 3 and not triangle_areas(values).sum() > 0:
         raise _no_shape(source, "its mesh has no surface")
     return values

@@ -103,7 +103,7 @@ TABLES = {
     "lacking": ("file,split\nant/1.stl\n", "line 2, lacks a file or its split"),
     "empty": ("", "has no column file and split"),
     "no training": ("file,split\nant/1.stl,test\n", "has no train shape"),
-    "binary": (None, "is no text: byte 128"),
+    "binary": (None, "no text in UTF-8"),
 }
 
 
@@ -219,7 +219,11 @@ def test_shapes_of_all_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert "1 folder without shapes (pictures)" in said
     assert said.count("clouds have fewer points than the 500 of data.num_points") in (1, 2)
     assert "the fewest 150 (p2): theirs are repeated" in said
-    for fault in ("broken.stl holds no shape", "short.npz", "pipe.stl is a pipe, not a regular"):
+    for fault in (
+        "broken.stl holds no shape",
+        "short.npz",
+        "pipe.stl cannot be read: it is a pipe, not a regular",
+    ):
         assert fault in said
     assert "remedy: replace" in said
     batch = next(iter(data.train_dataloader()))

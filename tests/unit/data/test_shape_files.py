@@ -112,6 +112,16 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "binary text": ("csv", lambda path: path.write_bytes(bytes(range(256))), "holds no shape"),
     "two columns": ("xyz", lambda path: path.write_text("1 2 3\n4 5\n"), "holds no shape"),
     "infinite": ("xyz", lambda path: path.write_text("1e400 2 3\n"), "not finite"),
+    "overflowing": (
+        "xyz",
+        lambda path: path.write_text("1e308 2 3\n"),
+        "coordinates reach 1e\\+308",
+    ),
+    "flat vertices": (
+        "obj",
+        lambda path: path.write_text("v 0 0\nv 1 0\nv 0 1\nf 1 2 3\n"),
+        "shape",
+    ),
     "empty": ("obj", lambda path: path.touch(), "holds no shape"),
     "no surface": (
         "obj",
@@ -130,3 +140,45 @@ def test_files_without_a_shape(tmp_path: Path, kind: str) -> None:
         read_shape(path)
     assert str(path) in caught.value.message
     assert caught.value.remedy
+
+
+WORDS = (b"1e400", b"nan", b"-1", b"4294967295", b"\x00" * 8, b"\xff" * 8, b"[[[[", b"\xed\xb3\xbf")
+
+
+def mutated(raw: bytes, rng: np.random.Generator) -> bytes:
+    """A file with some bytes changed, left out, put in or said twice, mostly in its header."""
+    for _ in range(int(rng.integers(1, 4))):
+        at = int(rng.integers(min(len(raw), 400) if rng.random() < 0.6 else len(raw)))
+        word = WORDS[rng.integers(len(WORDS))]
+        parts = {
+            0: (raw[:at], bytes([rng.integers(256)]), raw[at + 1 :]),
+            1: (raw[: at + 1],),
+            2: (raw[:at], word, raw[at + len(word) :]),
+            3: (raw[:at], word, raw[at:]),
+            4: (raw[:at], raw[at + int(rng.integers(1, 40)) :] or b"\n"),
+            5: (raw, raw[:at]),
+        }
+        raw = b"".join(parts[int(rng.integers(len(parts)))])
+    return raw
+
+
+@pytest.mark.parametrize("suffix", ["stl", "obj", "ply", "glb", "off", "npy", "npz", "csv"])
+def test_malformed_files_are_read_or_refused(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(7)
+    path, whole = tmp_path / f"part.{suffix}", trimesh.creation.icosphere(1)
+    if suffix in ("npy", "npz", "csv"):
+        CLOUDS[{"csv": "commas, names"}.get(suffix, suffix)][1](path)
+    else:
+        whole.export(path)
+    raw = path.read_bytes()
+    refused = list[DataError]()
+    for _ in range(60):
+        path.write_bytes(mutated(raw, rng))
+        try:
+            shape = read_shape(path)
+            assert np.isfinite(shape).all()
+            assert shape.shape[1:] in ((3,), (3, 3))
+        except DataError as error:
+            refused.append(error)
+    assert refused
+    assert all(str(path) in error.message and error.remedy for error in refused)

@@ -229,8 +229,8 @@ def test_arrays_in_groups_are_named_by_their_paths(tmp_path: Path) -> None:
         ("input,label\n0.npy,0.mhd\n", "0.mhd has none of the suffixes"),
         ("input,label\n9.npy,0_labels.npy\n", "9.npy does not exist"),
         ('input,label\n"0.npy,0_labels.npy\n', "is no csv file"),
-        ("input,label\nzero.npy,0_labels.npy\n", r"zero\.npy is a device"),
-        ("input,label\npipe.nii,0_labels.npy\n", r"pipe\.nii is a pipe"),
+        ("input,label\nzero.npy,0_labels.npy\n", r"zero\.npy .* it is a device"),
+        ("input,label\npipe.nii,0_labels.npy\n", r"pipe\.nii .* it is a pipe"),
     ],
 )
 def test_csv_files_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
@@ -244,7 +244,7 @@ def test_csv_files_that_are_wrong(tmp_path: Path, text: str, message: str) -> No
 def test_a_csv_file_that_is_binary(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "")
     path.write_bytes(bytes(range(256)))
-    with pytest.raises(DataError, match=r"\.csv is no text: byte 128"):
+    with pytest.raises(DataError, match=r"\.csv cannot be read: it is no text"):
         opened(path, tmp_path / "cache")
 
 
