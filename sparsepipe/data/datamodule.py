@@ -252,6 +252,7 @@ class ShapeDataModule(SplitDataModule):
         )
         whole = point_ratio == 1 and not (augment is not None and augment.enabled)
         check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
+        self._root = root
         self._source = source(root) if split is None else source(root, split=split)
         # Checked here as well, before a cache is built in vain.
         if getattr(self._source, "takes_cached_points", False):
@@ -292,8 +293,10 @@ class ShapeDataModule(SplitDataModule):
             points = self._source.load(split, self._cache)
             check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
             if "train" in self._points and points.classes != self._points["train"].classes:
+                known = self._points["train"].classes
+                odd = sorted({*known} ^ {*points.classes}) or "another order"
                 raise DataError(
-                    "training and test data have different classes",
+                    f"training and test data in {self._root} have different classes: {odd}",
                     remedy="check data.root: both splits must hold the same classes",
                 )
             self._say_repeated(split, points)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import (
@@ -112,10 +112,12 @@ class ImageFolder:
                         remedy="convert it to 8 bits",
                     )
                 upright = ImageOps.exif_transpose(image).convert(_MODES[self._channels])
-        except (UnidentifiedImageError, SyntaxError, ValueError, EOFError) as error:
-            raise _broken(path, error) from error
+        except DataError:
+            raise
         except OSError as error:  # of pillow, of a file that is cut off, without a number
             raise (unreadable if error.errno else _broken)(path, error) from error
+        except Exception as error:  # each format's reader has its own
+            raise _broken(path, error) from error
         height, width = self._size
         return np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
 

@@ -195,7 +195,7 @@ def _read_split(root: Path, setting: str) -> dict[str, Split]:
     listed: dict[str, Split] = {}
     for line, row in enumerate(_rows(path), 2):
         name, split = (row[column].strip() for column in ("file", "split"))
-        name = Path(os.path.relpath(root / name, root)).as_posix()
+        name = os.path.relpath(root / name.replace("\\", "/"), root)
         found = next((each for each in SPLITS if each == split.lower()), None)
         if found is None or listed.get(name, found) != found:
             why = "it is both" if found else "which is neither train nor test"

@@ -25,6 +25,8 @@ SUFFIXES = (".npy", ".tif", ".tiff", ".nii", ".nii.gz", ".zarr")
 _PACKAGES = {".tif": "tifffile", ".tiff": "tifffile", ".nii": "nibabel", ".nii.gz": "nibabel"}
 _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 _PIECE_BYTES = 1 << 23
+_GZIP_RATIO = 1032
+"""By which gzip compresses at most."""
 _NUMBERS = "biuf"
 """Kinds of numpy types that are real numbers."""
 
@@ -200,6 +202,9 @@ def _decompress_nifti(path: Path, target: Path) -> None:
         # Kept open, because each opening would decompress from the beginning.
         array = nibabel.load(path, keep_file_open=True).dataobj
         _numeric(array, path)
+        promised = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+        if promised > max(_PIECE_BYTES, _GZIP_RATIO * path.stat().st_size):
+            raise ValueError(f"its header promises the sizes {array.shape}, more than it can hold")
         scaled = (array.slope, array.inter) != (1, 0)
         dtype = np.dtype(np.float32) if scaled else array.dtype.newbyteorder("=")
         step = max(1, _PIECE_BYTES // (8 * math.prod(array.shape[:-1])))

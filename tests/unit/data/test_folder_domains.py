@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -187,7 +188,11 @@ def test_grey_images_and_faults(studio: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="more than 8 bits"):
         ready(images(studio, tmp_path / "cache"))
     whole = (studio / "studio" / "red" / "red_0.jpg").read_bytes()
-    for raw in (b"no image", whole[: len(whole) // 2]):
+    Image.new("1", (9, 9)).save(tmp_path / "huge.png")
+    huge = bytearray((tmp_path / "huge.png").read_bytes())
+    huge[16:24] = np.array([30_000, 30_000], ">u4").tobytes()  # and the check sum of both
+    huge[29:33] = np.array([zlib.crc32(huge[12:29])], ">u4").tobytes()
+    for raw in (b"no image", whole[: len(whole) // 2], bytes(huge)):
         (studio / "phone" / "deep.png").write_bytes(raw)
         with pytest.raises(DataError, match=r"deep\.png is no image"):
             ready(images(studio, tmp_path / "cache"))

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sparsepipe.data import VolumeDataModule, VolumeFiles
+from sparsepipe.data.volumes.formats import decompress
 from sparsepipe.errors import ConfigError, DataError
 
 SIZES = (6, 5, 8)
@@ -340,6 +341,19 @@ def test_a_file_that_is_something_else(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"no image at all"))
     with pytest.raises(DataError, match=r"v0\.nii\.gz cannot be read as \.nii\.gz"):
         opened(tmp_path / "root", tmp_path / "cache")
+
+
+def test_a_header_that_promises_more_than_the_file_can_hold(tmp_path: Path) -> None:
+    path = tmp_path / "v0.nii.gz"
+    write_nifti(path, volume(0))
+    raw = bytearray(gzip.decompress(path.read_bytes()))
+    raw[42:48] = np.array([32767] * 3, "<i2").tobytes()
+    path.write_bytes(gzip.compress(raw))
+    with pytest.raises(
+        DataError, match=r"v0\.nii\.gz .* promises the sizes \(32767, 32767, 32767\)"
+    ):
+        decompress(path, tmp_path / "v0.npy")
+    assert not (tmp_path / "v0.npy").exists()
 
 
 @pytest.mark.parametrize(
