@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torchmetrics.classification import (
@@ -10,7 +12,7 @@ from torchmetrics.classification import (
     MulticlassJaccardIndex,
 )
 
-from sparsepipe.models.metrics import IGNORED, Accuracy, Confusion, MeanIoU, ious_of
+from sparsepipe.models.metrics import IGNORED, Accuracy, Confusion, MeanIoU, Predictions, ious_of
 
 CLASSES = 4
 
@@ -58,3 +60,17 @@ def test_a_class_that_nobody_saw_has_no_iou() -> None:
     mean.confmat += counts
     mean._update_count = 1
     assert float(mean.compute()) == pytest.approx((3 / 6 + 4 / 7) / 2)
+
+
+def test_predictions_of_several_ranks_are_each_there_once_in_the_order_of_the_split() -> None:
+    logits_S2 = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 0.0]])
+    metric = Predictions()
+    for index in ([3, 1], [2, 0, 1]):  # as of two ranks that share sample 1
+        batch = {"index": torch.tensor(index), "label": torch.tensor(index) % 2}
+        metric.update(batch, logits_S2[index])
+    found = metric.compute()
+    assert found["index"].tolist() == [0, 1, 2, 3]
+    assert found["label"].tolist() == [0, 1, 0, 1]
+    assert found["prediction"].tolist() == [0, 1, 0, 0]
+    expected = [1 / (1 + math.exp(-gap)) for gap in (2, 1, 0, 3)]
+    assert found["probability"].tolist() == pytest.approx(expected)
