@@ -25,11 +25,18 @@ if TYPE_CHECKING:
         Usps,
     )
     from sparsepipe.data.points import PointSet
-    from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
+    from sparsepipe.data.sources import (
+        ClassFolder,
+        GeneratedShapes,
+        NormalResampled,
+        NpzBundle,
+        OffTree,
+    )
     from sparsepipe.data.volumes import GeneratedVolumes, VolumeDataModule, VolumeFiles
 
 __all__ = [
     "Augment",
+    "ClassFolder",
     "CloudShift",
     "DomainDataModule",
     "DrawnDigits",
@@ -54,6 +61,7 @@ __all__ = [
 
 _MODULES = {
     "Augment": "augment",
+    "ClassFolder": "sources",
     "CloudShift": "cloud_shifts",
     "DomainDataModule": "domains",
     "DrawnDigits": "images",

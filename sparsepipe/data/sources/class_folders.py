@@ -136,41 +136,46 @@ def _search(
 def _divide(
     root: Path, files: Sequence[_File], split: float | str | None, seed: int
 ) -> Mapping[Split, Sequence[_File]]:
-    placed = [file.split is not None for file in files]
+    """The files of each split, see :class:`ClassFolder`."""
     if isinstance(split, str):
-        listed = _read_split(root, split)
-        if absent := sorted(set(listed) - {file.name for file in files}):
-            raise DataError(
-                f"{split} names {len(absent)} files that are not in the folders of classes of "
-                f"{root}: {_some(absent)}",
-                remedy="correct the paths, which are relative to data.root, such as "
-                f"{files[0].name}, or remove these lines",
-            )
-        if left_out := [file.name for file in files if file.name not in listed]:
-            say_once(f"{len(left_out)} shapes that {split} does not name are left out")
-        return {each: [f for f in files if listed.get(f.name) == each] for each in SPLITS}
-    if split is None and any(placed):
-        if not all(placed):
-            raise DataError(
-                f"{root} has {files[placed.index(True)].name} in a folder train or test, and "
-                f"{files[placed.index(False)].name} in none",
-                remedy="move the one or the other, or name them in a csv file: " + _SPLIT,
-            )
-        return {each: [file for file in files if file.split == each] for each in SPLITS}
+        return _by_table(root, files, split)
     share = _DEFAULT_SHARE if split is None else split
     if isinstance(share, bool) or not 0 < share < 1:
         raise ConfigError(f"data.split={split} is not valid", remedy=_SPLIT)
-    if any(placed):
+    placed = [file.name for file in files if file.split is not None]
+    if not placed:
+        return _by_share(files, share, seed)
+    if split is not None:
         raise ConfigError(
             f"data.split={split}, but {root} has folders train and test, such as that of "
-            f"{files[placed.index(True)].name}",
+            f"{placed[0]}",
             remedy="set data.split=null to divide the shapes as these folders do, or move the "
             "files out of them",
         )
-    return _share(files, share, seed)
+    if others := [file.name for file in files if file.split is None]:
+        raise DataError(
+            f"{root} has {placed[0]} in a folder train or test, and {others[0]} in none",
+            remedy=f"move the one or the other, or name them in a csv file: {_SPLIT}",
+        )
+    return {each: [file for file in files if file.split == each] for each in SPLITS}
 
 
-def _share(files: Sequence[_File], share: float, seed: int) -> Mapping[Split, Sequence[_File]]:
+def _by_table(root: Path, files: Sequence[_File], setting: str) -> Mapping[Split, Sequence[_File]]:
+    """As a csv file says."""
+    listed = _read_split(root, setting)
+    if absent := sorted(set(listed) - {file.name for file in files}):
+        raise DataError(
+            f"{setting} names files that are not in the folders of classes of {root}: "
+            f"{_some(absent)}",
+            remedy="correct the paths, which are relative to data.root, such as "
+            f"{files[0].name}, or remove these lines",
+        )
+    if left_out := [file.name for file in files if file.name not in listed]:
+        say_once(f"{_number(left_out, 'shape')} that {setting} does not name are left out")
+    return {each: [file for file in files if listed.get(file.name) == each] for each in SPLITS}
+
+
+def _by_share(files: Sequence[_File], share: float, seed: int) -> Mapping[Split, Sequence[_File]]:
     """A share of each class for testing, at least one shape if one is left for training."""
     tested = set[_File]()
     for class_name in {file.class_name for file in files}:
@@ -198,9 +203,9 @@ def _read_split(root: Path, setting: str) -> dict[str, Split]:
         name = os.path.relpath(root / name.replace("\\", "/"), root)
         found = next((each for each in SPLITS if each == split.lower()), None)
         if found is None or listed.get(name, found) != found:
-            why = "it is both" if found else "which is neither train nor test"
+            why = "which another line has in the other one" if found else "which is no split"
             raise DataError(
-                f"{path}, line {line}, has the split {split!r} for {name}: {why}",
+                f"{path}, line {line}, has the split {split!r} for {name}, {why}",
                 remedy="write train or test there, once for each file; data.val_share keeps a "
                 "share of the training shapes for validation",
             )

@@ -96,9 +96,9 @@ def test_a_table_divides(tmp_path: Path, delimiter: str, caplog: pytest.LogCaptu
 
 
 TABLES = {
-    "absent file": ("file,split\nant/99.stl,test\n", "1 files that are not in .*: ant/99.stl"),
+    "absent file": ("file,split\nant/99.stl,test\n", "names files that are not in .*: ant/99.stl"),
     "other split": ("file,split\nant/1.stl,val\n", r"line 2, has the split 'val' for ant/1.stl"),
-    "both": ("file,split\nant/1.stl,test\nant/1.stl,train\n", "line 3, .* it is both"),
+    "both": ("file,split\nant/1.stl,test\nant/1.stl,train\n", "line 3, .* has in the other one"),
     "columns": ("path,split\nant/1.stl,test\n", "has no column file"),
     "lacking": ("file,split\nant/1.stl\n", "line 2, lacks a file or its split"),
     "empty": ("", "has no column file and split"),
