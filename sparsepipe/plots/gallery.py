@@ -134,7 +134,8 @@ def _heading(
 
 
 def _shortened(file: str) -> str:
-    name = PurePath(file).name or file
+    # Letters that are bytes of no text cannot be drawn.
+    name = (PurePath(file).name or file).encode("utf-8", "backslashreplace").decode()
     if len(name) <= _NAME_LETTERS:
         return name
     half = (_NAME_LETTERS - 1) // 2

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import differences, training_of
+from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
@@ -65,19 +67,7 @@ class Predict(Task):
         path, (files, _) = self.checkpoint(run.spec), find_files(run.spec.input)
         model = load(str(run.spec.checkpoint), device=_device(run))
         log.info("predicting the classes of %s by %s", _files(len(files)), path)
-        pictured = np.linspace(0, len(files) - 1, min(self.gallery, len(files))).round()
-        files_of_picture = {files[int(number)] for number in pictured}
-        shapes: dict[Path, Any] = {}
-        found: dict[Path, Prediction | SparsePipeError] = {}
-        for batch in _read(model, files, size=int(run.spec.data.get("batch_size", 1))):
-            run.watch.raise_if_stopped()  # a reader may have taken the signal for its own error
-            read = {file: each for file, each in batch.items() if isinstance(each, dict)}
-            predicted = model.predict_samples(list(read.values())) if read else []
-            found |= {file: e for file, e in batch.items() if isinstance(e, SparsePipeError)}
-            found |= dict(zip(read, predicted, strict=True))
-            for file in files_of_picture & read.keys():
-                (shapes[file],) = clouds(model.preprocess.batch([read[file]])["input"])
-        found = {file: found[file] for file in files}
+        found, shapes = self._predict(run, model, files)
         _refuse_unreadable(found)
         write_csv(run.directory.predictions, [_row(*each) for each in found.items()])
         write_json(
@@ -90,6 +80,24 @@ class Predict(Task):
         values = {"predicted_files": len(found) - unreadable, "unreadable_files": unreadable}
         write_result(run, {"evaluated_checkpoint": path.name, **values})
         _log(run, found)
+
+    def _predict(
+        self, run: Run, model: Model, files: Sequence[Path]
+    ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
+        """What became of each file, and occupied voxels [N, 3] of those in the picture."""
+        count = max(0, min(self.gallery, len(files)))
+        pictured = {files[int(n)] for n in np.linspace(0, len(files) - 1, count).round()}
+        shapes: dict[Path, NDArray[np.float64]] = {}
+        found: dict[Path, Prediction | SparsePipeError] = {}
+        for batch in _read(model, files, size=int(run.spec.data.get("batch_size", 1))):
+            run.watch.raise_if_stopped()  # a reader may have taken the signal for its own error
+            read = {file: each for file, each in batch.items() if isinstance(each, dict)}
+            predicted = model.predict_samples(list(read.values())) if read else []
+            found |= {file: e for file, e in batch.items() if isinstance(e, SparsePipeError)}
+            found |= dict(zip(read, predicted, strict=True))
+            for file in pictured & read.keys():
+                (shapes[file],) = clouds(model.preprocess.batch([read[file]])["input"])
+        return {file: found[file] for file in files}, shapes
 
     def checkpoint(self, spec: RunSpec) -> Path:
         """The checkpoint file of the network.
@@ -121,6 +129,7 @@ class Predict(Task):
                 remedy="give the directory of its run, or a checkpoint that a run has written",
             )
         preprocessing_of(training)
+        check_numbers(least_1={"batch_size": spec.data.get("batch_size")}, least_0={})
         other = [each for each in differences(spec.to_dict(), training) if each.key not in _FREE]
         if other:
             raise ConfigError(
@@ -262,7 +271,7 @@ def _draw(
     run: Run,
     model: Model,
     found: Mapping[Path, Prediction | SparsePipeError],
-    shapes: Mapping[Path, Any],
+    shapes: Mapping[Path, NDArray[np.float64]],
 ) -> None:
     from sparsepipe.plots.gallery import prediction_gallery
 

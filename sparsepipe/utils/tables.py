@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.utils.files import PathLike, write_text_atomic
+from sparsepipe.utils.files import PathLike, write_bytes_atomic
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -37,7 +37,9 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Writes rows with the same keys as CSV, atomically, and returns the path.
+    r"""Writes rows with the same keys as CSV in UTF-8, atomically, and returns the path.
+
+    Bytes of a file's name that are no text are written as ``\udcff``.
 
     Raises:
         ValueError: there are no rows.
@@ -49,7 +51,7 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return write_text_atomic(path, stream.getvalue())
+    return write_bytes_atomic(path, stream.getvalue().encode("utf-8", "backslashreplace"))
 
 
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)

@@ -118,15 +118,18 @@ def test_a_folder_has_a_row_for_each_file(
 
 def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
     shutil.copytree("new", "changing", ignore=shutil.ignore_patterns("pipe.stl"))
-    first = predicted(run, "changing", "task.gallery=0")
+    first = predicted(run, "changing", "task.gallery=-1")
     assert predicted(run, f"{place}/changing", "data.batch_size=1") == first
     shape("box", 3).export("changing/round.obj")
-    second = predicted(run, "changing", "task.gallery=0")
+    os.rename(b"changing/short.xyz", b"changing/short\xff.xyz")
+    second = predicted(run, "changing")
     Path("changing/broken.stl").unlink()
     third = predicted(run, "changing", "task.gallery=0")
     assert len({first, second, third}) == 3
     before, after = ({r["file"]: r for r in table(each)} for each in (first, second))
     assert before.pop("changing/round.obj") != after.pop("changing/round.obj")
+    assert before.pop("changing/short.xyz")
+    assert after.pop("changing/short\\udcff.xyz")["class"], "whose name is no text"
     assert before == after, "what is predicted of a file depends on nothing but it"
     assert not (first / "predictions.png").exists()
 
@@ -164,7 +167,7 @@ def test_files_that_are_found(place: Path) -> None:
         ("outputs/*/*/*.json", ConfigError, r"no file of a shape in .*, but \d+ .json"),
         ("new/b.png", DataError, "new/b.png is of no format that holds a shape"),
         ("new/broken.stl", DataError, "new/broken.stl holds no shape"),
-        ("new/pipe.stl", DataError, "new/pipe.stl is a pipe, not a regular file"),
+        ("new/pipe.stl", DataError, "new/pipe.stl .*is a pipe"),
         ("null", ConfigError, "task=predict needs input"),
     ],
 )
@@ -183,6 +186,7 @@ def test_what_holds_no_shape_is_refused(
     [
         (("checkpoint=null",), ConfigError, "task=predict needs a checkpoint"),
         (("checkpoint=nowhere",), CheckpointError, "no checkpoint at nowhere"),
+        (("data.batch_size=0",), ConfigError, "data.batch_size=0 is too small"),
         (("data.resolution=8",), ConfigError, r"data.resolution=8 \(trained with 12\)"),
         (("trainer.precision=64-true",), ConfigError, "trainer.precision=64-true"),
         (("task=evaluate",), ConfigError, "task=evaluate does not read"),
