@@ -81,9 +81,11 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
     except OSError as error:
         if error.errno:
             raise unreadable(path, error) from error
+        smaller = "a smaller file (a cloud takes less room as .npy than as text)"
         raise DataError(
             f"{path} cannot be read: {error.strerror}",
-            remedy="replace it by a file that holds the data, or remove it",
+            remedy=f"replace it by {smaller if path.is_file() else 'a file that holds the data'}, "
+            "or remove it",
         ) from error
 
 

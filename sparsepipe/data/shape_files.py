@@ -30,6 +30,8 @@ _MESHES = (".glb", ".obj", ".ply", ".stl")
 SHAPE_SUFFIXES = tuple(sorted((*_ARRAYS, *_MESHES, ".off", *TEXT_SUFFIXES)))
 """Of files with a shape each, in lower case."""
 
+_TEXT_BYTES = 1 << 28
+"""Limit of a file of text, which takes several times its size in memory while it is read."""
 _HEADER_LINES = 20
 """Lines before the first point of a text file; a header of the PCD format has 11."""
 _COMMENT = re.compile(r"(#|//).*")
@@ -49,8 +51,8 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     materials, no textures.
 
     Raises:
-        DataError: the file is missing, no regular file, larger than 1 GiB, of another format, or
-            holds neither a surface nor finite points.
+        DataError: the file is missing, no regular file, larger than 1 GiB (text: 256 MiB), of
+            another format, or holds neither a surface nor finite points.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -82,7 +84,8 @@ def check_shape_file(path: Path) -> None:
             f"{path} is of no format that holds a shape",
             remedy=f"convert it to one of {', '.join(SHAPE_SUFFIXES)}",
         )
-    check_regular(path, limit_bytes=SHAPE_BYTES)
+    is_text = path.suffix.lower() in TEXT_SUFFIXES
+    check_regular(path, limit_bytes=_TEXT_BYTES if is_text else SHAPE_BYTES)
 
 
 def as_shape(shape: Any) -> NDArray[np.float64]:

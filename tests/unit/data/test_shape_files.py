@@ -105,6 +105,7 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "an endless device": ("txt", lambda path: path.symlink_to("/dev/zero"), "is a device"),
     "a folder": ("ply", lambda path: path.mkdir(), "is a directory"),
     "a large file": ("stl", write_large, "more than the 1,024 MiB"),
+    "large text": ("csv", write_large, "more than the 256 MiB"),
     "lies in its header": ("npy", lying_npy, "holds no shape: mmap length"),
     "objects": ("npy", lambda path: np.save(path, np.array([{}] * 3)), "holds no shape"),
     "names": ("npy", lambda path: np.save(path, np.array([["a", "b", "c"]])), "of shape"),
