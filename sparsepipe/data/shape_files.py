@@ -116,8 +116,10 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
 def _checked(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
         raise _no_shape(source, f"it has the shape {list(values.shape)}, not [points, 3]")
-    if not len(values) or not np.isfinite(values).all():
-        raise _no_shape(source, "it has no points, or some that are not finite")
+    if not len(values):
+        raise _no_shape(source, "it has no points")
+    if not np.isfinite(values).all():
+        raise _no_shape(source, "some of its coordinates are not finite")
     if (farthest := np.abs(values).max()) > MAX_COORDINATE:
         raise _no_shape(source, f"coordinates reach {farthest:.3g}, more than {MAX_COORDINATE:g}")
     if values.ndim == 3 and not triangle_areas(values).sum() > 0:
