@@ -48,6 +48,7 @@ NOT_IDENTITY = (
     "paths",
     "tags",
     "task.gallery",
+    "trainer.checkpoints",
     "trainer.enable_autolog_hparams",
     "trainer.enable_model_summary",
     "trainer.enable_progress_bar",

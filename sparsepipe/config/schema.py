@@ -205,9 +205,15 @@ class Optim:
     schedule: Target | None = field(metadata=_node(optional=True))
 
 
+KeptCheckpoints = Literal["best", "last", "both", "none"]
+"""Checkpoints that a finished run keeps."""
+OWN_TRAINER_KEYS = ("checkpoints",)
+"""Keys of ``trainer`` that are none of Lightning's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArguments:
-    """The arguments of Lightning's Trainer that no other group sets."""
+    """The arguments of Lightning's Trainer that no other group sets, and keys of our own."""
 
     max_epochs: int | None
     min_epochs: int | None
@@ -241,10 +247,12 @@ class TrainerArguments:
     barebones: bool
     model_registry: str | None
     enable_autolog_hparams: bool
+    checkpoints: KeptCheckpoints = "both"
 
     def built(self) -> dict[str, Any]:
-        """The arguments by name, with ``profiler`` and ``plugins`` built where they are nodes."""
-        found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        """Lightning's arguments by name; ``profiler`` and ``plugins`` are built from nodes."""
+        names = (entry.name for entry in fields(self) if entry.name not in OWN_TRAINER_KEYS)
+        found = {name: getattr(self, name) for name in names}
         for name in ("profiler", "plugins"):
             if isinstance(found[name], Mapping):
                 found[name] = Target.parse(found[name]).build()

@@ -37,6 +37,7 @@ from sparsepipe.launch.prepare import (
 from sparsepipe.launch.renumber import renumber
 from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.planning.plan_resolution import resolve_plan
+from sparsepipe.runs.disk import keep_checkpoints
 from sparsepipe.runs.lock import keep_temporary_files_apart, locked, scratch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
@@ -137,7 +138,7 @@ def _run_here(
         if isinstance(error, Stopped) and error.save_error is not None:
             raise error.save_error from None
         raise
-    _finish(directory)
+    _finish(directory, spec)
 
 
 def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: SignalWatch) -> None:
@@ -199,7 +200,7 @@ def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks:
             renumber(spec, inventory, directory)
             execute(directory, spec, inventory, watch)
         if process_group.rank() == 0:
-            _finish(directory)
+            _finish(directory, spec)
     return directory
 
 
@@ -266,9 +267,12 @@ def _tested_last_weights(directory: RunDir, spec: RunSpec) -> bool:
     return "tested_checkpoint" not in result and any(key.startswith("test/") for key in result)
 
 
-def _finish(directory: RunDir) -> None:
+def _finish(directory: RunDir, spec: RunSpec) -> None:
+    """Marks the run as finished, and then removes checkpoints that it is not to keep."""
     result = read_json(directory.result)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
+    if directory.checkpoints.is_dir():
+        log.info("%s", keep_checkpoints(directory, spec.trainer.checkpoints))
 
 
 @contextmanager

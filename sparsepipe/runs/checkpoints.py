@@ -34,18 +34,34 @@ def find_checkpoint(source: str, *, best: bool = False) -> Path:
 
     Args:
         source: a file or a run directory.
-        best: of a run directory the best one, where one is kept.
+        best: of a run directory the best one; of those two the other where one is not kept.
 
     Raises:
         CheckpointError: there is none.
     """
     path = expanded(source)
-    for candidate in (path, *([RunDir(path).best] if best else []), RunDir(path).last):
+    of_run = (RunDir(path).last, RunDir(path).best)
+    for candidate in (path, *(reversed(of_run) if best else of_run)):
         if candidate.is_file():
             return candidate.absolute()
+    run = RunDir(path.parent.parent if path.parent.name == "checkpoints" else path)
+    if run.done.exists() and run.config.exists():
+        raise _not_kept(run, path)
     raise CheckpointError(
         f"there is no checkpoint at {path}",
         remedy="give a .ckpt file, or the directory of a run that has finished an epoch",
+    )
+
+
+def _not_kept(run: RunDir, path: Path) -> CheckpointError:
+    """The error for a checkpoint of a finished run that is not there any more."""
+    kept = run.kept_checkpoint
+    others = "" if kept is None else f"; the run has {kept}"
+    remedy = "" if kept is None else f"give checkpoint={kept}, or "
+    return CheckpointError(
+        f"there is no checkpoint at {path}: the run is finished, and has kept what "
+        f"trainer.checkpoints and task=clean have left{others}",
+        remedy=f"{remedy}train it again: its command with force=true trainer.checkpoints=both",
     )
 
 

@@ -244,18 +244,25 @@ def _id_of(identity: Mapping[str, Any]) -> str:
 
 
 def _shorter(identity: dict[str, Any], runs: Path) -> RunDir | None:
-    """The finished run of most epochs that has fewer of them and all else the same."""
+    """The finished run of most epochs that has fewer of them and all else the same.
+
+    One that has kept its last checkpoint comes before those that have not.
+    """
     key = "trainer.max_epochs"
     epochs = identity.get(key)
     there = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
     if not isinstance(epochs, int) or not there:
         return None
     fewest = range(min(epochs - 1, _MOST_EPOCHS), 0, -1)
+    without_last = None
     for fewer in (*_epochs_of(runs, above=_MOST_EPOCHS, below=epochs), *fewest):
         found = RunDir(runs / _id_of({**identity, key: fewer}))
-        if found.run_id in there and found.done.exists() and found.last.exists():
+        if found.run_id not in there or not found.done.exists():
+            continue
+        if found.last.exists():
             return found
-    return None
+        without_last = without_last or found
+    return without_last
 
 
 def _epochs_of(runs: Path, *, above: int, below: int) -> list[int]:

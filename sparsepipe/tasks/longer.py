@@ -35,6 +35,13 @@ def begin_with_shorter(spec: RunSpec, directory: RunDir) -> None:
     shorter = directory.shorter
     if shorter is None or spec.force or directory.last.exists():
         return
+    if not shorter.last.exists():
+        log.warning(
+            "%s has trained fewer epochs of the same, and this training begins anew: its last "
+            "checkpoint was not kept (trainer.checkpoints=last or both keeps it)",
+            shorter.path,
+        )
+        return
     content, rows = read_checkpoint(shorter.last), read_rows(shorter.metrics)
     place = content["callbacks"][STATE_KEY]
     reason = _why_not(spec, content, ended_early=place["epoch"] < _epochs_of(shorter))
