@@ -40,8 +40,8 @@ def find_checkpoint(source: str, *, best: bool = False) -> Path:
         CheckpointError: there is none.
     """
     path = expanded(source)
-    of_run = (RunDir(path).last, RunDir(path).best)
-    for candidate in (path, *(reversed(of_run) if best else of_run)):
+    of_run = [RunDir(path).last, RunDir(path).best]
+    for candidate in (path, *(of_run[::-1] if best else of_run)):
         if candidate.is_file():
             return candidate.absolute()
     run = RunDir(path.parent.parent if path.parent.name == "checkpoints" else path)
