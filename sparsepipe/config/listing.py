@@ -30,7 +30,7 @@ Sparse 3D networks on CAD shapes and point clouds, trained in parallel.
 
 sparsepipe [experiment=NAME] [task=train|evaluate|profile|bandwidth|partition|simulate|emulate|\
 fit_batch|\
-measure_steps|report|clean|list] [scale=smoke|desk|paper] [group=option ...] [key=value ...]
+measure_steps|report|compare|clean|list] [scale=smoke|desk|paper] [group=option ...] [key=value ...]
 
   sparsepipe experiment=demo
   sparsepipe experiment=demo model.width=0.5 trainer.max_epochs=10

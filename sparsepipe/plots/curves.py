@@ -106,16 +106,7 @@ def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
     axes.set_ylabel(label, fontsize=style.LABEL_PT, color=style.INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if not axes.get_lines():
-        axes.set_yticks([])
-        axes.text(
-            0.5,
-            0.5,
-            "not logged",
-            transform=axes.transAxes,
-            ha="center",
-            fontsize=style.LABEL_PT,
-            color=style.GREY,
-        )
+        _say_not_logged(axes)
         return
     axes.margins(y=0.08)
     bottom, top = axes.get_ylim()
@@ -126,6 +117,19 @@ def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
         framealpha=0.9,
         edgecolor="none",
         loc="lower right" if in_percent else "upper right",
+    )
+
+
+def _say_not_logged(axes: Axes) -> None:
+    axes.set_yticks([])
+    axes.text(
+        0.5,
+        0.5,
+        "not logged",
+        transform=axes.transAxes,
+        ha="center",
+        fontsize=style.LABEL_PT,
+        color=style.GREY,
     )
 
 
@@ -268,6 +272,8 @@ def _finish_comparison(axes: Axes, x_label: str, y_label: str) -> None:
     axes.set_xlabel(x_label, fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel(y_label, fontsize=style.LABEL_PT, color=style.INK)
     axes.margins(y=0.05)
+    if not axes.get_lines():
+        _say_not_logged(axes)
 
 
 def _label(way: str, runs: Sequence[object]) -> str:

@@ -33,7 +33,7 @@ TASKS = {
     "train_if_fits": ("task.budget_bytes=1e9", "trainer.max_epochs=1"),
 }  # fmt: skip
 ELSEWHERE = {
-    *("bandwidth", "clean", "emulate", "evaluate", "list", "measure_steps"),
+    *("bandwidth", "clean", "compare", "emulate", "evaluate", "list", "measure_steps"),
     *("predict", "report", "paper/table3"),
 }
 """Of several processes, of a checkpoint, of generated samples, without a result or a row, of long

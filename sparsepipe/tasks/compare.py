@@ -1,0 +1,239 @@
+"""The task ``compare``: runs beside each other, without a run of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from sparsepipe.callbacks.metrics import read_rows
+from sparsepipe.config.check import is_number, suggest
+from sparsepipe.config.run_spec import flatten
+from sparsepipe.errors import ConfigError, DataError, NoRunsError
+from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
+from sparsepipe.runs.run_tree import run_directories
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.utils.files import expanded, read_json, write_text_atomic
+from sparsepipe.utils.tables import markdown_table
+
+_MOST = 7
+"""Runs that lines in a picture can tell apart."""
+_NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
+"""Settings that say where a run was begun, and not what it computes."""
+_OF_ONE_RUN = ("name", "run_id", "started_at", "finished_at")
+_UNITS = {column.name: column.unit for column in (*ALWAYS, *OF_TASKS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A run beside others.
+
+    Args:
+        label: what it is called in tables and in the picture.
+        directory: its directory.
+        settings: of its ``config.yaml``, by dotted keys.
+        result: empty where it is unfinished.
+    """
+
+    label: str
+    directory: RunDir
+    settings: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.directory.done.exists()
+
+
+def compare(
+    directories: Sequence[Traversable],
+    *,
+    width: int,
+    runs: list[Any],
+    where: str,
+    to: str | None = None,
+) -> str:
+    """Where runs differ and what came of them; writes the same, and their curves as a picture.
+
+    Args:
+        directories: of configurations; not used.
+        width: of the terminal, in characters; columns keep their width.
+        runs: directories or ids, from two to seven; unfinished ones have no results yet.
+        where: a directory at or below which ids are looked for.
+        to: the directory of ``compare.md`` and ``curves.png``; None: ``compare/<ids>`` below
+            ``where``.
+
+    Returns:
+        The text of ``compare.md``.
+
+    Raises:
+        ConfigError: too few or too many are named, one twice, or one is no run.
+        DataError: a file of a run cannot be read, or one cannot be written.
+    """
+    del directories, width
+    place = expanded(where)
+    if not 2 <= len(runs) <= _MOST:
+        raise ConfigError(
+            f"runs names {len(runs)} of them",
+            remedy=f"name from 2 to {_MOST}, by their directories or ids, as runs=[A,B]",
+        )
+    found = [_directory_of(each, place) for each in runs]
+    if len({*found}) < len(found):
+        raise ConfigError("a run is named twice", remedy="name different runs, as runs=[A,B]")
+    compared = [_read(path, label) for path, label in zip(found, labels(found), strict=True)]
+    target = (
+        place / "compare" / "-".join(path.name for path in found) if to is None else expanded(to)
+    )
+    text = "\n\n".join([*_parts(compared), _curves(compared, target / "curves.png")])
+    write_text_atomic(target / "compare.md", text + "\n")
+    return text
+
+
+compare.prints_only = True  # type: ignore[attr-defined]
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """Ids of runs, with their experiments where those are not the same."""
+    same = len({path.parent.name for path in paths}) == 1
+    return [path.name if same else f"{path.parent.name}/{path.name}" for path in paths]
+
+
+def _directory_of(named: Any, place: Path) -> Path:
+    """The directory of a run that is named by its path or by its id."""
+    if isinstance(named, float):  # an id such as 12e456789012, which Hydra has read as a number
+        raise ConfigError(
+            f"runs has the number {named}, which may have been an id",
+            remedy="give the directory of that run in place of its id",
+        )
+    path = expanded(str(named)).absolute()
+    if (path / "config.yaml").is_file():
+        return path.resolve()
+    there = [] if not place.is_dir() else list(run_directories(place))
+    same = [each for each in there if each.name == str(named)]
+    if len(same) == 1:
+        return same[0].resolve()
+    if same:
+        raise ConfigError(
+            f"there are {len(same)} runs {named}: {', '.join(map(str, same))}",
+            remedy="give the directory of the one that is meant",
+        )
+    kind = "is no run's directory" if path.exists() else "is neither a directory nor a run's id"
+    hint = "" if path.exists() or not there else _nearest(str(named), there)
+    raise ConfigError(
+        f"{named} {kind}{hint}",
+        remedy=f"name a directory with a config.yaml, such as {place / 'NAME' / 'ID'}, or an id of "
+        f"a run below {place}",
+    )
+
+
+def _nearest(named: str, there: Sequence[Path]) -> str:
+    hint = suggest(named, {each.name for each in there})
+    return hint if "nearest" in hint else ""  # and not all runs that there are
+
+
+def _read(path: Path, label: str) -> ComparedRun:
+    directory = RunDir(path)
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(directory.config))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(
+            f"{directory.config} cannot be read: {reason}",
+            remedy="compare other runs, or run it again with force=true",
+        ) from error
+    if not isinstance(values, dict):
+        raise DataError(f"{directory.config} holds no configuration", remedy="compare other runs")
+    result = read_json(directory.result) if directory.done.exists() else {}
+    return ComparedRun(
+        label=label,
+        directory=directory,
+        settings=flatten({str(key): value for key, value in values.items()}),
+        result=result,
+    )
+
+
+def _parts(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    """The paragraphs and tables, in their order."""
+    head = ["", *(run.label for run in runs)]
+    for run in runs:
+        if not run.is_finished:
+            epochs = len(read_rows(run.directory.metrics))
+            yield (
+                f"{run.label} is unfinished ({epochs} epochs so far) and has no results yet; its "
+                "command goes on with it"
+            )
+    differing = settings_that_differ(runs)
+    if differing:
+        yield "Where the configurations differ:"
+        yield markdown_table(head, differing)
+    else:
+        yield "The configurations do not differ."
+    facts, figures = results_of(runs)
+    if facts:
+        yield "What else differs:"
+        yield markdown_table(head, facts)
+    if figures:
+        yield "Results:"
+        yield markdown_table(head, figures)
+
+
+def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
+    """A row for each setting in which runs differ: its key, and its value in each run."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    return [
+        [key, *(_text(run.settings[key]) if key in run.settings else "-" for run in runs)]
+        for key in keys
+        if not any(key == each or key.startswith(f"{each}.") for each in _NOT_COMPARED)
+        and len({_text(run.settings.get(key)) for run in runs}) > 1
+    ]
+
+
+def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[str]]]:
+    """Rows of words in which results differ, and of their figures with units, the test's last.
+
+    Figures of single classes are left out, as are settings.
+    """
+    settings = {key for run in runs for key in run.settings}
+    names = [
+        name
+        for name in ordered(name for run in runs for name in run.result)
+        if name not in settings and name not in _OF_ONE_RUN and not name.startswith("hydra.")
+    ]
+    facts, figures = [], []
+    for name in sorted(names, key=lambda name: name.startswith(("test", "inference"))):
+        values = [run.result.get(name) for run in runs]
+        if all(value is None or is_number(value) for value in values):
+            if any(value is not None for value in values) and name.count("/") < 2:
+                unit = f" ({_UNITS[name]})" if _UNITS.get(name) else ""
+                figures.append([f"{name}{unit}", *map(_number, values)])
+        elif len({_text(value) for value in values if value is not None}) > 1 and name in _UNITS:
+            facts.append([name, *("-" if value is None else _text(value) for value in values)])
+    return facts, figures
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
+    """Draws learning curves; says where they are, or why there are none."""
+    from sparsepipe.plots import curves  # matplotlib, for which a refusal need not wait
+
+    files = {run.label: [run.directory.metrics] for run in runs if run.directory.metrics.exists()}
+    try:
+        curves.compare(files, picture)
+    except (DataError, NoRunsError) as error:
+        return f"No curves: {error.message}"
+    return f"Curves: {picture}"

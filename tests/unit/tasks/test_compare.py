@@ -1,0 +1,110 @@
+"""Runs beside each other: settings, figures and curves, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.tasks.compare import compare
+
+METRICS = "epoch,step,train/loss,val/accuracy,time/epoch_s\n0,4,2.0,0.25,1.0\n1,8,1.0,0.5,1.0\n"
+
+
+def made(path: Path, *, lr: float, done: bool = True, **figures: Any) -> Path:
+    path.mkdir(parents=True)
+    optim = {"optimizer": {"lr": lr, "momentum": 0.9}}
+    values = {"name": path.parent.name, "seed": 0, "optim": optim, "paths": {"outputs": str(lr)}}
+    (path / "config.yaml").write_text(yaml.safe_dump(values))
+    (path / "metrics.csv").write_text(METRICS)
+    if done:
+        result = {"run_id": path.name, "seed": 0, "optim.optimizer.lr": lr, **figures}
+        (path / "result.json").write_text(json.dumps(result))
+        (path / "DONE.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("compared") / "outputs"
+    figures = {"val/accuracy": 0.5, "steps": 8000, "test/accuracy/mug": 1.0, "plan_cuts": [3]}
+    made(place / "first" / "aaa", lr=0.1, **figures, **{"test/accuracy": 0.25}, torch="2.11.0")
+    made(place / "first" / "bbb", lr=0.2, **{"val/accuracy": 0.75}, torch="2.13.0")
+    made(place / "second" / "ccc", lr=0.1, done=False)
+    made(place / "second" / "aaa", lr=0.1)
+    return place
+
+
+def compared(outputs: Path, *runs: Any, **more: Any) -> str:
+    return compare([], width=80, runs=list(runs), where=str(outputs), **more)
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    return [re.sub(r" +", " ", line).strip("| ").split(" | ") for line in lines]
+
+
+def test_settings_figures_and_curves(outputs: Path) -> None:
+    text = compared(outputs, str(outputs / "first" / "aaa"), "bbb")
+    assert rows(text) == [
+        ["aaa", "bbb"],
+        ["optim.optimizer.lr", "0.1", "0.2"],
+        ["aaa", "bbb"],
+        ["torch", "2.11.0", "2.13.0"],
+        ["aaa", "bbb"],
+        ["steps", "8,000", "-"],
+        ["val/accuracy (0 to 1)", "0.5", "0.75"],
+        ["test/accuracy (0 to 1)", "0.25", "-"],
+    ]
+    made = outputs / "compare" / "aaa-bbb"
+    assert f"Curves: {made / 'curves.png'}" in text
+    assert (made / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (made / "compare.md").read_text() == text + "\n"
+
+
+def test_an_unfinished_run_is_called_so(outputs: Path, tmp_path: Path) -> None:
+    text = compared(outputs, outputs / "first" / "aaa", "ccc", to=str(tmp_path / "there"))
+    assert text.startswith("second/ccc is unfinished (2 epochs so far)")
+    assert ["name", "first", "second"] in rows(text)
+    assert ["steps", "8,000", "-"] in rows(text)
+    assert "What else differs" not in text, "from nothing"
+    assert (tmp_path / "there" / "curves.png").is_file()
+
+
+def test_without_curves_it_says_so(outputs: Path, tmp_path: Path) -> None:
+    paths = [made(tmp_path / "x" / name, lr=0.1) for name in "de"]
+    for path in paths:
+        (path / "metrics.csv").unlink()
+    text = compared(outputs, *paths, to=str(tmp_path))
+    assert "The configurations do not differ." in text
+    assert "No curves: there is nothing to draw" in text
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([], "runs names 0"),
+        (["bbb"], "from 2 to 7"),
+        (["bbb", "bbb"], "named twice"),
+        (["bbb", "aaa"], "there are 2 runs aaa"),
+        (["bbb", "bbc"], "bbc is neither a directory nor a run's id (nearest: 'bbb')"),
+        (["bbb", "/"], "/ is no run's directory"),
+        (["bbb", float("inf")], "give the directory of that run"),
+    ],
+)
+def test_refused(outputs: Path, runs: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compared(outputs, *runs)
+    assert message in str(refused.value)
+
+
+def test_a_configuration_that_cannot_be_read_is_named(outputs: Path, tmp_path: Path) -> None:
+    path = made(tmp_path / "x" / "broken", lr=0.1)
+    (path / "config.yaml").write_text("a: [")
+    with pytest.raises(DataError, match=r"broken/config.yaml cannot be read"):
+        compared(outputs, "bbb", path)
