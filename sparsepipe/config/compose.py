@@ -210,6 +210,7 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     plain["task"]["_target_"] = present_name(plain["task"]["_target_"])
     # Settings of the run were computed from these keys; the run does not record them.
     study = plain.pop(STUDY, None) or {}
+    plain.pop("runs", None)  # of a task that makes no run
     if study.get(KEY) is not None and plain.get("scale") is not None:
         raise ConfigError(
             f"{plain['name']} has no scales of its own: it computes with what was measured "

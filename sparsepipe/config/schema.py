@@ -329,3 +329,4 @@ class Config:
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs
+    runs: list[Any] = field(default_factory=list)  # of task=compare; not recorded either
