@@ -6,7 +6,7 @@ from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Through
 from sparsepipe.callbacks.reading import TrainingReads
 from sparsepipe.callbacks.shards import WriteShards
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
-from sparsepipe.callbacks.timing import BusyTimes, StepTimer
+from sparsepipe.callbacks.timing import BusyTimes, Measured, StepTimer, Trace
 
 __all__ = [
     "BusyTimes",
@@ -15,6 +15,7 @@ __all__ = [
     "ErrorNotes",
     "KeepPlan",
     "LogRates",
+    "Measured",
     "MetricsCsv",
     "Resume",
     "RunCheckpoint",
@@ -23,6 +24,7 @@ __all__ = [
     "StopAtOnce",
     "StopOnSignal",
     "Throughput",
+    "Trace",
     "TrainingReads",
     "WriteShards",
 ]

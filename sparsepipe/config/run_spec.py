@@ -54,6 +54,7 @@ NOT_IDENTITY = (
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
     "trainer.profiler",
+    "trainer.trace",
 )
 """Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
 plan or the search stands for."""

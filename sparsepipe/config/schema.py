@@ -207,7 +207,7 @@ class Optim:
 
 KeptCheckpoints = Literal["best", "last", "both", "none"]
 """Checkpoints that a finished run keeps."""
-OWN_TRAINER_KEYS = ("checkpoints",)
+OWN_TRAINER_KEYS = ("checkpoints", "trace")
 """Keys of ``trainer`` that are none of Lightning's."""
 
 
@@ -248,6 +248,7 @@ class TrainerArguments:
     model_registry: str | None
     enable_autolog_hparams: bool
     checkpoints: KeptCheckpoints = "both"
+    trace: bool = False
 
     def built(self) -> dict[str, Any]:
         """Lightning's arguments by name; ``profiler`` and ``plugins`` are built from nodes."""

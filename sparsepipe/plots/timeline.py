@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,11 +21,12 @@ from sparsepipe.cluster.places import device_name
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.plots import style
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.schedule import Plan, asynchronous, synchronous_by_name
+from sparsepipe.schedule import Plan, Span, asynchronous, synchronous_by_name
 from sparsepipe.schedule.timeline import lane_name
 from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.lanes import lanes as record_lanes
 from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 Row = tuple[str, int, int | None, float, float]
@@ -187,25 +189,42 @@ def timeline_figure(
     max_width_in: float = _MAX_WIDTH_IN,
 ) -> Figure:
     """The figure that :func:`timeline_picture` writes."""
-    thin = [is_of_messages(rows) for _, rows in lanes]
-    drawn = rows_until(lanes, until)
-    rows = [row for _, found in drawn for row in found]
+    return timelines_figure(
+        {title: lanes}, unit_name=unit_name, until=until, max_width_in=max_width_in
+    )
+
+
+def timelines_figure(
+    panels: Mapping[str, Sequence[Lane]],
+    *,
+    unit_name: str = "time",
+    until: float | None = None,
+    max_width_in: float = _MAX_WIDTH_IN,
+) -> Figure:
+    """Timelines below each other, by their titles, at one scale."""
+    drawn = {title: rows_until(lanes, until) for title, lanes in panels.items()}
+    thin = {title: [is_of_messages(r) for _, r in lanes] for title, lanes in panels.items()}
+    rows = [row for lanes in drawn.values() for _, found in lanes for row in found]
     end = until if until is not None else max((row[4] for row in rows), default=1.0)
     computed = [row for row in rows if row[0] in "FB"]  # an update is short beside them
     inches_per_time = min(_scale(computed), max_width_in / (end or 1.0))
-    places = _places(thin)
+    least_in = 8.5 if any(any(each) for each in thin.values()) else 4.5  # for the legend
+    names = [name for lanes in drawn.values() for name, _ in lanes]
+    heights_in = [_LANE_IN * sum(map(_height, each)) + 1.35 for each in thin.values()]
     figure = style.new_figure(
-        width_in=max(end * inches_per_time, 8.5 if any(thin) else 4.5)  # the legend needs as much
-        + 0.085 * max((len(name) for name, _ in drawn), default=0)
+        width_in=max(end * inches_per_time, least_in)
+        + 0.085 * max(map(len, names), default=0)
         + 0.5,
-        height_in=_LANE_IN * sum(_height(each) for each in thin) + 1.35,
+        height_in=sum(heights_in),
     )
-    axes = figure.subplots()
-    for place, each, (_, found) in zip(places, thin, drawn, strict=True):
-        _draw_lane(axes, place, found, end=end, inches_per_time=inches_per_time, thin=each)
-    _finish(axes, [name for name, _ in drawn], places, thin, end=end, unit_name=unit_name)
-    axes.set_title(title, loc="left", fontsize=style.TITLE_PT, color=style.INK, pad=26)
-    _legend(axes, rows)
+    found = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights_in)[:, 0]
+    for axes, (title, lanes), each in zip(found, drawn.items(), thin.values(), strict=True):
+        places = _places(each)
+        for place, is_thin, (_, own) in zip(places, each, lanes, strict=True):
+            _draw_lane(axes, place, own, end=end, inches_per_time=inches_per_time, thin=is_thin)
+        _finish(axes, [name for name, _ in lanes], places, each, end=end, unit_name=unit_name)
+        axes.set_title(title, loc="left", fontsize=style.TITLE_PT, color=style.INK, pad=26)
+        _legend(axes, rows)
     return figure
 
 
@@ -367,6 +386,69 @@ def draw_schedule(
         unit_name="milliseconds" if searched else f"time (forward of one {unit} = 1)",
         max_width_in=_WIDTH_IN,
     )
+
+
+def draw_measured(
+    directory: RunDir, spans: Sequence[Span], synchronous: Synchronous | None = None
+) -> None:
+    """``timeline_measured.png``: what ranks did, and where a search expected times, below it the
+    same minibatches by these, at one scale.
+
+    Args:
+        directory: of the run, with its plan.
+        spans: of each rank in order, seconds from 0.
+        synchronous: its schedule; None: the asynchronous one.
+    """
+    kept = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    if kept.num_ranks > _MOST_RANKS:
+        return
+    names = [rank_name(kept, rank) for rank in range(kept.num_ranks)]
+    panels = {"Measured": _lanes_of(Record(plan=kept, minibatches=0, spans=[*spans]), names)}
+    workload, searched = _expected_workload(kept, {})
+    if searched and not kept.has_grids:
+        numbers = {span.action.number for span in spans if span.action.kind == "F"}
+        first, count = min(numbers), len(numbers)
+        expected = _expected_spans(workload, synchronous, first=first, count=count)
+        record = Record(plan=kept, minibatches=0, spans=expected)
+        panels["Expected by the plan's search"] = _lanes_of(record, names)
+    figure = timelines_figure(panels, unit_name="milliseconds", max_width_in=_WIDTH_IN)
+    style.save_png(figure, directory.path / "timeline_measured.png")
+
+
+def _lanes_of(record: Record, names: Sequence[str]) -> list[tuple[str, list[Row]]]:
+    return record_lanes(record, names=names, unit_s=1e-3)
+
+
+def _expected_spans(
+    workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
+) -> list[Span]:
+    """Some minibatches of a pipeline that is full, numbered from ``first``; seconds from 0."""
+    plan = workload.plan
+    before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
+    end = before + count
+    if synchronous is None:
+        schedule = asynchronous(plan, end + before)
+    else:
+        parts = synchronous.microbatches
+        schedule = synchronous_by_name(synchronous.schedule, plan, end, microbatches=parts)
+        workload = workload.split(parts, batches=plan.replicas(0))
+    made = simulate(schedule, workload, Setting(network=Network.flat(plan.num_ranks))).spans
+
+    def number(span: Span) -> int:  # of an update, the first minibatch of its round
+        rounds = synchronous is None and span.action.kind == "U"
+        return span.action.number * (plan.replicas(plan.stage_of(span.rank)) if rounds else 1)
+
+    kept = [(number(span), span) for span in made if before <= number(span) < end]
+    begin = min(span.start for _, span in kept)
+    return [
+        Span(
+            span.rank,
+            replace(span.action, number=place - before + first),
+            span.start - begin,
+            span.end - begin,
+        )
+        for place, span in kept
+    ]
 
 
 def _expected_workload(plan: Plan, slowdowns: Mapping[str, float]) -> tuple[Workload, bool]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from sparsepipe.runtime.base_worker import Events, StageWorker
+from sparsepipe.runtime.base_worker import Events, StageWorker, moment
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind
 from sparsepipe.runtime.weights import Mode, Weights
@@ -79,6 +79,8 @@ class AsynchronousWorker(StageWorker[Events]):
             self._begin = self._replicas.first = number
             self._messages.begin(number)
         assert number == self._begin + come, "minibatches follow one another until a drain"
+        if self._recorder is not None:
+            self._recorder.begin(number)
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
         self._run(self._order.feed(count))
@@ -117,10 +119,20 @@ class AsynchronousWorker(StageWorker[Events]):
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
             self._tally.see(action)
-            with self._noting(self._description(action)):
+            with self._noting(self._description(action)), self._recorded(self._in_run(action)):
                 do[action.kind](action.number)
         assert self.weights is not None
         self.weights.note_values()
+
+    def _in_run(self, action: Action) -> Action:
+        """The action with its minibatch's number in the whole run; an update, of a round, with
+        that of the round's first.
+        """
+        number = action.number
+        return replace(
+            action,
+            number=self._begin + (self._order.first_of(number) if action.kind == "U" else number),
+        )
 
     def _description(self, action: Action) -> str:
         """An action in words, with the minibatch's number in the whole run."""
@@ -194,6 +206,9 @@ class AsynchronousWorker(StageWorker[Events]):
         weights = self.weights
         assert weights is not None
         gradients, self._gradients = self._gradients, None
-        averaged = self._replicas.average(gradients or {}, minibatches=int(gradients is not None))
+        with moment(self._recorder, "sums"):
+            averaged = self._replicas.average(
+                gradients or {}, minibatches=int(gradients is not None)
+            )
         with self._slowed(), weights.updating():
             self._events.update(averaged, step=self._order.step_of(number))

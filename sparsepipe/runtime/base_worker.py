@@ -17,9 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.runtime.recording import Part, Recorder
 from sparsepipe.runtime.stage import Flight, Leaves, Stage
 from sparsepipe.runtime.transport import Kind, Message, Network, SharedMessages, message_name
-from sparsepipe.schedule import Plan
+from sparsepipe.schedule import Action, Plan
 
 _Events = TypeVar("_Events")
 
@@ -113,6 +114,7 @@ class StageMessages:
         self._shared = shared
         self.leads = shared is None or shared.leads
         self.first = 0
+        self.recorder: Recorder | None = None
         self._held_back = False
 
     def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
@@ -142,12 +144,14 @@ class StageMessages:
             return
         message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
         target = self._plan.rank_for(stage, minibatch)
-        self._network.send(kind, target, message, held_back=self._held_back)
+        with moment(self.recorder, "sends"):
+            self._network.send(kind, target, message, held_back=self._held_back)
 
     def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
         """The message of the rank of ``stage`` that handles ``minibatch``."""
         source, number = self._plan.rank_for(stage, minibatch), self.first + minibatch
-        return self.share(partial(self._network.receive, kind, source, minibatch=number))
+        with moment(self.recorder, "waits"):
+            return self.share(partial(self._network.receive, kind, source, minibatch=number))
 
     def share(self, make: Callable[[], Message]) -> Message:
         """What ``make`` returns on this rank, or on the first of its grid, which alone calls it."""
@@ -155,6 +159,11 @@ class StageMessages:
 
     def release(self, minibatch: int) -> None:
         self._network.release(self.first + minibatch)
+
+
+def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None]:
+    """Around a part of a rank's time, which is recorded where there is a recorder."""
+    return nullcontext() if recorder is None else recorder.moment(part)
 
 
 def merge_in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
@@ -197,11 +206,21 @@ class StageWorker(ABC, Generic[_Events]):
         self._steps = steps
         self._events = events
         self._slowed = slowed
+        self._recorder: Recorder | None = None
         self._evaluated = 0
 
     def watch(self, around: Callable[[Callable[[], AbstractContextManager[None]]], Any]) -> None:
         """Puts a context around what is computed here; ``around`` makes it from the present one."""
         self._slowed = partial(around, self._slowed)
+
+    def record(self, recorder: Recorder) -> None:
+        """Lets a recorder note when this rank does what."""
+        self._recorder = self._messages.recorder = recorder
+        self.watch(recorder.computing)
+
+    def _recorded(self, action: Action) -> AbstractContextManager[None]:
+        """Around an action, by its minibatch's number in the whole run."""
+        return nullcontext() if self._recorder is None else self._recorder.action(action)
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.base_worker import Microbatch, MinibatchEvents, StageWorker
+from sparsepipe.runtime.base_worker import Microbatch, MinibatchEvents, StageWorker, moment
 from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import Part, split
 from sparsepipe.runtime.stage import Flight
@@ -93,6 +93,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 
     def feed(self, batch: Any, *, count: int, number: int) -> None:
         self._minibatch = self._replicas.first = number
+        if self._recorder is not None:
+            self._recorder.begin(number)
         self._messages.begin(number * self._microbatches, parts=self._microbatches)
         if self._first:
             with self._noting(f"cutting minibatch {number}"):
@@ -108,13 +110,16 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._rounds += 1
 
     def _do(self, action: Action) -> None:
+        in_run = replace(action, number=self._minibatch)
         if action.kind == "U":
-            self._finish()
+            with self._recorded(in_run):
+                self._finish()
             return
         assert action.microbatch is not None
         if action.kind == "B":
             self._open_next()
-        with self._noting(self._description(action.kind, action.microbatch)):
+        described = self._description(action.kind, action.microbatch)
+        with self._noting(described), self._recorded(in_run):
             do = {"F": self._forward, "B": self._backward}
             do[action.kind](action.microbatch)
 
@@ -231,7 +236,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         gradients = self._taken_gradients()
         returned, self._returned = self._returned, []
         with self._noting(f"update of minibatch {self._minibatch}"):
-            total = self._replicas.total(gradients)
+            with moment(self._recorder, "sums"):
+                total = self._replicas.total(gradients)
             self._norms.move(self._replicas)
             self._events.done(sorted(returned, key=lambda part: part.number))
             with self._slowed():

@@ -23,7 +23,21 @@ _NAMES = {"F": "forward", "B": "backward", "U": "update"}
 Event = dict[str, Any]
 
 
-def trace_text(record: Record, *, memory: Sequence[Sequence[Level]] = ()) -> str:
+def trace_text(
+    record: Record,
+    *,
+    memory: Sequence[Sequence[Level]] = (),
+    kind: str = "simulated",
+    beside: Sequence[tuple[int, str, float, float]] = (),
+) -> str:
+    """A trace file.
+
+    Args:
+        record: the run.
+        memory: of each rank over time.
+        kind: how the times came about.
+        beside: what else ranks do, as rank, name, begin and end in seconds; a thread of its own.
+    """
     lines = _lines(record)
     events = [
         *_names(record, lines),
@@ -32,8 +46,9 @@ def trace_text(record: Record, *, memory: Sequence[Sequence[Level]] = ()) -> str
         *_sent(record, lines),
         *_summed(record),
         *_kept(memory),
+        *_beside(beside),
     ]
-    about = {"kind": "simulated", "config": record.plan.config}
+    about = {"kind": kind, "config": record.plan.config}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
 
 
@@ -147,6 +162,15 @@ def _summed(record: Record) -> Iterator[Event]:
             time_s=(reduction.start_s, reduction.end_s),
             details={"bytes": reduction.num_bytes},
         )
+
+
+def _beside(parts: Sequence[tuple[int, str, float, float]]) -> Iterator[Event]:
+    """Slices of the thread behind that of the actions."""
+    for rank in sorted({part[0] for part in parts}):
+        yield _named("thread_name", rank, _COMPUTES + 1, "waits, sends and sums")
+        yield _sorted("thread_sort_index", rank, _COMPUTES + 1, _COMPUTES + 1)
+    for rank, name, begin, end in parts:
+        yield _slice(name, name, place=(rank, _COMPUTES + 1), time_s=(begin, end), details={})
 
 
 def _kept(memory: Sequence[Sequence[Level]]) -> Iterator[Event]:

@@ -16,10 +16,12 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from sparsepipe.callbacks import (
     KeepPlan,
     LogRates,
+    Measured,
     MetricsCsv,
     Resume,
     RunCheckpoint,
     StopOnSignal,
+    Trace,
     TrainingReads,
 )
 from sparsepipe.callbacks.metrics import (
@@ -44,6 +46,9 @@ from sparsepipe.runs.checkpoints import (
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.schedule import Plan
+from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.loaders import adapt_loaders
@@ -60,7 +65,7 @@ from sparsepipe.tasks.presentation import (
 from sparsepipe.tasks.result import peak_values, plan_values, versions, write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.tracking.loggers import WandbRunLogger
-from sparsepipe.utils.files import read_json, write_json, writing
+from sparsepipe.utils.files import read_json, write_json, write_text_atomic, writing
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
@@ -134,7 +139,8 @@ class Train(Task):
             reads=reads,
         )
         clock, start = Clock(), StartLine(run)
-        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, reads)])
+        trace = [Trace()] if run.spec.trainer.trace else []
+        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, reads), *trace])
         start.test_shapes = _check_splits(trainer, data, test=test)
         _begin_logging(run, trainer, resume)
         seed_epoch(seed, 0)
@@ -142,6 +148,8 @@ class Train(Task):
             done: dict[str, Any] = read_json(run.directory.fitted)
         else:
             done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
+            if trace:
+                _write_trace(run, trace[0].gathered())
         values = {**facts, **training_values(run), **done}
         values.update(_profiling_share(values))
         if test:
@@ -263,6 +271,27 @@ def _fit(
         write_json(run.directory.fitted, done)
     stop_if_requested(run.watch)
     return done
+
+
+def _write_trace(run: Run, found: Measured | None) -> None:
+    """``trace.json`` and ``timeline_measured.png`` of what ranks did; logs its shares of time."""
+    from sparsepipe.plots.timeline import draw_measured, rank_name
+
+    if process_group.rank() > 0:
+        return
+    if found is None:
+        log.warning("trainer.trace: the training ended before the minibatches of the trace")
+        return
+    plan = Plan.from_json(run.directory.plan.read_text(encoding="utf-8"))
+    record = Record(plan=plan, minibatches=0, spans=found.spans)
+    path = run.directory.path
+    write_text_atomic(path / "trace.json", trace_text(record, kind="measured", beside=found.beside))
+    draw_measured(run.directory, found.spans, run.spec.parallel.synchronous)
+    for rank in dict.fromkeys(span.rank for span in found.spans):
+        shares = ", ".join(
+            f"{part} {100 * share:.0f} %" for part, share in found.shares(rank).items()
+        )
+        log.info("trace, %s: %s", rank_name(plan, rank), shares)
 
 
 def _place(run: Run, module: pl.LightningModule) -> Resume | None:

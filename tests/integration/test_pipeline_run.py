@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,42 @@ def test_synchronous_run(shell: Shell, job: Job, parallel: str) -> None:
     ours, theirs = (checkpoint(run)["state_dict"] for run in (done.run, alone))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("parallel", ["pipeline", "gpipe"])
+def test_a_trace_of_what_two_ranks_really_did(shell: Shell, parallel: str) -> None:
+    """Each minibatch in the order of the pipeline, and no rank doing two things at once."""
+    parts = 2 if parallel == "gpipe" else 1
+    more = ("parallel.strategy.microbatches=2",) if parts > 1 else ()
+    split = ("hardware=cores", "parallel.devices=2", "parallel.plan.balance=layers")
+    done = shell(f"parallel={parallel}", *split, *more, "trainer.trace=true")
+    assert (done.run / "timeline_measured.png").exists()
+    written = read_json(done.run / "trace.json")
+    assert written["otherData"] == {"kind": "measured", "config": "1-1"}
+    slices = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    end_us: dict[tuple[int, str], float] = {}
+    begin_us: dict[tuple[int, str], float] = {}
+    for rank in (0, 1):
+        own = [event for event in slices if (event["pid"], event["tid"]) == (rank, 0)]
+        for before, after in pairwise(own):
+            assert before["ts"] + before["dur"] <= after["ts"], (rank, before, after)
+        for event in own:
+            begin_us[rank, event["name"]] = event["ts"]
+            end_us[rank, event["name"]] = event["ts"] + event["dur"]
+        assert len(own) == len({event["name"] for event in own})
+    recorded = {name for rank, name in begin_us if rank == 0}
+    assert recorded == {name for rank, name in begin_us if rank == 1}
+    each = [name[1:] for name in recorded if name[0] == "F"]
+    minibatches = {name.partition(".")[0] for name in each}
+    # Of two ranks: 3 minibatches for each in an asynchronous pipeline, else 3 in all.
+    assert len(minibatches) == (3 if parts > 1 else 6)
+    assert len(recorded) == len(minibatches) * (2 * parts + 1), "a forward, a backward, an update"
+    for name in each:
+        assert end_us[0, f"F{name}"] <= begin_us[1, f"F{name}"]
+        assert end_us[1, f"F{name}"] <= begin_us[1, f"B{name}"]
+        assert end_us[1, f"B{name}"] <= begin_us[0, f"B{name}"]
+        update = f"U{name.partition('.')[0]}"
+        assert all(end_us[rank, f"B{name}"] <= begin_us[rank, update] for rank in (0, 1))
 
 
 def shapes_trained_on(run: Path) -> list[float]:
