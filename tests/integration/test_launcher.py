@@ -155,7 +155,9 @@ def test_the_first_ctrl_c_stops_in_order_and_the_second_at_once(shell: Shell) ->
     assert "run the same command again to go on" in stopped.err
     assert "once more ends them at once" in stopped.err
     assert not orphans(shell.cwd)
-    assert {record.status for record in records(shell)} == {"stopped"}
+    statuses = [record.status for record in records(shell)]
+    assert statuses[0] == "stopped"
+    assert statuses[1] in ("stopped", "not started"), "on one core it never begins"
 
 
 @pytest.mark.full

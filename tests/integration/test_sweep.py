@@ -32,7 +32,10 @@ def read(table: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.full
-def test_a_failed_job_beside_one_that_is_done(shell: Shell) -> None:
+def test_a_failed_job_beside_one_that_is_done(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # of a terminal in which the whole table has room
     swept = shell.sweep(*PLANS, "seed=-1,0")
     assert swept.code == 2
     (run,) = [Path(line) for line in swept.out.splitlines()]  # and nothing else on stdout
