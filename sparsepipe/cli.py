@@ -52,6 +52,7 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     outcome = _Outcome()
     try:
+        compose.refuse_unreadable(arguments)
         arguments = from_run(arguments)
         sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
         refuse_several(arguments, compose.config_loader(compose.directories_in(arguments)))

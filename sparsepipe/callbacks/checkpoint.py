@@ -276,7 +276,7 @@ class KeepPlan(pl.Callback):
             with writing(path):
                 plan = with_spans(self._on_devices(strategy.plan), strategy.recomputed)
                 write_text_atomic(path, plan.to_json())
-        kept = Plan.from_json(path.read_text(encoding="utf-8"))
+        kept = Plan.load(path)
         details = {name: kept.details[name] for name in _LOGGED if name in kept.details}
         if spans := bounds_of(strategy.recomputed):
             details["recomputed"] = spans

@@ -7,6 +7,7 @@ valid one.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -28,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.check import check, check_task, suggest
 from sparsepipe.config.listing import PARTS, Source, directories_of
-from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.run_spec import SETTINGS_BYTES, RunSpec
 from sparsepipe.config.scales import KEY, STUDY, in_place_of_scale
 from sparsepipe.config.schema import Config
 from sparsepipe.config.source_signature import Unreadable, has_attribute_in_source
@@ -36,6 +37,7 @@ from sparsepipe.config.sweep_environment import announced_command
 from sparsepipe.config.target import locate, present_name
 from sparsepipe.config.trained import as_trained, training_of
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
 CONFIG_NAME = "config"
@@ -137,6 +139,26 @@ def directories_in(arguments: Sequence[str]) -> list[str]:
             if option in ("--config-dir", "-cd")
         ),
     ]
+
+
+def refuse_unreadable(arguments: Sequence[str]) -> None:
+    """Refuses chosen options of further directories that Hydra would wait for or choke on.
+
+    Raises:
+        ConfigError: such a file is no regular one, or no YAML; the message names it.
+    """
+    chosen = [item.lstrip("+").partition("=") for item in arguments if not item.startswith("-")]
+    for directory in directories_in(arguments):
+        for group, _, options in chosen:
+            for option in options.strip("[]").split(","):
+                file = Path(directory, group.partition("@")[0], f"{option}.yaml")
+                if not os.path.lexists(file):
+                    continue
+                remedy = "correct the file, or leave it out of --config-dir"
+                with reading.explained(file, "configuration", error=ConfigError, remedy=remedy):
+                    text = reading.read_text(file, limit_bytes=SETTINGS_BYTES)
+                    if (value := reading.parse_yaml(text)) is not None:
+                        reading.mapping(value, "the whole")
 
 
 def admit(arguments: Sequence[str]) -> list[str]:

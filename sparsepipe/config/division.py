@@ -15,7 +15,6 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline.layers import find_layers
-from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
 _HANDED_ON = ("config", "cuts", "balance")
@@ -175,8 +174,7 @@ def read_plan_file(
     Raises:
         PlanError: the file is missing or holds no plan, or one of no chain of layers.
     """
-    with reading.explained(path, "plan", error=PlanError, remedy=f"correct {key}"):
-        read = Plan.from_json(reading.read_text(path))
+    read = Plan.load(path, remedy=f"correct {key}")
     if read.details.get("states"):
         raise PlanError(
             f"{path} is a plan of the states of a branching graph, which no chain of layers has",

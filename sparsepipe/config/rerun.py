@@ -19,8 +19,10 @@ from sparsepipe.config.compose import (
     directories_in,
     groups_of,
 )
+from sparsepipe.config.run_spec import read_settings
 from sparsepipe.config.scales import STUDY
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
 log = logging.getLogger(__name__)
@@ -90,18 +92,11 @@ def _without_flag(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 def _values_of(source: str) -> dict[str, Any]:
     path = expanded(source)
     config = path / "config.yaml" if path.is_dir() else path
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(config))
-    except (OSError, OmegaConfBaseException) as error:
-        raise ConfigError(
-            f"{config} cannot be read: {error}",
-            remedy=f"name a run's directory, or its config.yaml, behind {FLAG}",
-        ) from error
-    if not isinstance(values, dict) or "task" not in values:
-        raise ConfigError(
-            f"{config} is no run's configuration", remedy=f"name a run's directory behind {FLAG}"
-        )
-    return {str(key): value for key, value in values.items()}
+    remedy = f"name a run's directory, or its config.yaml, behind {FLAG}"
+    with reading.explained(config, "configuration of a run", error=ConfigError, remedy=remedy):
+        values = read_settings(config)
+        reading.mapping(values.get("task"), "task")
+    return values
 
 
 def _is_override(word: str) -> bool:

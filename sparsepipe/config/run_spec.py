@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -22,9 +23,12 @@ from sparsepipe.config.schema import (
 )
 from sparsepipe.config.target import Target, identity_name, present_name
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils import reading
 
 _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
+SETTINGS_BYTES = 4 << 20
+"""Of a config.yaml, which has a few kB."""
 _UNUSED = "none"
 """Target of a group that a run does not use."""
 NOT_IDENTITY = (
@@ -125,19 +129,18 @@ class RunSpec:
         Raises:
             ConfigError: there is none, or it lacks keys that this version needs.
         """
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        try:
-            value = OmegaConf.to_container(OmegaConf.load(path))
-        except (OSError, OmegaConfBaseException) as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error}", remedy="give a run's directory"
-            ) from error
-        assert isinstance(value, dict)
-        if isinstance(task := value.get("task"), dict):  # of a run that an earlier version began
-            task["_target_"] = present_name(task["_target_"])
-        return cls.from_dict({"force": False, **{str(key): item for key, item in value.items()}})
+        remedy = "give the directory of a run, whose config.yaml is as the run has written it"
+        with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
+            value = read_settings(path)
+            task = reading.mapping(value.get("task"), "task")
+            # It may be of a run that an earlier version began.
+            target = present_name(reading.name(task.get("_target_"), "task._target_"))
+            try:
+                return cls.from_dict(
+                    {"force": False, **value, "task": {**task, "_target_": target}}
+                )
+            except (AttributeError, TypeError) as error:  # a value in the place of a group
+                raise ValueError(str(error)) from error
 
     def to_yaml(self) -> str:
         """The text of ``config.yaml``: everything but ``force``."""
@@ -238,6 +241,27 @@ class RunSpec:
 
     def flat(self) -> dict[str, Any]:
         return flatten(self._values)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The plain values of a ``config.yaml``.
+
+    Raises:
+        OSError: the file cannot be read, or is no regular one.
+        ValueError: it is no YAML, or no mapping.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    text = reading.read_text(path, limit_bytes=SETTINGS_BYTES)
+    reading.parse_yaml(text)  # its errors have a place, and it knows how deep a text may be
+    try:
+        value = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    found = reading.mapping(value, "the whole")
+    return {str(key): item for key, item in found.items()}
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

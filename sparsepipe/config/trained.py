@@ -12,11 +12,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from sparsepipe.config.run_spec import NOT_IDENTITY, flatten
+from sparsepipe.config.run_spec import NOT_IDENTITY, flatten, read_settings
 from sparsepipe.config.target import Target, present_name
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import is_trusted
@@ -113,14 +110,12 @@ def _configured(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        values = read_settings(path)
+    except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         log.warning("%s cannot be read (%s): what the checkpoint says itself counts", path, reason)
         return None
-    if not isinstance(values, dict) or not values:  # cut off
-        return None
-    return {str(key): value for key, value in values.items()}
+    return values or None  # empty where it was cut off
 
 
 def _recorded(path: Path) -> dict[str, Any] | None:

@@ -130,7 +130,7 @@ def _confusion(path: Path) -> Any:
 
 def _stages(path: Path) -> list[dict[str, Any]]:
     """The stages of a plan that was not searched for, so that there are no figures."""
-    plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    plan = Plan.load(path)
     return [
         {
             "stage": number,

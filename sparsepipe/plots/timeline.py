@@ -360,7 +360,7 @@ def draw_schedule(
     """
     if not directory.plan.exists():
         return
-    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    plan = Plan.load(directory.plan)
     if not 1 < plan.without_grids.num_ranks <= _MOST_RANKS:
         return
     workload, searched = _expected_workload(plan, slowdowns or {})

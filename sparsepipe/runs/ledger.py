@@ -25,6 +25,7 @@ from sparsepipe.runs.run_tree import (
     identity_text,
     read_tree,
 )
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import (
     LockHeldError,
     PathLike,
@@ -234,6 +235,7 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
         reader = readers.get(source.suffix.lower())
         if reader is None:
             raise ValueError("its name ends in neither .parquet nor .csv")
+        reading.check_regular(source)
         rows = reader(source)
     except (OSError, ValueError) as error:  # pyarrow's and pandas' own are of these
         raise _no_ledger(source, str(error).partition("\n")[0].rstrip(".")) from error

@@ -8,6 +8,7 @@ epoch, and a final test's values stand in the last row.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
+from sparsepipe.utils import reading
 
 Row = Mapping[str, Any]
 
@@ -39,14 +41,13 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     """
     source = Path(path)
     try:
-        with source.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+        rows = list(csv.DictReader(io.StringIO(reading.read_text(source), newline="")))
     except OSError as error:
         raise DataError(
             f"metrics file {source} cannot be read: {error.strerror or error}",
             remedy="Give the metrics.csv of a run that finished at least one epoch.",
         ) from error
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, ValueError) as error:
         raise DataError(
             f"metrics file {source} is not a CSV table: {error}",
             remedy="Give the metrics.csv of a run, or run again with force=true.",

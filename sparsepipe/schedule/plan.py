@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
+from pathlib import Path
 from typing import Any, Self
 
 from sparsepipe.errors import PlanError
@@ -276,6 +277,16 @@ class Plan:
                 remedy="correct one of the two",
             )
         return plan
+
+    @classmethod
+    def load(cls, path: Path, *, remedy: str = "remove it: the run then makes it anew") -> Self:
+        """Reads a plan file.
+
+        Raises:
+            PlanError: it is missing, no plan, or its stages do not fit.
+        """
+        with reading.explained(path, "plan", error=PlanError, remedy=remedy):
+            return cls.from_json(reading.read_text(path))
 
 
 def _stage(entry: Any, place: str) -> Stage:

@@ -124,7 +124,7 @@ def _profiles(run: Run) -> dict[str, Profile]:
 
 def _plan(run: Run, profiles: Mapping[str, Profile]) -> Plan:
     if run.spec.parallel.strategy is not None:
-        return Plan.from_json(run.directory.plan.read_text(encoding="utf-8"))
+        return Plan.load(run.directory.plan)
     device = run.places[0]
     layers = profiles[device.name].num_layers
     plan = Plan.of(config="1", cuts=(), num_layers=layers)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparsepipe.errors import DataError, OutputError
+from sparsepipe.utils import reading
 
 PathLike = str | os.PathLike[str]
 
@@ -153,11 +154,11 @@ def read_json(path: PathLike) -> Any:
     """Reads a JSON file.
 
     Raises:
-        DataError: the file is missing, unreadable or not JSON.
+        DataError: the file is missing, no regular one, or not JSON with finite numbers.
     """
     source = Path(path)
     try:
-        return json.loads(source.read_text(encoding="utf-8"))
+        return reading.parse_json(reading.read_text(source))
     except OSError as error:
         raise DataError(
             f"{source} cannot be read: {error.strerror or error}",
@@ -165,7 +166,7 @@ def read_json(path: PathLike) -> Any:
         ) from error
     except ValueError as error:
         raise DataError(
-            f"{source} is not valid JSON: {error}",
+            f"{source} cannot be read: {error}",
             remedy="Remove the file and run again, it will be written anew.",
         ) from error
 

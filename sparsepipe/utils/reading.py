@@ -23,6 +23,7 @@ LARGEST = 1e18
 """No amount in a file may be larger: sums and products of a few of them are finite, and 1e18 bytes
 or seconds are more than anybody has."""
 _TEXT_BYTES = 64 << 20
+_MOST_VALUES = 1_000_000
 _TOO_DEEP = "it is nested too deeply"
 
 
@@ -121,7 +122,10 @@ def parse_yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        if _size(value, {}) > _MOST_VALUES:
+            raise ValueError("its aliases stand for too many values")
+        return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -130,6 +134,17 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"it is not valid YAML: {str(error).splitlines()[0]}") from error
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are in one, each counted as often as aliases repeat it."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1  # of a list in itself
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in items)
+    return known[id(value)]
 
 
 def _refuse_number(text: str) -> NoReturn:
