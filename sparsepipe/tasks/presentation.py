@@ -125,6 +125,19 @@ def log_profiling(values: Mapping[str, Any]) -> None:
         )
 
 
+def log_planned(values: Mapping[str, Any]) -> None:
+    """Logs the rate by a plan beside the measured one, and what the plan does not count."""
+    planned, measured = values.get("plan_shapes_per_s"), values.get("train_shapes_per_s")
+    if planned and measured:
+        log.info(
+            "trained %.1f shapes/s; the plan's slowest stage or transfer alone would give %.1f: "
+            "waiting for data, hooks and logging between steps, and filling and draining of the "
+            "pipeline are not in it (trainer.trace=true shows them)",
+            measured,
+            planned,
+        )
+
+
 def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
     """Logs the results of a test, its speed and its pictures."""
     parts = []

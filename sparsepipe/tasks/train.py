@@ -58,6 +58,7 @@ from sparsepipe.tasks.presentation import (
     class_accuracies,
     draw_curves,
     draw_test,
+    log_planned,
     log_profiling,
     log_test,
     num_shapes,
@@ -230,6 +231,7 @@ def _show(
         slowdowns={place.text: place.slowdown for place in run.places},
     )
     log_profiling(values)
+    log_planned(values)
     log_test(run, module, values)
 
 
