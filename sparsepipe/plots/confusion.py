@@ -61,7 +61,7 @@ def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[st
 
 
 def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    counts = _checked(counts_KK, classes)
+    counts, classes = _checked(counts_KK, classes), list(map(style.drawable, classes))
     num_classes = len(classes)
     share_KK = _row_shares(counts)
     # Small matrices get roomy cells; at 40 classes two digits must still fit one.
@@ -89,7 +89,7 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
 
 
 def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    counts = _checked(counts_KK, classes)
+    counts, classes = _checked(counts_KK, classes), list(map(style.drawable, classes))
     shown = [k for k in range(len(classes)) if counts[k].sum()]
     accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}
     order = sorted(shown, key=lambda k: (accuracy[k], -k))  # bars are stacked from below

@@ -14,6 +14,8 @@ import os
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
 from sparsepipe.utils.files import write_bytes_atomic
 
@@ -56,6 +58,28 @@ def tidy(axes: Axes) -> None:
     axes.grid(visible=True, color=FAINT, linewidth=0.6)
 
 
+def drawable(name: str) -> str:
+    """A name as fonts have it: half characters, as of folders not in UTF-8, by their numbers."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _take_literally(figure: Figure) -> None:
+    """Draws texts as they are: a ``$`` in the name of a class begins no formula.
+
+    Labels of logarithmic axes, which matplotlib makes, stay formulas.
+    """
+    made = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for label in axis.get_ticklabels(which="both")
+    }
+    for text in figure.findobj(Text):
+        if text not in made and "$" in text.get_text():
+            text.set_parse_math(False)
+
+
 def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Draws ``figure`` and writes it to ``path`` as PNG, atomically.
 
@@ -65,5 +89,6 @@ def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
         DataError: the file cannot be written.
     """
     buffer = io.BytesIO()
+    _take_literally(figure)
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     write_bytes_atomic(path, buffer.getvalue())

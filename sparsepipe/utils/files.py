@@ -129,8 +129,12 @@ def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
 
 
 def write_text_atomic(path: PathLike, text: str) -> Path:
-    """Writes ``text`` as UTF-8 to ``path`` atomically and returns the path."""
-    return write_bytes_atomic(path, text.encode("utf-8"))
+    """Writes ``text`` as UTF-8 to ``path`` atomically and returns the path.
+
+    Half characters, as in names of folders that are not UTF-8, are written by
+    their numbers.
+    """
+    return write_bytes_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: PathLike, value: Any) -> Path:

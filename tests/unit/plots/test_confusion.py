@@ -106,6 +106,12 @@ def test_pictures_are_written_even_without_samples(tmp_path, write):
     assert (tmp_path / "empty.png").read_bytes() != (tmp_path / "full.png").read_bytes()
 
 
+@pytest.mark.parametrize("write", [confusion_matrix, per_class_accuracy])
+def test_names_are_drawn_as_they_are(tmp_path, write):
+    write([[1, 0, 0], [0, 1, 0], [0, 0, 1]], ["a$_{b$", "half \udc80", "plain"], tmp_path / "a.png")
+    assert Image.open(tmp_path / "a.png").size[0] > 100
+
+
 @pytest.mark.parametrize(
     ("counts", "classes"),
     [
