@@ -68,13 +68,11 @@ def _take_literally(figure: Figure) -> None:
 
     Labels of logarithmic axes, which matplotlib makes, stay formulas.
     """
-    made = {
-        label
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        if isinstance(axis.get_major_formatter(), LogFormatter)
-        for label in axis.get_ticklabels(which="both")
-    }
+    made = set()
+    for axis in (each for axes in figure.axes for each in (axes.xaxis, axes.yaxis)):
+        labels = axis.get_ticklabels(which="both")  # which makes them
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            made.update(labels)
     for text in figure.findobj(Text):
         if text not in made and "$" in text.get_text():
             text.set_parse_math(False)
