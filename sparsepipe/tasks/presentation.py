@@ -130,9 +130,10 @@ def log_planned(values: Mapping[str, Any]) -> None:
     planned, measured = values.get("plan_shapes_per_s"), values.get("train_shapes_per_s")
     if planned and measured:
         log.info(
-            "trained %.1f shapes/s; the plan's slowest stage or transfer alone would give %.1f: "
-            "waiting for data, hooks and logging between steps, and filling and draining of the "
-            "pipeline are not in it (trainer.trace=true shows them)",
+            "trained %.1f shapes/s; the plan's slowest stage or transfer alone would give %.1f, "
+            "by profiles of one device at a time: data, hooks and logging between steps, filling "
+            "and draining, and ranks that slow each other down are not in it (see "
+            "trainer.trace=true)",
             measured,
             planned,
         )
