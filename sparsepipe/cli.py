@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -12,20 +14,23 @@ from pathlib import Path
 
 import hydra
 from hydra.conf import HydraConf
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from sparsepipe import __version__
 from sparsepipe.config import compose
 from sparsepipe.config.listing import help_text
 from sparsepipe.config.rerun import from_run
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
-from sparsepipe.sweep.record import SweptJob, scored
+from sparsepipe.sweep.record import SweptJob, refusal, scored
 from sparsepipe.sweep.refusals import refuse_several, refuse_within_torchrun
 from sparsepipe.utils.memory import no_garbage_collection
 
@@ -43,19 +48,25 @@ class _Outcome:
 def main() -> None:
     """Composes the configuration and runs its task; see ``sparsepipe --help``."""
     arguments = sys.argv[1:]
-    if {"--help", "-h"} & {*arguments}:
-        directories = [compose.config_dir(), *map(Path, compose.directories_in(arguments))]
-        print(help_text([each for each in directories if each.is_dir()]))
+    if "--version" in arguments:
+        print(_versions())
         return
     logs.configure()
     # Hydra would print its own view of an error and exit with 1; ours is more specific.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     outcome = _Outcome()
     try:
+        compose.refuse_missing_directories(arguments)
+        if {"--help", "-h"} & {*arguments}:
+            own = map(Path, compose.directories_in(arguments))
+            print(help_text([compose.config_dir(), *own]))
+            return
         compose.refuse_unreadable(arguments)
-        arguments = from_run(arguments)
+        arguments = compose.options_first(from_run(arguments))
         sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
-        refuse_several(arguments, compose.config_loader(compose.directories_in(arguments)))
+        overrides, loader = _overrides_in(arguments)
+        compose.refuse_values_of_groups(overrides, loader)
+        refuse_several(arguments, loader)
         _hydra_main(outcome)
         outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:
@@ -101,12 +112,12 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
             return None
         # Checked before what runs a job is imported: that takes seconds.
         with no_garbage_collection():
-            spec = None if sweep else compose.resolve(config)
+            swept = _swept(job) if sweep else None
+            spec = compose.resolve(config) if swept is None else _resolved(swept, config)
             from sparsepipe.launch.job import Stopped, run_job
 
         try:
-            # That of a sweep is worth its objective.
-            directory = _job_of_sweep(config, job) if spec is None else str(run_job(spec).path)
+            directory = str(run_job(spec).path) if swept is None else _run_swept(swept, spec)
         except Stopped as stop:
             if _is_first_rank():
                 print(f"\n{stop.message}", file=sys.stderr)
@@ -124,23 +135,36 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
     return None
 
 
-def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
-    """Runs a job that another launcher than ours has come to.
+def _swept(hydra_config: HydraConf) -> SweptJob:
+    """A job of a sweep that another launcher than ours has come to."""
+    logs.configure()  # it may be another process than the sweep's
+    overrides = hydra_config.overrides.task
+    log.info("job %d: %s", hydra_config.job.num + 1, " ".join(overrides))
+    return SweptJob(
+        number=int(hydra_config.job.num),
+        overrides=tuple(map(str, overrides)),
+        sweep=announced(str(hydra_config.sweep.dir)),
+    )
+
+
+def _resolved(job: SweptJob, config: DictConfig) -> RunSpec:
+    """The job's configuration; where that is refused, the record says so."""
+    try:
+        return compose.resolve(config)
+    except Exception as error:
+        refusal(job, error)
+        raise
+
+
+def _run_swept(job: SweptJob, spec: RunSpec) -> str:
+    """Runs it.
 
     Returns:
         The run's directory, worth its objective for sweepers that search.
     """
     from sparsepipe.sweep.job import run_swept
 
-    logs.configure()  # it may be another process than the sweep's
-    overrides = hydra_config.overrides.task
-    log.info("job %d: %s", hydra_config.job.num + 1, " ".join(overrides))
-    job = SweptJob(
-        number=int(hydra_config.job.num),
-        overrides=tuple(map(str, overrides)),
-        sweep=announced(str(hydra_config.sweep.dir)),
-    )
-    done = run_swept(job, lambda: compose.resolve(config), fresh_processes=True)
+    done = run_swept(job, lambda: spec, fresh_processes=True)
     assert done.run is not None
     return scored(done.run, done.value)
 
@@ -170,9 +194,19 @@ def _reports(message: str, *, sure: bool) -> bool:
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:
+    return compose.explain(error, *_overrides_in(arguments))
+
+
+def _overrides_in(arguments: list[str]) -> tuple[list[str], ConfigLoader]:
+    """The overrides of a command, and what knows the groups that they choose of."""
     overrides = [item for item in arguments if "=" in item and not item.startswith("-")]
-    loader = compose.config_loader(compose.directories_in(arguments))
-    return compose.explain(error, overrides, loader)
+    return overrides, compose.config_loader(compose.directories_in(arguments))
+
+
+def _versions() -> str:
+    """Of this package and what it computes with, none of which is imported for it."""
+    python, torch = platform.python_version(), importlib.metadata.version("torch")
+    return f"SparsePipe {__version__} (Python {python}, torch {torch})"
 
 
 if __name__ == "__main__":

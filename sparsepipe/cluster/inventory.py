@@ -331,3 +331,21 @@ def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
         return inventory
     link = inventory.link or Link(bytes_per_s=0)
     return replace(inventory, link=replace(link, bytes_per_s=bytes_per_s))
+
+
+def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
+    """The inventory with a bandwidth for all links that have none; None: with its own alone."""
+    if bytes_per_s is None:
+        return inventory
+    link = Link(bytes_per_s=bytes_per_s)
+    hosts = tuple(replace(host, link=host.link or link) for host in inventory.hosts)
+    return replace(inventory, hosts=hosts, link=inventory.link or link)
+
+
+def how_to_give_links(inventory: Inventory) -> str:
+    """A remedy that names every link without a bandwidth, so that one refusal is enough."""
+    several = [host for host in inventory.hosts if sum(each.count for each in host.devices) > 1]
+    places = [f"host {host.name}" for host in several if host.link is None]
+    if inventory.link is None and len(inventory.hosts) > 1:
+        places.append("the inventory, between its hosts")
+    return f"write link: {{bytes_per_s: ...}} for {' and for '.join(places)}, as task=bandwidth measures it"

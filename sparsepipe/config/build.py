@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,24 @@ def _check_channels(spec: RunSpec, data: pl.LightningDataModule) -> None:
     )
 
 
+def _some(names: Sequence[str]) -> str:
+    """The first names, as text."""
+    return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])]) or "without names"
+
+
 def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
     classes = tuple(getattr(data, "classes", ()))
     num_classes = num_classes_of(data)
     given = {"num_classes": num_classes, "class_names": list(classes)}
     if (domains := getattr(data, "domains", None)) is not None:
         given["domains"] = list(domains)
+    own = spec.model.get("num_classes")
+    if own is not None and own < num_classes:
+        raise ConfigError(
+            f"model.num_classes={own}, but the data have {num_classes} classes: {_some(classes)}",
+            remedy="leave model.num_classes out, which follows from the data; to train on fewer "
+            "classes, choose them in the data",
+        )
     model = spec.model.build_with(**given)
     if isinstance(model, pl.LightningModule):
         return model

@@ -10,18 +10,20 @@ import itertools
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -95,7 +97,16 @@ _NOT_RECORDED = (
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
 _COMPLETION_FLAGS = {"-sc", "--shell-completion"}
+_DIRECTORY_OPTIONS = ("--config-dir", "-cd")
 _CONFIG_DIRECTORY = re.compile(r"(?:--config-dir|-cd)[= ]\s*(\S+)\s")
+_PLUGIN = re.compile(r"Could not find 'hydra/(launcher|sweeper)/(\w+)'")
+_EXTRAS = {
+    "joblib": "joblib",
+    "optuna": "optuna",
+    "submitit_local": "slurm",
+    "submitit_slurm": "slurm",
+}
+"""Extras of this package that bring launchers and sweepers."""
 _PRINTED_WIDTH = (100, 24)  # where there is no terminal
 
 
@@ -131,13 +142,10 @@ def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
 
 def directories_in(arguments: Sequence[str]) -> list[str]:
     """Those that ``--config-dir`` names."""
+    given = [item.partition("=") for item in arguments]
     return [
-        *(item.partition("=")[2] for item in arguments if item.startswith("--config-dir=")),
-        *(
-            value
-            for option, value in itertools.pairwise(arguments)
-            if option in ("--config-dir", "-cd")
-        ),
+        *(value for option, is_given, value in given if is_given and option in _DIRECTORY_OPTIONS),
+        *(value for option, value in itertools.pairwise(arguments) if option in _DIRECTORY_OPTIONS),
     ]
 
 
@@ -159,6 +167,54 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
                     text = reading.read_text(file, limit_bytes=SETTINGS_BYTES)
                     if (value := reading.parse_yaml(text)) is not None:
                         reading.mapping(value, "the whole")
+
+
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with options before all overrides, as Hydra takes them.
+
+    So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it looks like.
+    """
+    overrides = Counter(get_args_parser().parse_intermixed_args(list(arguments)).overrides)
+    first: list[str] = []
+    last: list[str] = []
+    for word in arguments:
+        is_override = overrides[word] > 0
+        overrides[word] -= is_override
+        (last if is_override else first).append(word)
+    return [*first, *last]
+
+
+def refuse_missing_directories(arguments: Sequence[str]) -> None:
+    """Raises a ConfigError for a ``--config-dir`` that is none."""
+    for directory in directories_in(arguments):
+        if not Path(directory).is_dir():
+            raise ConfigError(
+                f"--config-dir {directory}: there is no such directory",
+                remedy="name the directory that holds groups of yours: own, where there is "
+                "own/data/parts.yaml",
+            )
+
+
+def refuse_values_of_groups(arguments: Sequence[str], loader: ConfigLoader) -> None:
+    """Raises a ConfigError where a group is given a number or null, for which Hydra has no error
+    of its own.
+    """
+    groups = set(groups_of(loader))
+    for override in _parse(arguments):
+        name, value = override.key_or_group, override.value()
+        if name not in groups or override.is_delete():
+            continue
+        given = list(override.sweep_iterator()) if override.is_sweep_override() else [value]
+        for option in itertools.chain(
+            *(each if isinstance(each, list) else [each] for each in given)
+        ):
+            if not isinstance(option, str | QuotedString | Glob):
+                written = "null" if option is None else str(option)
+                listed = ", ".join(sorted(_options(name, loader)))
+                raise ConfigError(
+                    f"'{name}' has no option '{written}'; there are: {listed}",
+                    remedy=f"name one of them, or leave {name}= out",
+                )
 
 
 def admit(arguments: Sequence[str]) -> list[str]:
@@ -276,10 +332,42 @@ def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) ->
     """The error that explains why Hydra could not compose."""
     for problem in _name_problems(overrides, loader):
         return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
+    if missing := _PLUGIN.search(_first_line(error)):
+        extra = _EXTRAS.get(missing[2])
+        return ConfigError(
+            f"hydra/{missing[1]}={missing[2]} is not installed",
+            remedy=f"pip install 'sparsepipe[{extra}]'"
+            if extra
+            else "install the plugin of Hydra that has it, or name another",
+        )
+    for text in overrides:
+        if (found := _problem_of(text, error)) is not None:
+            return found
     return ConfigError(
         f"the configuration cannot be composed: {_first_line(error)}",
         remedy="check the overrides; `sparsepipe --help` lists groups and options",
     )
+
+
+def _problem_of(text: str, error: Exception) -> ConfigError | None:
+    """What is wrong with an override that Hydra cannot read, or takes for several."""
+    key, _, value = text.partition("=")
+    quoted = f"'{key}=\"{value}\"'"
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as unreadable:
+        return ConfigError(
+            f"{text} cannot be read as key=value: {_first_line(unreadable)}",
+            remedy="a value with =, brackets or other signs of Hydra's grammar needs quotes, for "
+            f"the shell and for Hydra: {quoted}",
+        )
+    if override.is_sweep_override() and _first_line(error).startswith("Ambiguous value"):
+        return ConfigError(
+            f"{text} has several values",
+            remedy=f"to sweep over them add -m: sparsepipe -m {text}; a list is "
+            f"{key}=[{value}], a text with commas {quoted}",
+        )
+    return None
 
 
 def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
@@ -322,12 +410,12 @@ def _options(group: str, loader: ConfigLoader) -> Iterator[str]:
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(
-            [_with_home_quoted(item) for item in overrides]
-        )
-    except HydraException:
-        return []  # Hydra reports errors of the syntax
+    """Those that can be read; Hydra reports the others."""
+    parser, found = OverridesParser.create(), []
+    for item in map(_with_home_quoted, overrides):
+        with suppress(HydraException):
+            found.append(parser.parse_override(item))
+    return found
 
 
 def _chosen(override: Override) -> list[str]:

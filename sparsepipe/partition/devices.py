@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsepipe.cluster import Inventory, Link
+from sparsepipe.cluster.inventory import how_to_give_links
 from sparsepipe.errors import HardwareError
 
 Counts = tuple[int, ...]
@@ -84,7 +85,7 @@ class DevicePool:
             speed = _positive(bandwidth_bytes_per_s, "the bandwidth")
             return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
         inside = {
-            host.name: _speed(host.link, f"host {host.name!r}")
+            host.name: _speed(host.link, f"host {host.name!r}", inventory)
             if sum(device.count for device in host.devices) > 1
             else float("inf")
             for host in inventory.hosts
@@ -92,7 +93,7 @@ class DevicePool:
         }
         several = len(inside) > 1
         of_all = "the inventory, between its hosts,"
-        between = _speed(inventory.link, of_all) if several else float("inf")
+        between = _speed(inventory.link, of_all, inventory) if several else float("inf")
         return cls(kinds=kinds, inside=inside, between=between)
 
     @property
@@ -158,12 +159,12 @@ class DevicePool:
         return self.between
 
 
-def _speed(link: Link | None, of: str) -> float:
+def _speed(link: Link | None, of: str, inventory: Inventory) -> float:
     if link is None:
         raise HardwareError(
             f"the link of {of} has no bandwidth",
-            remedy="write link: {bytes_per_s: ...} there, as task=bandwidth measures it, or give "
-            "one bandwidth for all links (task.bandwidth_bytes_per_s)",
+            remedy=f"{how_to_give_links(inventory)}, or give one bandwidth for all links "
+            "(task.bandwidth_bytes_per_s)",
         )
     return _positive(link.bytes_per_s, f"the link of {of}")
 

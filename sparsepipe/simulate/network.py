@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from sparsepipe.cluster import Inventory, Link
+from sparsepipe.cluster.inventory import how_to_give_links
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.communication import CHUNK_BYTES, INBOX_DEPTH, way_of
@@ -67,12 +68,12 @@ class Network:
         hosts = tuple(names[device.split("/")[0]] for device in devices)
         talk = _hosts_that_talk(plan, hosts)
         inside = tuple(
-            _usable(host.link, f"host {host.name}") if number in talk else INSTANT
+            _usable(host.link, f"host {host.name}", inventory) if number in talk else INSTANT
             for number, host in enumerate(inventory.hosts)
         )
         if len(set(hosts)) < 2:
             return cls(hosts=hosts, inside=inside)
-        between = _usable(inventory.link, "the inventory")
+        between = _usable(inventory.link, "the inventory", inventory)
         return cls(hosts=hosts, inside=inside, between=between)
 
     def ports(self, source: int, target: int) -> tuple[int, ...]:
@@ -106,11 +107,10 @@ def _hosts_that_talk(plan: Plan, hosts: Sequence[int]) -> set[int]:
     return found
 
 
-def _usable(link: Link | None, where: str) -> Link:
+def _usable(link: Link | None, where: str, inventory: Inventory) -> Link:
     if link is None:
         raise HardwareError(
-            f"the link of {where} has no bandwidth",
-            remedy="write link: {bytes_per_s: ...} there, as task=bandwidth measures it",
+            f"the link of {where} has no bandwidth", remedy=how_to_give_links(inventory)
         )
     if not 0 < link.bytes_per_s < float("inf") or not 0 <= link.latency_s < float("inf"):
         raise HardwareError(

@@ -62,7 +62,7 @@ def launch(
         for index, each in enumerate(overrides)
     ]
     try:
-        records = _run(config, composed, settings, context)
+        records = _refused(composed, context) or _run(config, composed, settings, context)
     except SystemExit:
         # Hydra would not call its callbacks, which make the table of what has finished so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
@@ -113,6 +113,21 @@ def _task_config(whole: DictConfig) -> DictConfig:
     with open_dict(config):
         del config["hydra"]
     return config
+
+
+def _refused(composed: Sequence[_Composed], context: HydraContext) -> dict[int, JobRecord]:
+    """The records of jobs none of which can be run; empty where one can.
+
+    What runs jobs is not imported for them: a misspelt key need not wait for torch.
+    """
+    refused = [one for one in composed if one.refused is not None]
+    if len(refused) < len(composed):
+        return {}
+    records = {one.job.number: refusal(one.job, one.refused) for one in refused if one.refused}
+    for one in refused:
+        returned = _returned(one, records[one.job.number])
+        context.callbacks.on_job_end(config=one.whole, job_return=returned)
+    return records
 
 
 def _run(

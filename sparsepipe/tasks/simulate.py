@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.cluster.inventory import joined_by
+from sparsepipe.cluster.inventory import joined_by, joined_where_missing
 from sparsepipe.config.division import division_of
 from sparsepipe.config.recomputation import refuse_recompute
 from sparsepipe.config.run_spec import RunSpec
@@ -101,6 +101,8 @@ class Simulate(Task):
             return
         scheduled = Scheduled.of(spec.parallel, self.schedule, self.microbatches)
         inventory = joined_by(run.inventory, self.link_bytes_per_s)
+        if (search := spec.plan_search) is not None:  # which has a speed for all links
+            inventory = joined_where_missing(inventory, search.bandwidth_bytes_per_s)
         refuse_recompute(spec, inventory)
         profiles = self._profiles(spec, inventory)
         contest = self._contest(spec, inventory, profiles, scheduled)

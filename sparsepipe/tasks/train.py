@@ -142,7 +142,7 @@ class Train(Task):
         clock, start = Clock(), StartLine(run)
         trace = [Trace()] if run.spec.trainer.trace else []
         trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, reads), *trace])
-        start.test_shapes = _check_splits(trainer, data, test=test)
+        start.test_shapes = _check_splits(run, trainer, data, test=test)
         _begin_logging(run, trainer, resume)
         seed_epoch(seed, 0)
         if fitted:  # by an earlier process
@@ -235,11 +235,24 @@ def _show(
     log_test(run, module, values)
 
 
-def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
-    """Checks before training that ranks can share the splits; returns the number of test shapes."""
+def _check_splits(
+    run: Run, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
+) -> int:
+    """Checks before training that ranks can share the splits, and that callbacks have what they
+    watch; returns the number of test shapes.
+    """
     data.trainer = trainer  # from which users' own loaders may take the number of ranks
+    validation: Any = None
     with suppress(MisconfigurationException):  # there need be no validation
-        data.val_dataloader()
+        validation = data.val_dataloader()
+    watching = {name: str(each.get("monitor")) for name, each in run.spec.callbacks.items()}
+    for name, metric in watching.items():
+        if metric.startswith("val/") and (validation is None or validation == []):
+            raise ConfigError(
+                f"callbacks.{name} watches {metric}, and nothing is validated",
+                remedy="set data.val_share to a share of the training samples, such as 0.1, or "
+                f"callbacks.{name}.monitor to a metric of the training, such as train/loss",
+            )
     return num_shapes(data.test_dataloader()) if test else 0
 
 
