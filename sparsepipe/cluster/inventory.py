@@ -348,4 +348,5 @@ def how_to_give_links(inventory: Inventory) -> str:
     places = [f"host {host.name}" for host in several if host.link is None]
     if inventory.link is None and len(inventory.hosts) > 1:
         places.append("the inventory, between its hosts")
-    return f"write link: {{bytes_per_s: ...}} for {' and for '.join(places)}, as task=bandwidth measures it"
+    listed = " and for ".join(places)
+    return f"write link: {{bytes_per_s: ...}} for {listed}, as task=bandwidth measures it"

@@ -36,3 +36,11 @@ def test_channels_are_those_of_the_samples(tmp_path: Path, group: str) -> None:
     assert caught.value.remedy == f"set model.in_channels={channels}"
     said = {"shapes": "no normals or colours", "volumes": "have 2 channels"}
     assert said.get(group, "have 1 channel") in caught.value.message
+
+
+def test_a_network_has_all_classes_of_the_data() -> None:
+    given = ("data=digits", "model=cnn_5x5", "data.source.train_images=20")
+    data = build_data(composed(*given, "data.source.test_images=10"))
+    with pytest.raises(ConfigError, match=r"model\.num_classes=6, but the data have 10 classes"):
+        build_module(composed(*given, "model.num_classes=6"), data)
+    assert build_module(composed(*given, "model.num_classes=12"), data) is not None

@@ -13,7 +13,10 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
 
+from sparsepipe.config import compose
 from sparsepipe.config.check import fits
 from sparsepipe.config.compose import CONFIG_NAME, config_dir
 from sparsepipe.config.listing import groups_in
@@ -228,6 +231,56 @@ def test_command_line_refuses(tmp_path: Path, arguments: list[str], code: int, m
     assert "Traceback" not in refused.err
     assert not refused.out
     assert not list(tmp_path.iterdir()), "a refused run leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["seed=0,1"], "add -m: sparsepipe -m seed=0,1; a list is seed=[0,1]"),
+        (["++data.resolution=16,32"], "data.resolution=16,32 has several values"),
+        (["data.root=/a=b/c"], "'data.root=\"/a=b/c\"'"),
+        (["hydra/launcher=nowhere"], "hydra/launcher=nowhere is not installed"),
+    ],
+)
+def test_what_hydra_refuses_is_explained(overrides: list[str], message: str) -> None:
+    loader = compose.config_loader()
+    with pytest.raises(HydraException) as error:
+        loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.RUN)
+    plain = [text.lstrip("+") for text in overrides]
+    assert message in str(compose.explain(error.value, plain, loader))
+
+
+@pytest.mark.parametrize(("launcher", "extra"), [("joblib", "joblib"), ("submitit_slurm", "slurm")])
+def test_the_extra_of_a_missing_launcher_is_named(launcher: str, extra: str) -> None:
+    error = HydraException(f"In 'hydra/config': Could not find 'hydra/launcher/{launcher}'")
+    text = str(compose.explain(error, [], compose.config_loader()))
+    assert f"pip install 'sparsepipe[{extra}]'" in text
+
+
+@pytest.mark.parametrize(
+    "override", ["logger=null", "scale=1", "data=10", "parallel=2,3", "logger=[csv,1]"]
+)
+def test_groups_take_names_alone(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"has no option '.*'; there are: "):
+        compose.refuse_values_of_groups([override], compose.config_loader())
+
+
+def test_names_of_options_are_taken() -> None:
+    given = ["logger=[csv,wandb]", "data=shapes,digits", "~hparams_search", "seed=1"]
+    compose.refuse_values_of_groups(given, compose.config_loader())
+
+
+def test_options_may_stand_between_overrides() -> None:
+    given = ["data=shapes", "-m", "seed=0,1", "--config-dir", "own", "name=x"]
+    expected = ["-m", "--config-dir", "own", "data=shapes", "seed=0,1", "name=x"]
+    assert compose.options_first(given) == expected
+
+
+def test_a_directory_of_groups_must_be_there(tmp_path: Path) -> None:
+    compose.refuse_missing_directories(["seed=1", "--config-dir", str(tmp_path)])
+    for words in (["--config-dir", "/nowhere"], ["-cd=/nowhere"], ["--config-dir=/nowhere"]):
+        with pytest.raises(ConfigError, match="/nowhere: there is no such directory"):
+            compose.refuse_missing_directories(["seed=1", *words])
 
 
 def test_more_devices_than_there_are(job) -> None:
