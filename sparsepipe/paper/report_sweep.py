@@ -52,8 +52,8 @@ def requests_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Requ
     own = {name.lstrip("+") for name in swept}
     jobs: dict[Request, list[JobRecord]] = {}
     for record in records:
-        if _is_refused(record):
-            continue
+        if record.exit_code == ConfigError.exit_code:
+            continue  # refused, as any command with these overrides would be
         jobs.setdefault(_request_of_job(record.overrides, own), []).append(record)
     found = [
         replace(request, seeds=_seeds(theirs))
@@ -61,11 +61,6 @@ def requests_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Requ
         if all(each.run is None for each in theirs)
     ]
     return found if len(found) <= _MOST else []
-
-
-def _is_refused(record: JobRecord) -> bool:
-    """Whether any command with these overrides would be refused."""
-    return record.exit_code == ConfigError.exit_code
 
 
 def _request_of_job(overrides: Iterable[str], swept: Collection[str]) -> Request:
@@ -116,8 +111,7 @@ class SweepReport(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Writes the report; a failure is a warning."""
         experiment, sweep = _chapter_of(config), sweep_directory(config)
-        records = records_of(sweep)
-        if experiment is None or all(_is_refused(record) for record in records):
+        if experiment is None:
             return
         # Torch, which a misspelt key need not wait for; and every command makes its callbacks.
         from sparsepipe.launch.outcome import log_report
@@ -129,7 +123,9 @@ class SweepReport(Callback):
                 outputs=str(config.paths.outputs),
                 exhibits=[experiment],
                 swept=_scales(config),
-                requests=requests_of(records, map(str, config.hydra.sweeper.get("params") or {})),
+                requests=requests_of(
+                    records_of(sweep), map(str, config.hydra.sweeper.get("params") or {})
+                ),
             )
             write_chapters(sweep / _REPORT, reported, reported.rows(), failures=_failures(config))
             log_report(
