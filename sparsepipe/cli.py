@@ -36,6 +36,11 @@ from sparsepipe.utils.memory import no_garbage_collection
 
 log = logging.getLogger(__name__)
 
+FIRST = ("scale=desk", "data.source.train_per_class=50", "data.source.test_per_class=13")
+"""What the command trains without any arguments: the defaults at their full size take many hours on
+a laptop.
+"""
+
 
 @dataclass(slots=True)
 class _Outcome:
@@ -57,6 +62,13 @@ def main() -> None:
     outcome = _Outcome()
     try:
         compose.refuse_missing_directories(arguments)
+        if not arguments:
+            arguments = list(FIRST)
+            log.info(
+                "without settings this trains sparsepipe %s, minutes on two cores; "
+                "sparsepipe --help lists what there is",
+                " ".join(arguments),
+            )
         if {"--help", "-h"} & {*arguments}:
             own = map(Path, compose.directories_in(arguments))
             print(help_text([compose.config_dir(), *own]))

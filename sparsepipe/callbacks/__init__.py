@@ -2,7 +2,7 @@
 
 from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
-from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
+from sparsepipe.callbacks.progress import EpochLines, Forecast, ShapesProgressBar, Throughput
 from sparsepipe.callbacks.reading import TrainingReads
 from sparsepipe.callbacks.shards import WriteShards
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
@@ -13,6 +13,7 @@ __all__ = [
     "EpochLines",
     "EpochSums",
     "ErrorNotes",
+    "Forecast",
     "KeepPlan",
     "LogRates",
     "Measured",

@@ -1,4 +1,4 @@
-"""Progress of a training: shapes per second, a bar on a terminal, a log line for each epoch."""
+"""Progress of a training: shapes a second, a bar on a terminal, log lines elsewhere, time left."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.callbacks import RichProgressBar, Timer
 from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.callbacks.metrics import epoch_metrics
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.utils.progress import SILENCE, Count, Silence
+from sparsepipe.utils.progress import SILENCE, Clock, Count, Silence, duration_text
 
 
 class Throughput(pl.Callback):
@@ -219,6 +219,73 @@ class EpochLines(pl.Callback):
             last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
             shown = " ".join(f"{name}={_short(value)}" for name, value in sorted(values.items()))
             log.info("epoch %d/%s %s", trainer.current_epoch + 1, last, shown)
+
+
+_PACED_BATCHES, _PACED_S, _LONG_S = 3, 5.0, 600.0
+
+
+class Forecast(pl.Callback):
+    """Logs once, after a few batches, how long the rest of a training takes if that is long.
+
+    Args:
+        shorter: what makes it short, for the end of the line.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, shorter: str, *, clock: Clock = time.monotonic) -> None:
+        self._shorter, self._clock = shorter, clock
+        self._batches, self._begun_s = 0, 0.0
+        self._is_done = False
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._is_done or not trainer.is_global_zero:
+            return
+        now_s = self._clock()
+        if not self._batches:  # the first one's time has memory and kernels to make ready in it
+            self._begun_s = now_s
+        self._batches += 1
+        paced, elapsed_s = self._batches - 1, now_s - self._begun_s
+        if paced < _PACED_BATCHES or elapsed_s < _PACED_S:
+            return
+        self._is_done = True
+        left_s = batches_left(trainer, batch_idx + 1) * elapsed_s / paced
+        limits_s = [
+            limit_s
+            for timer in trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(timer, Timer) and (limit_s := timer.time_remaining()) is not None
+        ]
+        left_s = min([left_s, *limits_s])
+        if _LONG_S < left_s < math.inf:
+            log.info(
+                "about %s of training are left, at %.3g s a batch and without validation: %s",
+                duration_text(left_s),
+                elapsed_s / paced,
+                self._shorter,
+            )
+
+
+def batches_left(trainer: pl.Trainer, done: int) -> float:
+    """Batches of a training that are left; infinite where its settings do not limit it.
+
+    Args:
+        trainer: amid an epoch.
+        done: batches of this epoch.
+    """
+    left = math.inf
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        left = (trainer.max_epochs - trainer.current_epoch) * trainer.num_training_batches - done
+    if trainer.max_steps >= 0:
+        steps = trainer.max_steps - trainer.global_step
+        left = min(left, steps * trainer.accumulate_grad_batches)
+    return left
 
 
 def _short(value: Any) -> str:

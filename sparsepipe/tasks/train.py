@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.callbacks import (
+    Forecast,
     KeepPlan,
     LogRates,
     Measured,
@@ -199,7 +200,15 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint, reads: TrainingReads) -> lis
         LogRates(),
         StopOnSignal(run.watch, checkpoint),
         checkpoint,
+        Forecast(_shorter(run.spec)),
     ]
+
+
+def _shorter(spec: RunSpec) -> str:
+    """What makes a training take minutes, as text."""
+    if spec.scale is None:
+        return "scale=smoke takes minutes, scale=desk is for two cores"
+    return "a smaller trainer.max_epochs or model.width takes less"
 
 
 def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:

@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 
+from sparsepipe import cli
 from sparsepipe.config import compose
 from sparsepipe.config.check import fits
 from sparsepipe.config.compose import CONFIG_NAME, config_dir
@@ -268,6 +269,12 @@ def test_groups_take_names_alone(override: str) -> None:
 def test_names_of_options_are_taken() -> None:
     given = ["logger=[csv,wandb]", "data=shapes,digits", "~hparams_search", "seed=1"]
     compose.refuse_values_of_groups(given, compose.config_loader())
+
+
+def test_the_command_without_arguments_trains_a_narrow_network_on_few_shapes() -> None:
+    spec = composed(*cli.FIRST)
+    assert spec.scale == "desk"
+    assert spec.data.get("source")["train_per_class"] == 50
 
 
 def test_options_may_stand_between_overrides() -> None:
