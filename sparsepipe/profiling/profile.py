@@ -129,7 +129,7 @@ class Profile:
                 if value is not None and not reading.is_amount(value):
                     raise ProfileError(
                         f"layer {place} of the profile has {name}={value}",
-                        remedy=f"give numbers from 0 on, or {_REMEASURE}",
+                        remedy=f"give numbers from 0 to {reading.LARGEST:g}, or {_REMEASURE}",
                     )
         self._check_input()
 
