@@ -37,8 +37,8 @@ from sparsepipe.utils.memory import no_garbage_collection
 log = logging.getLogger(__name__)
 
 FIRST = ("scale=desk", "data.source.train_per_class=50", "data.source.test_per_class=13")
-"""What the command trains without any arguments: the defaults at their full size take many hours on
-a laptop.
+"""What the command trains without any arguments: the defaults are the paper's network and epochs,
+which are not for a laptop.
 """
 
 

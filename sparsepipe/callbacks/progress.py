@@ -152,9 +152,9 @@ class EpochLines(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._watch(trainer)
         # An epoch that was begun by an earlier process is not announced again.
         self.on_train_epoch_start(trainer, pl_module)
+        self._watch(trainer)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -187,8 +187,8 @@ class EpochLines(pl.Callback):
 
     @override
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._watch(trainer)
         self._begin("test", trainer.num_test_batches)
+        self._watch(trainer)
 
     @override
     def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -222,6 +222,8 @@ class EpochLines(pl.Callback):
 
 
 _PACED_BATCHES, _PACED_S, _LONG_S = 3, 5.0, 600.0
+_SLOW_S = 30.0
+"""After so long fewer batches give a pace, too."""
 
 
 class Forecast(pl.Callback):
@@ -253,7 +255,7 @@ class Forecast(pl.Callback):
             self._begun_s = now_s
         self._batches += 1
         paced, elapsed_s = self._batches - 1, now_s - self._begun_s
-        if paced < _PACED_BATCHES or elapsed_s < _PACED_S:
+        if not paced or elapsed_s < (_PACED_S if paced >= _PACED_BATCHES else _SLOW_S):
             return
         self._is_done = True
         left_s = batches_left(trainer, batch_idx + 1) * elapsed_s / paced

@@ -201,14 +201,11 @@ def refuse_values_of_groups(arguments: Sequence[str], loader: ConfigLoader) -> N
     """
     groups = set(groups_of(loader))
     for override in _parse(arguments):
-        name, value = override.key_or_group, override.value()
+        name = override.key_or_group
         if name not in groups or override.is_delete():
             continue
-        given = list(override.sweep_iterator()) if override.is_sweep_override() else [value]
-        for option in itertools.chain(
-            *(each if isinstance(each, list) else [each] for each in given)
-        ):
-            if not isinstance(option, str | QuotedString | Glob):
+        for option in _given_options(override):
+            if not isinstance(option, str):
                 written = "null" if option is None else str(option)
                 listed = ", ".join(sorted(_options(name, loader)))
                 raise ConfigError(
@@ -354,7 +351,7 @@ def _problem_of(text: str, error: Exception) -> ConfigError | None:
     key, _, value = text.partition("=")
     quoted = f"'{key}=\"{value}\"'"
     try:
-        override = OverridesParser.create().parse_override(text)
+        override = OverridesParser.create().parse_override(_with_home_quoted(text))
     except HydraException as unreadable:
         return ConfigError(
             f"{text} cannot be read as key=value: {_first_line(unreadable)}",
@@ -419,10 +416,17 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def _chosen(override: Override) -> list[str]:
-    if override.is_sweep_override():
-        return [str(value) for value in override.sweep_string_iterator()]
-    value = override.value()
-    return [str(item) for item in (value if isinstance(value, list) else [value]) if item]
+    return [str(option) for option in _given_options(override) if option]
+
+
+def _given_options(override: Override) -> Iterator[Any]:
+    """The values of an override, those of lists and of sweeps one by one."""
+    value: object = override.value()
+    if isinstance(value, Glob):
+        return  # what it matches is there
+    for each in override.sweep_iterator() if override.is_sweep_override() else [value]:
+        for option in each if isinstance(each, list) else [each]:
+            yield option.text if isinstance(option, QuotedString) else option
 
 
 def _first_line(error: BaseException) -> str:

@@ -28,15 +28,17 @@ _SENTENCE = re.compile(r"(?:\([^)]*\)|[^(])*?(?:\.(?= [A-Z]|$)|;(?= |$))")
 _HELP = """\
 Sparse 3D networks on CAD shapes and point clouds, trained in parallel.
 
-sparsepipe [experiment=NAME] [task=train|evaluate|profile|bandwidth|partition|simulate|emulate|\
-fit_batch|\
-measure_steps|report|compare|clean|list] [scale=smoke|desk|paper] [group=option ...] [key=value ...]
+sparsepipe [experiment=NAME] [task=train|evaluate|predict|profile|bandwidth|partition|simulate|
+    emulate|fit_batch|measure_steps|report|compare|clean|list]
+    [scale=smoke|desk|paper] [group=option ...] [key=value ...]
 
+  sparsepipe                            # a first training, on few generated shapes
   sparsepipe experiment=demo
   sparsepipe experiment=demo model.width=0.5 trainer.max_epochs=10
   sparsepipe parallel=hete_mp hardware=two_speeds
   sparsepipe task=simulate hardware=paper_5gpu parallel=hete_mp
   sparsepipe task=evaluate checkpoint=outputs/demo/<run id>
+  sparsepipe task=predict checkpoint=outputs/demo/<run id> input=FILE|FOLDER|PATTERN
   sparsepipe --from outputs/demo/<run id> seed=1
   sparsepipe -m experiment=demo seed=0,1,2
   sparsepipe task=list                  # all groups and options below, with a line each

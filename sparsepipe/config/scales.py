@@ -44,6 +44,11 @@ def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     return [*(a for a in arguments if a.lstrip("+") != f"scale={text}"), *narrowed]
 
 
+def has_own_scales(experiment: str, config_dir: Path) -> bool:
+    """Whether an experiment has overrides in place of scales, which narrow what it sweeps."""
+    return bool(_instead(config_dir / "experiment" / f"{experiment}.yaml"))
+
+
 def is_sweep(arguments: Sequence[str]) -> bool:
     """Whether a command with these arguments is a sweep."""
     return bool(_SWEEPS & set(arguments))

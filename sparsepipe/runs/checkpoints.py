@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD
-from sparsepipe.errors import CheckpointError
+from sparsepipe.errors import CheckpointError, ConfigError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.values_only import load_values, numpy_allowed, without_stand_ins
@@ -27,6 +27,21 @@ from sparsepipe.utils.values_only import load_values, numpy_allowed, without_sta
 _SHOWN = 3
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
 """Of torch's error message, the name of what a checkpoint may not hold."""
+
+
+def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
+    """The checkpoint file that a task loads, of a run directory the best one.
+
+    Raises:
+        ConfigError: none is named.
+        CheckpointError: there is none.
+    """
+    if spec.checkpoint is None:
+        raise ConfigError(
+            f"task={task} needs a checkpoint",
+            remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
+        )
+    return find_checkpoint(spec.checkpoint, best=True)
 
 
 def find_checkpoint(source: str, *, best: bool = False) -> Path:

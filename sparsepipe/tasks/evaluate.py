@@ -27,7 +27,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import are_there
-from sparsepipe.runs.checkpoints import classes_of, find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
@@ -161,12 +161,7 @@ class Evaluate(Task):
             ConfigError: none is named.
             CheckpointError: there is none.
         """
-        if spec.checkpoint is None:
-            raise ConfigError(
-                "task=evaluate needs a checkpoint",
-                remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
-            )
-        return find_checkpoint(spec.checkpoint, best=True)
+        return best_checkpoint(spec, task="evaluate")
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
         """The configuration, if it does not contradict the training.

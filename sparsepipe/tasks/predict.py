@@ -21,7 +21,7 @@ from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.planning.devices import cuda_devices
-from sparsepipe.runs.checkpoints import find_checkpoint
+from sparsepipe.runs.checkpoints import best_checkpoint
 from sparsepipe.runs.model import Model, Prediction, load, preprocessing_of
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
@@ -106,12 +106,7 @@ class Predict(Task):
             ConfigError: none is named.
             CheckpointError: there is none.
         """
-        if spec.checkpoint is None:
-            raise ConfigError(
-                "task=predict needs a checkpoint",
-                remedy="set checkpoint= to the directory of a training run or to a .ckpt file",
-            )
-        return find_checkpoint(spec.checkpoint, best=True)
+        return best_checkpoint(spec, task="predict")
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
         """The configuration, if it is that of the training.

@@ -34,7 +34,9 @@ from sparsepipe.callbacks.metrics import (
 from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.scales import has_own_scales
 from sparsepipe.config.trained import CLASSES, recorded_settings
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
@@ -206,9 +208,10 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint, reads: TrainingReads) -> lis
 
 def _shorter(spec: RunSpec) -> str:
     """What makes a training take minutes, as text."""
-    if spec.scale is None:
+    choices = (spec.to_dict().get("hydra") or {}).get("choices") or {}
+    if spec.scale is None and not has_own_scales(str(choices.get("experiment")), config_dir()):
         return "scale=smoke takes minutes, scale=desk is for two cores"
-    return "a smaller trainer.max_epochs or model.width takes less"
+    return "fewer trainer.max_epochs take less"
 
 
 def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:

@@ -68,9 +68,10 @@ def test_a_training_that_fails_is_silent_afterwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch_s", "limits", "expected"),
     [
-        (100.0, {"max_epochs": 2}, "about 13 min of training are left, at 100 s a batch"),
-        (100.0, {"max_epochs": 9, "max_steps": 11}, "about 12 min"),  # 11 steps less 4, a 100 s
-        (100.0, {"max_epochs": 1}, ""),  # 2 batches of 100 s are left
+        (100.0, {"max_epochs": 2}, "about 17 min of training are left, at 100 s a batch"),
+        (100.0, {"max_epochs": 9, "max_steps": 11}, "about 15 min"),  # 11 steps less 2, a 100 s
+        (100.0, {"max_epochs": 1}, ""),  # 4 batches of 100 s are left
+        (15.0, {"max_epochs": 8}, "about 11 min"),  # 48 batches less 3: two are a pace after 30 s
         (0.1, {"max_epochs": 2}, ""),
     ],
 )

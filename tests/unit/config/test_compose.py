@@ -240,13 +240,14 @@ def test_command_line_refuses(tmp_path: Path, arguments: list[str], code: int, m
         (["seed=0,1"], "add -m: sparsepipe -m seed=0,1; a list is seed=[0,1]"),
         (["++data.resolution=16,32"], "data.resolution=16,32 has several values"),
         (["data.root=/a=b/c"], "'data.root=\"/a=b/c\"'"),
+        (["data.root=~/parts", "seed=0,1"], "seed=0,1 has several values"),
         (["hydra/launcher=nowhere"], "hydra/launcher=nowhere is not installed"),
     ],
 )
 def test_what_hydra_refuses_is_explained(overrides: list[str], message: str) -> None:
     loader = compose.config_loader()
     with pytest.raises(HydraException) as error:
-        loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.RUN)
+        loader.load_configuration(CONFIG_NAME, compose.admit(overrides), run_mode=RunMode.RUN)
     plain = [text.lstrip("+") for text in overrides]
     assert message in str(compose.explain(error.value, plain, loader))
 
@@ -268,6 +269,7 @@ def test_groups_take_names_alone(override: str) -> None:
 
 def test_names_of_options_are_taken() -> None:
     given = ["logger=[csv,wandb]", "data=shapes,digits", "~hparams_search", "seed=1"]
+    given += ["experiment=glob(ta*)", "data='shapes'"]
     compose.refuse_values_of_groups(given, compose.config_loader())
 
 
