@@ -109,6 +109,11 @@ class RunCheckpoint(Checkpoint):
         return STATE_KEY
 
     @property
+    def monitor(self) -> str:
+        """The metric that says which is best."""
+        return self._monitor
+
+    @property
     def best(self) -> float | None:
         """The best value of the monitored metric so far."""
         return self._best

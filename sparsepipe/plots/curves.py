@@ -25,7 +25,10 @@ _MAX_MARKED_EPOCHS = 30
 
 
 def learning_curves(
-    metrics: str | os.PathLike[str] | Sequence[Row], path: str | os.PathLike[str]
+    metrics: str | os.PathLike[str] | Sequence[Row],
+    path: str | os.PathLike[str],
+    *,
+    tested: str = "last",
 ) -> None:
     """Writes loss and accuracy over epochs, training and validation, as a PNG.
 
@@ -34,28 +37,27 @@ def learning_curves(
             ``{train,val,test}/{loss,accuracy}``; accuracies are shares of 1.
             See :mod:`sparsepipe.runs.metrics`.
         path: the picture to write; its directories are made.
+        tested: which weights were tested, ``best`` or ``last``.
 
     Raises:
         DataError: no such file, nothing to draw, or the picture cannot be written.
     """
     rows = read_metrics(metrics) if isinstance(metrics, str | os.PathLike) else list(metrics)
-    style.save_png(learning_curves_figure(rows), path)
+    style.save_png(learning_curves_figure(rows, tested=tested), path)
 
 
-def learning_curves_figure(rows: Sequence[Row]) -> Figure:
+def learning_curves_figure(rows: Sequence[Row], *, tested: str = "last") -> Figure:
     """The figure that :func:`learning_curves` writes: left loss, right accuracy."""
     panels = (("loss", "cross-entropy loss (nats)", 1.0), ("accuracy", "accuracy (%)", 100.0))
     drawn = 0
     figure = style.new_figure(width_in=9.6, height_in=3.9)
     for axes, (name, label, scale) in zip(figure.subplots(1, 2), panels, strict=True):
-        end = 1
         for split, split_label, colour, marker in _SPLITS:
             series = epoch_series(rows, f"{split}/{name}")
-            end = max((end, *(epoch + 1 for epoch in series.epochs)))
             drawn += _draw_series(axes, series, scale, label=split_label, color=colour, mark=marker)
         test = last_value(rows, f"test/{name}")
         if test is not None:
-            drawn += _draw_test(axes, test * scale, end, in_percent=scale != 1.0)
+            drawn += _draw_test(axes, test * scale, tested, in_percent=scale != 1.0)
         _finish(axes, label, in_percent=scale != 1.0)
     if not drawn:
         raise DataError(
@@ -82,20 +84,16 @@ def _draw_series(
     return 1
 
 
-def _draw_test(axes: Axes, level: float, end: int, *, in_percent: bool) -> int:
-    """The test set is looked at once, after the last epoch: a level with its value."""
-    text = f"{level:.1f} %" if in_percent else f"{level:.3f}"
-    axes.axhline(level, color=style.VERMILION, linewidth=1.2, linestyle=(0, (5, 3)))
-    axes.plot(
-        [end],
-        [level],
+def _draw_test(axes: Axes, level: float, tested: str, *, in_percent: bool) -> int:
+    """The test set is looked at once, by weights of any epoch: a level with its value."""
+    axes.axhline(
+        level,
         color=style.VERMILION,
-        marker="D",
-        markersize=7,
-        linestyle="none",
-        label=f"test, final: {text}",
-        clip_on=False,
-        zorder=5,
+        linewidth=1.8,
+        linestyle=(0, (5, 3)),
+        label=f"test, {tested} weights: {level:.1f} %"
+        if in_percent
+        else f"test, {tested} weights: {level:.3f}",
     )
     return 1
 
@@ -148,6 +146,8 @@ _PANELS = (
     ("val/accuracy", "validation accuracy (%)", 100.0),
 )
 _TIME = "time/epoch_s"
+_UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
+"""Units of the axis of time: how many are a minute, and from how many minutes on they are used."""
 _MARKS = 10
 """Markers on a curve, at most."""
 
@@ -220,17 +220,22 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
     read = {label: [_rows(run) for run in runs] for label, runs in ways.items() if runs}
     figure = style.new_figure(width_in=10.4, height_in=7.2)
     panels = figure.subplots(2, 2, sharey="row")
+    several = any(len(runs) > 1 for runs in read.values())
+    ways_labels = [_label(way, runs) if several else way for way, runs in read.items()]
+    found = {name: [curve(runs, name) for runs in read.values()] for name, _, _ in _PANELS}
+    longest = max((c.minutes[-1] for each in found.values() for c in each if c.minutes), default=0)
+    unit, per_minute, _ = next(each for each in _UNITS if longest >= each[2])
     drawn = 0
     for (over_epochs, over_time), (name, label, scale) in zip(panels, _PANELS, strict=True):
-        for (way, runs), look in zip(read.items(), _LOOKS, strict=False):
-            found = curve(runs, name)
-            if not found.epochs:
+        for line, way, look in zip(found[name], ways_labels, _LOOKS, strict=False):
+            if not line.epochs:
                 continue
             drawn += 1
-            _draw(over_epochs, found, found.epochs, scale, label=_label(way, runs), look=look)
-            _draw(over_time, found, found.minutes, scale, label=_label(way, runs), look=look)
+            times = [minutes * per_minute for minutes in line.minutes]
+            _draw(over_epochs, line, line.epochs, scale, label=way, look=look)
+            _draw(over_time, line, times, scale, label=way, look=look)
         _finish_comparison(over_epochs, "epoch", label)
-        _finish_comparison(over_time, "training time (minutes)", "")
+        _finish_comparison(over_time, f"training time ({unit})", "")
         over_epochs.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if not drawn:
         raise DataError(

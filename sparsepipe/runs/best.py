@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class BestRun:
     value: float
     directory: Path | None
     checkpoint: Path | None
-    result: Mapping[str, Any]
+    result: Mapping[str, Any] = field(repr=False)
 
 
 def mode_of(key: str) -> Mode:

@@ -24,6 +24,8 @@ from sparsepipe.utils.tables import markdown_table
 
 _MOST = 7
 """Runs that lines in a picture can tell apart."""
+_NAMED = 2
+"""Settings by which a curve is named beside its run, at most."""
 _NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
 """Settings that say where a run was begun, and not what it computes."""
 _OF_ONE_RUN = ("name", "run_id", "started_at", "finished_at")
@@ -217,6 +219,16 @@ def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[
     return facts, figures
 
 
+def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
+    """Labels of runs with the first settings in which they differ."""
+    differing = [row for row in settings_that_differ(runs) if row[0] != "name"][:_NAMED]
+    names = []
+    for number, run in enumerate(runs, 1):
+        values = [f"{row[0].rpartition('.')[2]}={row[number]:.24}" for row in differing]
+        names.append(f"{run.label}: {', '.join(values)}" if values else run.label)
+    return names
+
+
 def _text(value: Any) -> str:
     return "null" if value is None else str(value)
 
@@ -231,7 +243,11 @@ def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
     """Draws learning curves; says where they are, or why there are none."""
     from sparsepipe.plots import curves  # matplotlib, for which a refusal need not wait
 
-    files = {run.label: [run.directory.metrics] for run in runs if run.directory.metrics.exists()}
+    files = {
+        name: [run.directory.metrics]
+        for name, run in zip(curve_names(runs), runs, strict=True)
+        if run.directory.metrics.exists()
+    }
     try:
         curves.compare(files, picture)
     except (DataError, NoRunsError) as error:

@@ -160,14 +160,18 @@ def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) ->
         log.info("picture: %s", picture)
 
 
-def draw_curves(run: Run) -> None:
-    """``learning_curves.png`` from ``metrics.csv``; nothing where nothing was logged."""
+def draw_curves(run: Run, *, tested: str) -> None:
+    """``learning_curves.png`` from ``metrics.csv``; nothing where nothing was logged.
+
+    ``tested`` says which weights were tested, ``best`` or ``last``.
+    """
     from sparsepipe.plots.curves import learning_curves
 
     if not run.directory.metrics.exists():
         return
     try:
-        learning_curves(run.directory.metrics, run.directory.path / "learning_curves.png")
+        picture = run.directory.path / "learning_curves.png"
+        learning_curves(run.directory.metrics, picture, tested=tested)
     except DataError as error:
         log.info("no learning curves: %s", error.message)
 

@@ -157,7 +157,7 @@ class Train(Task):
         values = {**facts, **training_values(run), **done}
         values.update(_profiling_share(values))
         if test:
-            best = _best_to_test(run, self.test_weights, checkpoint.best)
+            best = _best_to_test(run, self.test_weights, checkpoint)
             values.update(_test(trainer, module, data, clock, weights=best))
             values.update(test_shapes=start.test_shapes)
         values.update(_peaks(values))  # before batches are kept in memory to be timed
@@ -236,7 +236,7 @@ def _show(
 
     if test:
         draw_test(run, module, data, gallery=gallery)
-    draw_curves(run)
+    draw_curves(run, tested="best" if "tested_checkpoint" in values else "last")
     draw_schedule(
         run.directory,
         run.spec.parallel.synchronous,
@@ -358,14 +358,15 @@ def _agreed(run: Run, resume: Resume | None) -> bool:
 
 
 def _best_to_test(
-    run: Run, test_weights: Literal["best", "last"], value: float | None
+    run: Run, test_weights: Literal["best", "last"], checkpoint: RunCheckpoint
 ) -> Path | None:
     """The best checkpoint, if it is to be tested and there is one; says what is tested."""
     best = run.directory.best if test_weights == "best" else None
     if best is not None and not best.exists():  # nothing was validated
         best = None
     if process_group.rank() == 0:
-        monitored = "" if best is None or value is None else f", monitored value {value:.4g}"
+        value = None if best is None else checkpoint.best
+        monitored = "" if value is None else f", {checkpoint.monitor}={value:.4g}"
         log.info(
             "testing the weights of %s%s", "the last epoch" if best is None else best, monitored
         )

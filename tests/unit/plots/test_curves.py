@@ -32,8 +32,8 @@ def test_the_curves_hold_the_values_of_the_run():
     assert list(train.get_xdata()) == [1, 2, 3]
     assert list(train.get_ydata()) == [2.0, 1.5, 1.0]
     assert lines(accuracy)["validation"].get_ydata() == pytest.approx([10, 30, 50])
-    test = lines(accuracy)["test, final: 55.0 %"]
-    assert (list(test.get_xdata()), list(test.get_ydata())) == ([3], [pytest.approx(55.0)])
+    test = lines(accuracy)["test, last weights: 55.0 %"]
+    assert list(test.get_ydata()) == pytest.approx([55.0, 55.0])
     assert loss.get_xlabel() == "epoch"
     assert "nats" in loss.get_ylabel()
     assert "%" in accuracy.get_ylabel()
@@ -49,8 +49,8 @@ def test_only_what_was_logged_is_drawn():
 
 
 def test_a_run_of_only_a_test_shows_its_level():
-    _, accuracy = learning_curves_figure([{"epoch": 0, "test/accuracy": 0.9}]).axes
-    assert "test, final: 90.0 %" in lines(accuracy)
+    _, accuracy = learning_curves_figure([{"epoch": 0, "test/accuracy": 0.9}], tested="best").axes
+    assert "test, best weights: 90.0 %" in lines(accuracy)
 
 
 def test_accuracy_axis_stays_within_what_accuracy_can_be():

@@ -75,6 +75,19 @@ def test_the_figure_shows_each_way_over_epochs_and_over_time(tmp_path):
     assert texts_outside(figure) == []
 
 
+@pytest.mark.parametrize(
+    ("epoch_s", "unit", "last"),
+    [(0.5, "seconds", 1.0), (120.0, "minutes", 4.0), (7200.0, "hours", 4.0)],
+)
+def test_time_has_the_unit_of_the_longest_run(epoch_s, unit, last):
+    made = {"short": [rows([2.0])], "long": [rows([2.0, 1.0], epoch_s=epoch_s)]}
+    made["short"][0][0]["time/epoch_s"] = 0.1
+    axes = comparison_figure(made).axes[1]
+    assert axes.get_xlabel() == f"training time ({unit})"
+    assert axes.get_lines()[1].get_xdata()[-1] == pytest.approx(last)
+    assert [line.get_label() for line in axes.get_lines()] == ["short", "long"], "of one run each"
+
+
 def test_the_spread_is_a_band_from_the_least_to_the_largest():
     apart = [rows([4.0, 3.0]), rows([2.0, 1.0])]
     loss = comparison_figure({"way": apart}).axes[0]

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from sparsepipe.errors import ConfigError, DataError
-from sparsepipe.tasks.compare import compare
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks.compare import ComparedRun, compare, curve_names
 
 METRICS = "epoch,step,train/loss,val/accuracy,time/epoch_s\n0,4,2.0,0.25,1.0\n1,8,1.0,0.5,1.0\n"
 
@@ -65,6 +66,24 @@ def test_settings_figures_and_curves(outputs: Path) -> None:
     assert f"Curves: {made / 'curves.png'}" in text
     assert (made / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (made / "compare.md").read_text() == text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (
+            [{"name": "x", "seed": 0, "a.lr": 0.1, "b": 1}, {"name": "y", "seed": 1, "a.lr": 0.2}],
+            ["one: seed=0, lr=0.1", "two: seed=1, lr=0.2"],
+        ),
+        ([{"name": "x", "seed": 0}, {"name": "y", "seed": 0}], ["one", "two"]),
+    ],
+)
+def test_curves_are_called_by_what_differs(settings: list[Any], names: list[str]) -> None:
+    runs = [
+        ComparedRun(label=label, directory=RunDir(Path(label)), settings=each, result={})
+        for label, each in zip(("one", "two"), settings, strict=True)
+    ]
+    assert curve_names(runs) == names
 
 
 def test_an_unfinished_run_is_called_so(outputs: Path, tmp_path: Path) -> None:
