@@ -6,6 +6,7 @@ Everything wrong is reported at once, each with the nearest name or the expected
 from __future__ import annotations
 
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ def check(config: Mapping[str, Any]) -> None:
         ConfigError: keys that are unknown or missing, values of a wrong type, targets that
             cannot be imported.
     """
-    problems = list(_check_dataclass(config, Config, path=""))
+    problems = list(check_fields(config, Config, path=""))
     if not problems:
         for path, value, node in _nodes(config):
             problems.extend(_check_node(value, node, path))
@@ -66,7 +67,8 @@ def suggest(name: str, known: Iterable[str], *, path: str = "") -> str:
     return f" (there are: {', '.join(sorted(options)) or 'none'})"
 
 
-def _check_dataclass(value: Any, schema: type, *, path: str) -> Iterator[str]:
+def check_fields(value: Any, schema: type, *, path: str = "") -> Iterator[str]:
+    """What is wrong with values that are to be a dataclass's fields, each in words."""
     if not isinstance(value, Mapping):
         yield f"'{path}' must be a mapping, not {value!r}"
         return
@@ -82,7 +84,7 @@ def _check_dataclass(value: Any, schema: type, *, path: str) -> Iterator[str]:
             yield from _check_node_shape(value[name], entry.metadata["node"], place)
         elif inner := dataclass_in(hints[name]):
             if value[name] is not None or type(None) not in typing.get_args(hints[name]):
-                yield from _check_dataclass(value[name], inner, path=place)
+                yield from check_fields(value[name], inner, path=place)
         else:
             yield from _check_value(value[name], hints[name], place)
 
@@ -192,7 +194,10 @@ def fits(value: Any, hint: Any) -> bool:
         limits = [limit for limit in arguments[1:] if isinstance(limit, Limits)]
         return fits(value, arguments[0]) and all(limit.hold(value) for limit in limits)
     test = _FITS.get(hint if origin is None else origin)
-    return True if test is None else test(value)
+    if test is None:
+        return True
+    of_one_kind = origin is list or arguments[1:] == (...,)
+    return test(value) and not (of_one_kind and any(not fits(item, arguments[0]) for item in value))
 
 
 def describe(hint: Any) -> str:
@@ -204,7 +209,10 @@ def describe(hint: Any) -> str:
     if origin is typing.Annotated:
         limits = [str(limit) for limit in arguments[1:] if isinstance(limit, Limits)]
         return " ".join([describe(arguments[0]), *limits])
-    return _WORDS.get(hint if origin is None else origin, str(hint))
+    words = _WORDS.get(hint if origin is None else origin, str(hint))
+    if origin is list or arguments[1:] == (...,):
+        return f"{words}, each {describe(arguments[0])}"
+    return words
 
 
 def _writable(options: tuple[Any, ...]) -> list[Any]:
@@ -223,9 +231,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float can be, too; a whole one may be larger than any."""
+    return is_number(value) and abs(value) <= sys.float_info.max
+
+
 _FITS: dict[Any, Callable[[Any], bool]] = {
     int: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    float: is_number,
+    float: _is_finite,
     bool: lambda value: isinstance(value, bool),
     str: lambda value: isinstance(value, str),
     DottedPath: is_dotted_path,

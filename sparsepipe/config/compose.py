@@ -52,7 +52,12 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
         return "any"
     try:
         return sum(int(device["count"]) for host in hosts for device in host["devices"])
-    except (KeyError, TypeError, ValueError):  # wrongly listed, which is reported later
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # wrongly listed, which is reported later
         return "any"
 
 

@@ -48,7 +48,8 @@ from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import launch, run_with_restarts
 from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
-from sparsepipe.utils.files import read_json, writing
+from sparsepipe.utils import reading
+from sparsepipe.utils.files import read_mapping, writing
 from sparsepipe.utils.host import git_commit, usable_cores
 from sparsepipe.utils.parent import end_workers_with_this
 
@@ -242,7 +243,10 @@ def _finished(directory: RunDir, spec: RunSpec, *, anew_since_s: float | None = 
     if not directory.done.exists():
         return False
     if spec.force:
-        if anew_since_s is None or read_json(directory.done)["time"] < anew_since_s:
+        if (
+            anew_since_s is None
+            or read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s
+        ):
             return False
         log.info("started anew and finished by another job of this sweep, nothing to do")
         return True
@@ -263,13 +267,13 @@ def _tested_last_weights(directory: RunDir, spec: RunSpec) -> bool:
     """Whether a finished run has tested other weights than this version would."""
     if spec.task.get("test_weights", "best") != "best" or not directory.best.exists():
         return False
-    result = read_json(directory.result)
+    result = read_mapping(directory.result)
     return "tested_checkpoint" not in result and any(key.startswith("test/") for key in result)
 
 
 def _finish(directory: RunDir, spec: RunSpec) -> None:
     """Marks the run as finished, and then removes checkpoints that it is not to keep."""
-    result = read_json(directory.result)
+    result = read_mapping(directory.result, kind=reading.name)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
     if directory.checkpoints.is_dir():
         log.info("%s", keep_checkpoints(directory, spec.trainer.checkpoints))

@@ -17,7 +17,8 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.task import Run
 from sparsepipe.tracking.loggers import WandbRunLogger, end_tracking, wandb_logger
-from sparsepipe.utils.files import read_json
+from sparsepipe.utils.files import read_mapping
+from sparsepipe.utils.tables import read_csv
 
 _MOST_ROWS = 10_000  # of a table there
 
@@ -66,7 +67,7 @@ def _log_result(tracked: Any, run: Run) -> None:
     if not run.directory.result.exists():
         return
     settings = run.spec.flat()
-    result = read_json(run.directory.result).items()
+    result = read_mapping(run.directory.result).items()
     found = {k: v for k, v in result if k not in settings and v is not None}
     tracked.summary.update(found)
 
@@ -112,11 +113,11 @@ def _confusion(path: Path) -> Any:
     """Weights & Biases' chart of labels and predictions."""
     import wandb
 
-    rows = _rows(path)
-    names = list(dict.fromkeys(str(row["actual"]) for row in rows))
+    rows = read_csv(path, "actual", "predicted", "shapes")
+    names = list(dict.fromkeys(row["actual"] for row in rows))
     number = {name: place for place, name in enumerate(names)}
     pairs = [
-        (number[str(row["actual"])], number[str(row["predicted"])])
+        (number[row["actual"]], number[row["predicted"]])
         for row in rows
         for _ in range(int(row["shapes"]))
     ]

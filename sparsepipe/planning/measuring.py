@@ -23,7 +23,8 @@ from sparsepipe.errors import SparsePipeError
 from sparsepipe.planning.device_profiles import dtype_of
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.utils.files import read_json
+from sparsepipe.utils import reading
+from sparsepipe.utils.files import read_mapping
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +93,17 @@ def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
     """
     log.info("no bandwidth is given: measuring it, or taking up what was measured")
     path = _run(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
-    (link,) = read_json(path)["hosts"].values()
-    log.info("bandwidth %.4g MB/s: %s", link["bytes_per_s"] / 1e6, path)
-    return float(link["bytes_per_s"]), path
+    bytes_per_s = _only_link(read_mapping(path, hosts=_only_link)["hosts"])
+    log.info("bandwidth %.4g MB/s: %s", bytes_per_s / 1e6, path)
+    return bytes_per_s, path
+
+
+def _only_link(hosts: Any, place: str = "hosts") -> float:
+    """Bytes/s of the link inside the one host. Raises a ValueError for other values."""
+    found = [*reading.mapping(hosts, place).values()]
+    if len(found) != 1:
+        raise ValueError(f"{place} has {len(found)} links, not one")
+    return reading.amount(reading.mapping(found[0], place).get("bytes_per_s"), "bytes_per_s")
 
 
 def link_spec(spec: RunSpec) -> RunSpec:

@@ -399,7 +399,7 @@ def draw_measured(
         spans: of each rank in order, seconds from 0.
         synchronous: its schedule; None: the asynchronous one.
     """
-    kept = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    kept = Plan.load(directory.plan)
     if kept.num_ranks > _MOST_RANKS:
         return
     names = [rank_name(kept, rank) for rank in range(kept.num_ranks)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections import Counter
@@ -19,9 +18,11 @@ from typing_extensions import override
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD
-from sparsepipe.errors import CheckpointError, ConfigError
+from sparsepipe.errors import CheckpointError, ConfigError, DataError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
+from sparsepipe.utils.tables import read_csv
 from sparsepipe.utils.values_only import load_values, numpy_allowed, without_stand_ins
 
 _SHOWN = 3
@@ -138,8 +139,9 @@ def _tested_classes(path: Path) -> list[str]:
     file = RunDir(path.parent.parent).confusion
     if path.parent.name != "checkpoints" or not file.is_file():
         return []
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(dict.fromkeys(row["actual"] for row in csv.DictReader(stream)))
+    remedy = "remove it: the checkpoint's classes are not checked then"
+    with reading.explained(file, "table of a test", error=DataError, remedy=remedy):
+        return list(dict.fromkeys(row["actual"] for row in read_csv(file, "actual")))
 
 
 _WEIGHTS = ("state_dict", "model_state_dict", "model")

@@ -7,8 +7,6 @@ epoch, and a final test's values stand in the last row.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
-from sparsepipe.utils import reading
+from sparsepipe.utils.tables import read_csv
 
 Row = Mapping[str, Any]
 
@@ -41,13 +39,13 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     """
     source = Path(path)
     try:
-        rows = list(csv.DictReader(io.StringIO(reading.read_text(source), newline="")))
+        rows = read_csv(source, "epoch")
     except OSError as error:
         raise DataError(
             f"metrics file {source} cannot be read: {error.strerror or error}",
             remedy="Give the metrics.csv of a run that finished at least one epoch.",
         ) from error
-    except (csv.Error, ValueError) as error:
+    except ValueError as error:
         raise DataError(
             f"metrics file {source} is not a CSV table: {error}",
             remedy="Give the metrics.csv of a run, or run again with force=true.",

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
-from sparsepipe.utils.files import read_json
+from sparsepipe.utils import reading
+from sparsepipe.utils.files import read_mapping
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +142,7 @@ def _may_be_row(path: Path) -> bool:
 
 def _read_run(path: Path) -> dict[str, Any]:
     """The content of ``result.json``, with keys that older versions did not write."""
-    found = read_json(path / _RESULT)
-    if not isinstance(found, dict):
-        raise DataError(f"{path / _RESULT} holds no mapping of keys to values", remedy="")
+    found = read_mapping(path / _RESULT)
     known = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": _ended(path)}
     return {**found, **{key: item for key, item in known.items() if found.get(key) is None}}
 
@@ -159,8 +158,8 @@ def _warn_of_broken(path: Path, error: DataError) -> None:
 
 def _ended(path: Path) -> str | None:
     try:
-        return moment(float(read_json(path / _DONE)["time"]))
-    except (DataError, KeyError, TypeError, ValueError, OverflowError, OSError):
+        return moment(read_mapping(path / _DONE, time=reading.amount)["time"])
+    except (DataError, ValueError, OverflowError, OSError):
         return None  # that the file is there is all that counts
 
 

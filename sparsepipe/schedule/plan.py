@@ -264,6 +264,7 @@ class Plan:
             value = reading.mapping(reading.parse_json(text), "the whole")
             listed = reading.listing(value.get("stages"), "stages")
             stages = tuple(_stage(entry, f"stages[{n}]") for n, entry in enumerate(listed))
+            _check_details(value)
         except ValueError as error:
             raise PlanError(
                 f"this is no plan: {error}",
@@ -302,6 +303,20 @@ def _stage(entry: Any, place: str) -> Stage:
         devices=tuple(reading.name(each, f"{place}.devices[{n}]") for n, each in enumerate(named)),
         grid=None if grid is None else tuple(_wholes(grid, f"{place}.grid")),
     )
+
+
+def _check_details(value: Mapping[str, Any]) -> None:
+    """Checks the further entries that runs use. Raises a ValueError that names the place."""
+    for key in ("bottleneck_s", "profiling_s"):
+        if value.get(key) is not None:
+            reading.amount(value[key], key)
+    for device, file in reading.mapping(value.get("measured") or {}, "measured").items():
+        reading.name(file, f"measured.{device}")
+    for n, times in enumerate(reading.listing(value.get("rank_times_s") or [], "rank_times_s")):
+        place = f"rank_times_s[{n}]"
+        reading.name(reading.mapping(times, place).get("device"), f"{place}.device")
+        for key in ("forward", "backward", "update"):
+            reading.amount(times.get(key), f"{place}.{key}")
 
 
 def _wholes(value: Any, place: str) -> list[int]:

@@ -27,11 +27,12 @@ from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail
 from sparsepipe.sweep.record import JobRecord, own_texts, records_of
 from sparsepipe.sweep.table import Objective, SweepJob, best_line, sweep_markdown, sweep_rows
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import (
     LockHeldError,
     expanded,
     file_lock,
-    read_json,
+    read_mapping,
     write_text_atomic,
     writing,
 )
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 _TAIL_LINES = 12
 _BEST = "optimization_results.yaml"
 """Optuna's sweeper writes it into the sweep's directory."""
+_SEARCH_AGAIN = "give the sweep's command again: finished runs are skipped"
 _LOCK = ".sparsepipe-sweep.lock"
 _JOBS, _REPORT = "jobs", "report"
 _FILES = ("table.csv", "table.md", _BEST)
@@ -137,7 +139,8 @@ class SweepSearch(Callback):
         file = directory / _BEST
         if not file.is_file():
             return
-        found = _without_plus(yaml.safe_load(file.read_text()))
+        with reading.explained(file, "result of a search", error=DataError, remedy=_SEARCH_AGAIN):
+            found = _without_plus(reading.parse_yaml(reading.read_text(file)))
         run = _run_of_best(found, records_of(directory))
         if run is not None:
             found["best_run"] = near(Path(run))
@@ -351,11 +354,10 @@ def _row_of(job: JobRecord) -> SweepJob:
 def _result_of(run: Path) -> dict[str, Any]:
     """A run's ``result.json``; nothing, and a warning, where it cannot be read."""
     try:
-        found: dict[str, Any] = read_json(run / "result.json")
+        return read_mapping(run / "result.json")
     except DataError as error:  # the other jobs have theirs
         log.warning("%s", error.message)
         return {}
-    return found
 
 
 def _gather(experiment: Path) -> None:

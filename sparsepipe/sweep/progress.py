@@ -9,7 +9,8 @@ from pathlib import Path
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
 from sparsepipe.sweep.record import SweptJob
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils import reading
+from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
 _TAIL_BYTES = 16_384
@@ -31,10 +32,10 @@ def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
         mark: of the job's processes: files of other processes do not count; None: any do.
     """
     try:
-        values = read_json(job.started)
-        return Path(values["run"]) if mark in (None, values["mark"]) else None
-    except (DataError, KeyError, TypeError):
+        values = read_mapping(job.started, run=reading.name)
+    except DataError:
         return None
+    return Path(values["run"]) if mark in (None, values.get("mark")) else None
 
 
 def epochs_done(job: SweptJob) -> int | None:
@@ -43,7 +44,7 @@ def epochs_done(job: SweptJob) -> int | None:
     if run is None:
         return None
     try:
-        with (run / "metrics.csv").open(encoding="utf-8") as stream:
+        with (run / "metrics.csv").open("rb") as stream:
             return max(0, sum(1 for line in stream if line.strip()) - 1)  # without the heading
     except OSError:  # written at the end of the first epoch
         return None

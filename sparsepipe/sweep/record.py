@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.config.check import is_number, suggest
+from sparsepipe.config.check import check_fields, is_number, suggest
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils import reading
+from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
 
@@ -182,8 +183,8 @@ def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict
     """
     value = objective_value(run, objective)
     try:
-        ended_s = float(read_json(run / "DONE.json")["time"])
-    except (DataError, KeyError, TypeError, ValueError):
+        ended_s = read_mapping(run / "DONE.json", time=reading.amount)["time"]
+    except DataError:
         ended_s = math.inf
     return {"status": "finished", "run": str(run), "before": ended_s < began_s, "value": value}
 
@@ -194,14 +195,13 @@ def read_record(path: Path) -> JobRecord:
     Raises:
         DataError: it is missing or broken.
     """
-    values = read_json(path)
-    try:
-        return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
-    except (TypeError, KeyError) as error:
+    values = read_mapping(path)
+    if problems := [*check_fields(values, JobRecord)]:
         raise DataError(
-            f"{path} does not hold the record of a job",
+            f"{path} does not hold the record of a job: {'; '.join(problems)}",
             remedy="run the sweep again: finished runs are skipped",
-        ) from error
+        )
+    return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
 
 
 def records_of(sweep: Path) -> list[JobRecord]:
@@ -258,7 +258,7 @@ def objective_value(directory: Path, objective: str | None) -> float | None:
     """
     if objective is None:
         return None
-    result = read_json(directory / "result.json")
+    result = read_mapping(directory / "result.json")
     figures = [key for key, value in result.items() if is_number(value)]
     if objective not in figures:
         raise ConfigError(

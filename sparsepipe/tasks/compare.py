@@ -8,18 +8,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from sparsepipe.callbacks.metrics import read_rows
 from sparsepipe.config.check import is_number, suggest
-from sparsepipe.config.run_spec import flatten
+from sparsepipe.config.run_spec import flatten, read_settings
 from sparsepipe.errors import ConfigError, DataError, NoRunsError
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
 from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.utils.files import expanded, read_json, write_text_atomic
+from sparsepipe.utils import reading
+from sparsepipe.utils.files import expanded, read_mapping, write_text_atomic
 from sparsepipe.utils.tables import markdown_table
 
 _MOST = 7
@@ -141,21 +138,14 @@ def _nearest(named: str, there: Sequence[Path]) -> str:
 
 def _read(path: Path, label: str) -> ComparedRun:
     directory = RunDir(path)
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(directory.config))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(
-            f"{directory.config} cannot be read: {reason}",
-            remedy="compare other runs, or run it again with force=true",
-        ) from error
-    if not isinstance(values, dict):
-        raise DataError(f"{directory.config} holds no configuration", remedy="compare other runs")
-    result = read_json(directory.result) if directory.done.exists() else {}
+    remedy = "compare other runs, or run it again with force=true"
+    with reading.explained(directory.config, "configuration", error=DataError, remedy=remedy):
+        values = read_settings(directory.config)
+    result = read_mapping(directory.result) if directory.done.exists() else {}
     return ComparedRun(
         label=label,
         directory=directory,
-        settings=flatten({str(key): value for key, value in values.items()}),
+        settings=flatten(values),
         result=result,
     )
 

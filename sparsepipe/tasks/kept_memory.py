@@ -31,7 +31,6 @@ from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 from sparsepipe.tasks.task import Run
-from sparsepipe.utils.files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ def _counted(
 def _profiles(run: Run) -> dict[str, Profile]:
     """Profiles of the run's devices: given, or measured before it."""
     spec = run.spec
-    kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
+    kept = Plan.load(run.directory.plan).details if run.directory.plan.exists() else {}
     given = {**spec.given_profiles, **(kept.get("measured") or {})}
     settings = spec.model.settings
     found = load_profiles(run.inventory, spec.model.name, given=given, settings=settings)

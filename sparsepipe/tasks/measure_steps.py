@@ -31,7 +31,7 @@ from sparsepipe.tasks.fitting.steps import A_FEW_STEPS
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,7 @@ class MeasureSteps(Task):
         """What an earlier process has found, or else what is found now."""
         path = run.directory.path / f"steps_{'x'.join(map(str, size))}.json"
         if path.exists():
-            found: Mapping[str, Any] = read_json(path)
-            return found
+            return read_mapping(path)
         sized = replace(run, spec=with_size(run.spec, size))
         found = {"size": list(size), **self._measured(sized, path)}
         stop_if_requested(run.watch)

@@ -24,9 +24,10 @@ from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.runs.run_tree import moment
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import Run
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils.files import write_json
 from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
@@ -151,7 +152,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
 
 def _expected(run: Run) -> dict[str, Any]:
     """Times by the cost model of the plan's search: simulated, not measured."""
-    details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
+    details = Plan.load(run.directory.plan).details if run.directory.plan.exists() else {}
     bottleneck_s, size = details.get("bottleneck_s"), run.spec.data.get("batch_size")
     values: dict[str, Any] = {
         "plan_strategy": details.get("strategy"),

@@ -69,7 +69,7 @@ from sparsepipe.tasks.presentation import (
 from sparsepipe.tasks.result import peak_values, plan_values, versions, write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.tracking.loggers import WandbRunLogger
-from sparsepipe.utils.files import read_json, write_json, write_text_atomic, writing
+from sparsepipe.utils.files import read_mapping, write_json, write_text_atomic, writing
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Train(Task):
         _begin_logging(run, trainer, resume)
         seed_epoch(seed, 0)
         if fitted:  # by an earlier process
-            done: dict[str, Any] = read_json(run.directory.fitted)
+            done = read_mapping(run.directory.fitted)
         else:
             done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
             if trace:
@@ -309,7 +309,7 @@ def _write_trace(run: Run, found: Measured | None) -> None:
     if found is None:
         log.warning("trainer.trace: the training ended before the minibatches of the trace")
         return
-    plan = Plan.from_json(run.directory.plan.read_text(encoding="utf-8"))
+    plan = Plan.load(run.directory.plan)
     record = Record(plan=plan, minibatches=0, spans=found.spans)
     path = run.directory.path
     write_text_atomic(path / "trace.json", trace_text(record, kind="measured", beside=found.beside))

@@ -175,6 +175,30 @@ def read_json(path: PathLike) -> Any:
         ) from error
 
 
+def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Reads a JSON file that holds a mapping.
+
+    Args:
+        path: the file.
+        needed: keys that it must have, and what checks the value of each, such as
+            :func:`sparsepipe.utils.reading.amount`.
+
+    Raises:
+        DataError: see :func:`read_json`; or it holds no mapping, or one without such values.
+    """
+    found = read_json(path)
+    try:
+        values = dict(reading.mapping(found, "the whole"))
+        for key, check in needed.items():
+            check(values.get(key), f"'{key}'")
+    except ValueError as error:
+        raise DataError(
+            f"{path} does not hold what a run writes there: {error}",
+            remedy="Remove the file and run again, it will be written anew.",
+        ) from error
+    return values
+
+
 @contextmanager
 def explained_errors(path: Path) -> Iterator[None]:
     """Turns an error of the file system into one with a remedy."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import PathLike, write_bytes_atomic
 
 
@@ -52,6 +53,28 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     return write_bytes_atomic(path, stream.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
+    """The rows of a CSV file with a line of names at its top; cells stay text, blanks stay blank.
+
+    Args:
+        path: the file.
+        needed: names of columns that it must have.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is no table, or one without these columns.
+    """
+    text = reading.read_text(path)
+    try:
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        rows = [{name: cell or "" for name, cell in row.items() if name} for row in table]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    if lacking := [name for name in needed if name not in (table.fieldnames or ())]:
+        raise ValueError(f"it has no column {' and none '.join(lacking)}")
+    return rows
 
 
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)

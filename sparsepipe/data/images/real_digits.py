@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bz2
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from importlib import import_module
@@ -39,6 +40,7 @@ _USPS_FILES = (
     "usps.t of the LIBSVM data sets (with or without .bz2)"
 )
 _LIMIT_BYTES = 1 << 28
+_MOST_IMAGES = 600_000  # a few more than SVHN's largest file has
 """Of a file of USPS, unpacked; the largest has 29 MB."""
 _SVHN_FILES = (
     "the directory must hold train_32x32.mat and test_32x32.mat, SVHN's cropped digits (format 2)"
@@ -278,10 +280,13 @@ class Svhn(_FiledDigits):
         super().__init__(files, train_images)
 
     def _read(self, split: Split) -> _Pair:
-        from scipy.io import loadmat
+        from scipy.io import loadmat, whosmat
 
         path = self._files[SPLITS.index(split)]
         try:
+            for name, shape, _ in whosmat(path):  # before anything is unpacked
+                if name in ("X", "y") and math.prod(shape) > _MOST_IMAGES * 32 * 32 * 3:
+                    raise ValueError(f"its {name} is of shape {list(shape)}")
             found = loadmat(path, variable_names=("X", "y"))
             images, labels_S = found["X"].transpose(3, 0, 1, 2), found["y"].ravel()
         except OSError as error:

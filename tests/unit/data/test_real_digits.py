@@ -13,6 +13,7 @@ import pytest
 from scipy.io import savemat
 
 from sparsepipe.data import ImageDataModule, ImageShift, PackagedDigits, Svhn, Usps
+from sparsepipe.data.images import real_digits
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
 
@@ -183,6 +184,16 @@ def test_usps_that_promises_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sparsepipe.data.images.real_digits._LIMIT_BYTES", packed)
     with pytest.raises(DataError, match=r"usps\.bz2 .* unpacks to more than"):
         Usps(tmp_path).load("train", tmp_path)
+
+
+def test_svhn_of_too_many_images_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_svhn(tmp_path)
+    monkeypatch.setattr(real_digits, "_MOST_IMAGES", 11)
+    monkeypatch.setattr("scipy.io.loadmat", None)
+    with pytest.raises(DataError, match=r"train_32x32\.mat .* its X is of shape \[32, 32, 3, 12\]"):
+        Svhn(tmp_path).load("train", tmp_path)
 
 
 def test_broken_and_missing_files(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from pandas.testing import assert_frame_equal
 
 from sparsepipe.config.sweep_environment import command_of
-from sparsepipe.errors import ConfigError, OutputError
+from sparsepipe.errors import ConfigError, DataError, OutputError
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import callbacks
 from sparsepipe.sweep.callbacks import SweepEnd, SweepLedger, SweepSearch, SweepTable, claim
 from sparsepipe.sweep.job import run_swept
-from sparsepipe.sweep.record import JobRecord, SweptJob, not_started, records_of
+from sparsepipe.sweep.record import JobRecord, SweptJob, not_started, read_record, records_of
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed, fault, orphans, wait_for
 from tests.support.sweep_cases import leave_record
@@ -88,6 +88,25 @@ def test_unreadable_records_are_left_out_with_a_warning(tmp_path: Path, said) ->
     assert len(warned) == 3
     for number in (3, 4, 5):
         assert any(f"jobs/{number}/record.json" in text and "remedy" in text for text in warned)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("overrides", "seed=0"), ("overrides", [1]), ("status", "done"), ("number", "0")),
+        *(("run", 7), ("exit_code", None), ("value", True), ("began_s", "noon")),
+        ("colour", "red"),
+    ],
+)
+def test_records_of_other_values_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    record = leave_record(tmp_path, 0, "seed=0", run=None)
+    path = tmp_path / "jobs" / "0" / "record.json"
+    assert read_record(path) == record
+    write_json(path, {**read_json(path), key: value})
+    with pytest.raises(
+        DataError, match=rf"record\.json does not hold the record of a job: .*{key}"
+    ):
+        read_record(path)
 
 
 def test_the_message_about_failed_and_stopped_jobs(tmp_path: Path) -> None:
@@ -163,6 +182,9 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
     assert "test accuracy" in text
     config.hydra.sweeper.direction = "maximize"
     SweepTable().on_multirun_end(config)
+    (tmp_path / "optimization_results.yaml").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"optimization_results\.yaml is no result of a search"):
+        SweepSearch().on_multirun_end(config)  # of which Hydra warns
     assert f"a.lr=0.1, run {tmp_path / 'runs' / '0'}" in said.messages[-1]
 
 

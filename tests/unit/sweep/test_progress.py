@@ -86,6 +86,8 @@ def test_a_fresh_training_goes_at_the_pace_of_its_first_epoch(
     sweep.finish(1)
     assert sweep.seen() == (0.25, 0)
     assert sweep.left_s() == pytest.approx(180, rel=0.2)
+    (sweep.run / "metrics.csv").write_bytes(b"\xff\n\x81\n")
+    assert sweep.seen() == (0.25, 0), "a file that is no text ends no sweep"
 
 
 def test_a_training_that_goes_on_goes_at_its_own_pace(tmp_path: Path, process: JobProcess) -> None:

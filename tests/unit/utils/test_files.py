@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -14,11 +15,13 @@ import pytest
 import torch
 
 from sparsepipe.errors import DataError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import (
     LockHeldError,
     atomic_writer,
     file_lock,
     read_json,
+    read_mapping,
     replacing,
     write_bytes_atomic,
     write_json,
@@ -130,6 +133,22 @@ def test_missing_or_broken_json_is_a_data_error_with_its_path(tmp_path, content)
         (tmp_path / "x.json").write_text(content)
     with pytest.raises(DataError, match=r"x\.json"):
         read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[1]", "the whole is [1], not a mapping"),
+        ("{}", "'time' is None, not a number from 0"),
+        ('{"time": "noon"}', "'time' is 'noon', not a number from 0"),
+    ],
+)
+def test_a_mapping_has_the_values_that_are_needed(tmp_path: Path, content: str, why: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=re.escape(f"{path} does not hold")) as error:
+        read_mapping(path, time=reading.amount)
+    assert why in error.value.message
 
 
 @pytest.mark.parametrize("durable", [True, False])

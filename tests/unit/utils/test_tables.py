@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.tables import markdown_table, read_csv, write_csv
 
 
 def test_numbers_are_aligned_to_the_right_and_words_to_the_left():
@@ -40,3 +40,24 @@ def test_csv_can_be_read_back(tmp_path):
 def test_csv_without_rows_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no columns"):
         write_csv(tmp_path / "rows.csv", [])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"predicted\nchair\n", "no column actual"),
+        (b"", "no column actual"),
+        (b"actual\n\xff\n", "no text in UTF-8"),
+        (b"actual\n" + b"a" * 200_000, "field larger than"),
+    ],
+)
+def test_a_table_has_the_columns_that_are_needed(tmp_path, content, why):
+    (tmp_path / "table.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=why):
+        read_csv(tmp_path / "table.csv", "actual")
+
+
+def test_cells_stay_text_whatever_a_row_lacks_or_has_too_many(tmp_path):
+    (tmp_path / "table.csv").write_text('actual,shapes\n"a,b"\nc,01,more\n')
+    found = read_csv(tmp_path / "table.csv", "actual", "shapes")
+    assert found == [{"actual": "a,b", "shapes": ""}, {"actual": "c", "shapes": "01"}]
