@@ -26,12 +26,13 @@ from sparsepipe.config import compose
 from sparsepipe.config.listing import help_text
 from sparsepipe.config.rerun import from_run
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.scales import is_sweep
 from sparsepipe.config.sweep_environment import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
 from sparsepipe.sweep.record import SweptJob, refusal, scored
-from sparsepipe.sweep.refusals import refuse_several, refuse_within_torchrun
+from sparsepipe.sweep.refusals import refuse_several, refuse_unknown_keys, refuse_within_torchrun
 from sparsepipe.utils.memory import no_garbage_collection
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ def main() -> None:
         overrides, loader = _overrides_in(arguments)
         compose.refuse_values_of_groups(overrides, loader)
         refuse_several(arguments, loader)
+        if is_sweep(arguments):
+            with no_garbage_collection():
+                refuse_unknown_keys(compose.overrides_of(sys.argv[1:]), loader)
         _hydra_main(outcome)
         outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:

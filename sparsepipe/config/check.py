@@ -6,6 +6,7 @@ Everything wrong is reported at once, each with the nearest name or the expected
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import types
 import typing
@@ -20,6 +21,7 @@ from sparsepipe.config.target import parameters_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import DottedPath, is_dotted_path
 
+_UNKNOWN = re.compile(r"unknown key '([^']*)'")
 _INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -49,6 +51,11 @@ def check_task(value: Mapping[str, Any]) -> None:
     _refuse(list(_check_node(value, node, "task")))
 
 
+def unknown_keys(error: ConfigError) -> set[str]:
+    """The keys that the error of a check calls unknown."""
+    return {*_UNKNOWN.findall(error.message)}
+
+
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigError(
@@ -61,10 +68,14 @@ def _refuse(problems: list[str]) -> None:
 def suggest(name: str, known: Iterable[str], *, path: str = "") -> str:
     """A hint at the name under ``path`` that was probably meant, with a leading space."""
     options = list(known)
-    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
-    if nearest:
-        return f" (nearest: '{_join(path, nearest[0])}')"
-    return f" (there are: {', '.join(sorted(options)) or 'none'})"
+    listed = f" (there are: {', '.join(sorted(options)) or 'none'})"
+    return nearest(name, options, path=path) or listed
+
+
+def nearest(name: str, options: Iterable[str], *, path: str = "") -> str:
+    """The same hint, empty where no name is like it."""
+    found = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
+    return f" (nearest: '{_join(path, found[0])}')" if found else ""
 
 
 def check_fields(value: Any, schema: type, *, path: str = "") -> Iterator[str]:

@@ -29,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sparsepipe.config.check import check, check_task, suggest
+from sparsepipe.config.check import check, check_task, nearest, suggest
 from sparsepipe.config.listing import PARTS, Source, directories_of
 from sparsepipe.config.run_spec import SETTINGS_BYTES, RunSpec
 from sparsepipe.config.scales import KEY, STUDY, in_place_of_scale
@@ -179,7 +179,7 @@ def options_first(arguments: Sequence[str]) -> list[str]:
 
     So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it looks like.
     """
-    overrides = Counter(get_args_parser().parse_intermixed_args(list(arguments)).overrides)
+    overrides = Counter(overrides_of(arguments))
     first: list[str] = []
     last: list[str] = []
     for word in arguments:
@@ -187,6 +187,11 @@ def options_first(arguments: Sequence[str]) -> list[str]:
         overrides[word] -= is_override
         (last if is_override else first).append(word)
     return [*first, *last]
+
+
+def overrides_of(arguments: Sequence[str]) -> list[str]:
+    """What a command has beside its options, as Hydra reads it."""
+    return [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
 
 
 def refuse_missing_directories(arguments: Sequence[str]) -> None:
@@ -383,7 +388,7 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
                 if option not in options:
                     listed = ", ".join(sorted(options))
                     yield (
-                        f"'{name}' has no option '{option}'{suggest(option, options)}; "
+                        f"'{name}' has no option '{option}'{nearest(option, options)}; "
                         f"there are: {listed}"
                     )
         elif "." not in name and not name.startswith("hydra") and name not in keys:

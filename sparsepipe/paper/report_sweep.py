@@ -16,7 +16,7 @@ from sparsepipe.config.sweep_environment import given_overrides, sweep_directory
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.report.commands import Request
-from sparsepipe.sweep.launch import hydra_config
+from sparsepipe.sweep.composition import hydra_config
 from sparsepipe.sweep.record import JobRecord, own_texts, records_of
 
 if TYPE_CHECKING:

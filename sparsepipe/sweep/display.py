@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sparsepipe.utils.progress import duration_text
+from sparsepipe.utils.progress import SILENCE, Silence, duration_text
 
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
@@ -29,6 +29,7 @@ _LEAST_LABEL, _BESIDE_LABEL = 18, 52
 """Columns of a terminal for what a job is called, at least, and those for everything else."""
 _NAME = re.compile(r"(?<!\S)(?:[\w-]+\.)*([\w-]+)(?==)")
 """The last part of an override's name, with the groups before it."""
+_FIGURE = re.compile(r" \S+=\S+")
 _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
@@ -134,8 +135,28 @@ def sweep_left_s(
     return max(longest_s, total_s / max(1, len(running)))
 
 
+def running_text(state: SweepState) -> str:
+    """How far a sweep and each of its running jobs are, in lines.
+
+    What a job's log says of figures, such as ``train/loss=0.5``, is left out.
+    """
+    jobs = [
+        f"  job {row.number} after {duration_text(row.seconds)}: {_FIGURE.sub('', row.detail)}"
+        for row in state.running
+    ]
+    return "\n".join([state.summary, *jobs])
+
+
 class Lines:
-    """A line when a job begins, and one when it ends; shown while the block runs."""
+    """A line when a job begins, and one when it ends; in between, how far the running ones are
+    whenever nothing was logged for long. Shown while the block runs.
+
+    Args:
+        silence: since when nothing was logged.
+    """
+
+    def __init__(self, silence: Silence = SILENCE) -> None:
+        self._silence = silence
 
     def __enter__(self) -> Self:
         return self
@@ -154,13 +175,15 @@ class Lines:
         log.info("job %d %s%s%s (%s)", row.number, how, took, why, state().summary)
 
     def show(self, state: Callable[[], SweepState]) -> None:
-        """Nothing to draw."""
+        """Called all the time."""
+        self._silence.break_if_due(lambda: running_text(state()))
 
 
 class LiveView(Lines):
     """A table that is drawn anew below all other output."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._shown_s = -_EVERY_S

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from sparsepipe.config import compose
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import given_overrides, sweep_directory
 from sparsepipe.sweep.callbacks import expected_jobs, note_exit_code
+from sparsepipe.sweep.composition import ComposedJob, compose_job, task_config
 from sparsepipe.sweep.record import JobRecord, SweptJob, own_texts, records_of, refusal, scored
 from sparsepipe.sweep.refusals import refuse_within_torchrun
 from sparsepipe.sweep.slots import Machine, Settings, Slots
+from sparsepipe.utils.memory import no_garbage_collection
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Composed:
-    """A job as Hydra composes it."""
-
-    job: SweptJob
-    whole: DictConfig
-    spec: RunSpec | None = None
-    refused: Exception | None = None
 
 
 def launch(
@@ -56,11 +41,11 @@ def launch(
     """
     refuse_within_torchrun()
     setup_globals()
-    sweep = sweep_directory(config)
-    composed = [
-        _compose(config, context, list(each), number=first + index, sweep=sweep)
-        for index, each in enumerate(overrides)
-    ]
+    with no_garbage_collection():
+        composed = [
+            compose_job(context.config_loader, config, each, number=first + index)
+            for index, each in enumerate(overrides)
+        ]
     try:
         records = _refused(composed, context) or _run(config, composed, settings, context)
     except SystemExit:
@@ -76,46 +61,7 @@ def _nothing(config: Any) -> None:
     """Stands for the task function, which runs in another process."""
 
 
-def _compose(
-    config: DictConfig, context: HydraContext, overrides: list[str], *, number: int, sweep: Path
-) -> _Composed:
-    whole = context.config_loader.load_sweep_config(config, overrides)
-    with open_dict(whole):
-        whole.hydra.job.id = str(number)
-        whole.hydra.job.num = number
-    job = SweptJob(
-        number=number,
-        overrides=tuple(map(str, whole.hydra.overrides.task)),
-        sweep=sweep,
-    )
-    found = _Composed(job=job, whole=whole)
-    try:
-        with hydra_config(whole):
-            found.spec = compose.resolve(_task_config(whole))
-    except Exception as error:
-        found.refused = error
-    return found
-
-
-@contextmanager
-def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Lets ``${hydra:...}`` be resolved from a configuration while the block runs."""
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = before
-
-
-def _task_config(whole: DictConfig) -> DictConfig:
-    config = copy.deepcopy(whole)
-    with open_dict(config):
-        del config["hydra"]
-    return config
-
-
-def _refused(composed: Sequence[_Composed], context: HydraContext) -> dict[int, JobRecord]:
+def _refused(composed: Sequence[ComposedJob], context: HydraContext) -> dict[int, JobRecord]:
     """The records of jobs none of which can be run; empty where one can.
 
     What runs jobs is not imported for them: a misspelt key need not wait for torch.
@@ -132,7 +78,7 @@ def _refused(composed: Sequence[_Composed], context: HydraContext) -> dict[int, 
 
 def _run(
     config: DictConfig,
-    composed: Sequence[_Composed],
+    composed: Sequence[ComposedJob],
     settings: Settings,
     context: HydraContext,
 ) -> dict[int, JobRecord]:
@@ -180,10 +126,10 @@ def _run(
 
 
 def _distinct(
-    composed: Sequence[_Composed],
-) -> tuple[list[_Composed], dict[int, list[SweptJob]]]:
+    composed: Sequence[ComposedJob],
+) -> tuple[list[ComposedJob], dict[int, list[SweptJob]]]:
     """Jobs that differ, and by their numbers others with the same configuration."""
-    leaders: list[_Composed] = []
+    leaders: list[ComposedJob] = []
     same: dict[int, list[SweptJob]] = {}
     for one in composed:
         twins = [other for other in leaders if one.spec and other.spec == one.spec]
@@ -195,7 +141,7 @@ def _distinct(
 
 
 def _ready(
-    composed: Sequence[_Composed], there: Machine, settings: Settings
+    composed: Sequence[ComposedJob], there: Machine, settings: Settings
 ) -> tuple[list[Any], list[JobRecord]]:
     """Jobs that can be started, and records of those that cannot."""
     from sparsepipe.sweep.resources import needs
@@ -218,12 +164,12 @@ def _ready(
     return ready, refused
 
 
-def _returned(one: _Composed, record: JobRecord) -> JobReturn:
+def _returned(one: ComposedJob, record: JobRecord) -> JobReturn:
     # A failed job has its record: raising its error would end the sweeper, and with it what is
     # made of the other jobs.
     done = JobReturn(
         overrides=list(one.job.overrides),
-        cfg=_task_config(one.whole),
+        cfg=task_config(one.whole),
         hydra_cfg=OmegaConf.create({"hydra": one.whole.hydra}),
         working_dir=os.getcwd(),
         task_name=str(one.whole.hydra.job.name),

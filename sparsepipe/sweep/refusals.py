@@ -9,15 +9,18 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sparsepipe.config.check import unknown_keys
 from sparsepipe.config.compose import CONFIG_NAME
 from sparsepipe.config.scales import is_sweep
 from sparsepipe.errors import ConfigError
+from sparsepipe.sweep.composition import compose_job
 
 
 def refuse_within_torchrun() -> None:
@@ -55,6 +58,62 @@ def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
                 "one experiment is swept",
                 remedy=f"give a command for each:{commands}",
             )
+
+
+def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
+    """Refuses a sweep with a key in its command that none of its jobs knows.
+
+    Hydra composes all jobs before it starts the first; here the first one is composed, which knows
+    all keys of most commands, and of others those that have another option of a swept group.
+
+    Args:
+        overrides: of the command, as Hydra gets them.
+        loader: knows the groups.
+
+    Raises:
+        ConfigError: that of the first job.
+    """
+    setup_globals()
+    first: ConfigError | None = None
+    try:
+        sweep = loader.load_configuration(CONFIG_NAME, [*overrides], run_mode=RunMode.MULTIRUN)
+        params = OmegaConf.select(sweep, "hydra.sweeper.params") or {}
+        words = [*(f"{name}={value}" for name, value in params.items()), *overrides]
+        parsed = OverridesParser.create(loader).parse_overrides(words)
+        unknown = {each.key_or_group for each in parsed if "." in each.key_or_group}
+        for job in _unlike_jobs(parsed):
+            refused = compose_job(loader, sweep, job, number=0).refused
+            if not isinstance(refused, ConfigError):
+                return
+            if not (unknown := unknown & unknown_keys(refused)):
+                return
+            first = first or refused
+    except (HydraException, OmegaConfBaseException):
+        return  # Hydra raises its own
+    if first is not None:
+        raise first
+
+
+def _unlike_jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
+    """The overrides of a sweep's first job, and of those that differ from it in the option of one
+    group, or in one ``_target_``.
+    """
+    options = {each.get_key_element(): _options(each) for each in overrides}
+    first = {key: words[0] for key, words in options.items()}
+    yield [*first.values()]
+    for key, words in options.items():
+        if "." not in key or key.endswith("_target_"):
+            yield from ([*{**first, key: other}.values()] for other in words[1:])
+
+
+def _options(override: Override) -> list[str]:
+    """The overrides that the jobs of a sweep have in place of one of its command."""
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, IntervalSweep):
+        return [f"{key}={value.start}"]
+    if override.is_sweep_override():
+        return [f"{key}={option}" for option in override.sweep_string_iterator()]
+    return [f"{key}={override.get_value_element_as_str()}"]
 
 
 def _swept(word: str, loader: ConfigLoader) -> list[str]:

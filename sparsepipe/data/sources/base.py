@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,8 @@ _FOLDERS = ("*/*", "*/train/*", "train/*/*")
 """Where shapes lie that ``ClassFolder`` reads."""
 _MOST_SEEN = 10_000
 LOCK_WAIT_S = 7_200.0
+SAID = "SPARSEPIPE_SAID"
+"""Environment variable: checksums of what :func:`say_once` has logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,15 @@ class CacheSettings:
         )
 
 
-@cache
 def say_once(message: str) -> None:
-    """Log what was found in the data, once in a process, which may open them several times."""
-    _LOG.info(message)
+    """Log what was found in the data, once: this process may open them several times, and the ranks
+    that it starts open them again.
+    """
+    said = os.environ.get(SAID, "").split()
+    mark = f"{zlib.crc32(message.encode(errors='replace')):08x}"
+    if mark not in said:
+        os.environ[SAID] = " ".join([*said, mark])
+        _LOG.info(message)
 
 
 class Source(Protocol):

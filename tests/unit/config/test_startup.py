@@ -36,7 +36,10 @@ except SystemExit as end:
         (_COMMAND.format(arguments=["--cfg", "job"], code=0), ""),
         (_COMMAND.format(arguments=["trainer.max_epoch=3"], code=2), "trainer.max_epochs"),
         (_COMMAND.format(arguments=["data.resolutoin=16"], code=2), "data.resolution"),
-        (_COMMAND.format(arguments=["name=x", "-m", "model.widht=1,2"], code=2), "model.width"),
+        (
+            _COMMAND.format(arguments=["-m", "experiment=table2", "model.widht=1"], code=2),
+            "model.width",
+        ),
         (_COMMAND.format(arguments=["--version"], code=0), ""),
         (_COMMAND.format(arguments=["model=sparse_vg"], code=2), "sparse_vgg19_bn"),
         (_COMMAND.format(arguments=["model.width=wide"], code=2), "must be a number"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,15 @@ import trimesh
 
 from sparsepipe.data.points import SPLITS
 from sparsepipe.data.sources import CacheSettings, ClassFolder, OffTree
-from sparsepipe.data.sources.base import say_once
+from sparsepipe.data.sources.base import SAID
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
 
 
 @pytest.fixture(autouse=True)
-def _said_anew(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def _said_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level("INFO")
-    say_once.cache_clear()
-    yield
-    say_once.cache_clear()
+    monkeypatch.delenv(SAID, raising=False)
 
 
 def touched(root: Path, *names: str) -> Path:

@@ -27,7 +27,7 @@ from sparsepipe.sweep.display import (
     view,
 )
 from sparsepipe.sweep.record import own_texts
-from sparsepipe.utils.progress import duration_text
+from sparsepipe.utils.progress import Silence, duration_text
 
 ROWS = [
     JobRow(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),
@@ -77,17 +77,21 @@ def test_what_runs_counts_where_room_is_short() -> None:
 
 def test_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
-    with caplog.at_level(logging.INFO), Lines() as lines:
+    clock_s = iter([0, 29, 30, 30, 31])
+    silence = Silence(clock=lambda: float(next(clock_s)))
+    with caplog.at_level(logging.INFO), Lines(silence) as lines:
         lines.began(ROWS[3], lambda: STATE)
         for row in ROWS[:3]:
             lines.ended(row, lambda: STATE)
-        lines.show(lambda: STATE)
+        for _ in range(3):
+            lines.show(lambda: STATE)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "job 4: seed=3"
     assert said[1].startswith("job 1 failed after 3 s: wrong [red]key[/red] (3 of 6 jobs done, ")
     assert said[2].startswith("job 2 was finished before (")
     assert said[3].startswith("job 3 finished after 60 s (")
-    assert len(said) == 4
+    assert said[4] == f"{STATE.summary}\n  job 4 after 30 s: epoch 1/4", "without its figures"
+    assert len(said) == 5
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.config.compose import config_loader
+from sparsepipe.config.compose import admit, config_loader
 from sparsepipe.errors import ConfigError
-from sparsepipe.sweep.refusals import refuse_several
+from sparsepipe.sweep.refusals import refuse_several, refuse_unknown_keys
 from tests.support.command_line import Shell
 
 MINE = {
@@ -68,6 +68,32 @@ def test_those_that_say_how_they_are_swept_need_a_command_each(
 )
 def test_others_are_left_to_hydra(words: tuple[str, ...], mine: str) -> None:
     refuse_several(words, config_loader([mine]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=table2", "model.widht=0.5"],  # whose swept options choose other models
+        ["model=sparse_vgg16_bn,dense_vgg16_bn", "seed=0,1", "model.widht=0.5,1"],
+        ["model=sparse_vgg16_bn", "model.widht=interval(0.5,1)"],
+    ],
+)
+def test_a_key_that_no_job_knows_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'model.widht' \(nearest: 'model.width'\)"):
+        refuse_unknown_keys(admit(words), config_loader())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=table2", "model.width=0.5"],
+        ["model=sparse_vgg16_bn,fcn2d", "model.checkpointing=true"],  # which only one knows
+        ["trainer.max_epochs=many,1"],  # wrong for one job
+        ["seed=0,1", "data=shaeps"],  # which Hydra refuses
+    ],
+)
+def test_of_other_sweeps_jobs_are_refused_one_by_one(words: list[str]) -> None:
+    refuse_unknown_keys(admit(words), config_loader())
 
 
 @pytest.mark.full

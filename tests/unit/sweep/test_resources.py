@@ -25,7 +25,7 @@ from sparsepipe.config.sweep_environment import announce_hardware
 from sparsepipe.config.target import locate
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import find_device, places_of_ranks
-from sparsepipe.sweep.launch import hydra_config
+from sparsepipe.sweep.composition import hydra_config
 from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
 from sparsepipe.utils.host import quota_limits, usable_cores
