@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 from typing_extensions import override
 
-from sparsepipe.runs.metrics import read_metrics
+from sparsepipe.runs.metrics import read_rows, write_rows
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies.metrics import State, merged_states, set_state, state_of
 from sparsepipe.strategies.trainer_internals import (
@@ -22,9 +20,6 @@ from sparsepipe.strategies.trainer_internals import (
     optimizer_steps,
     training_values,
 )
-from sparsepipe.utils.files import write_text_atomic
-
-_KEYS = ("epoch", "step")
 
 
 class MetricsCsv(pl.Callback):
@@ -75,14 +70,6 @@ class MetricsCsv(pl.Callback):
         write_rows(self._path, self._rows)
 
 
-def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
-    """Adds columns, such as the final test's, to the last epoch's row."""
-    rows = read_rows(path)
-    if rows:
-        rows[-1].update(values)
-        write_rows(path, rows)
-
-
 def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
     """The epoch's metrics as numbers; collective, since metrics synchronise."""
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -102,21 +89,6 @@ def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
         for name in everyone[0]
         if all(name in rank for rank in everyone)
     }
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; none if there is no file."""
-    return read_metrics(path) if path.exists() else []
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows under the union of their columns, epoch and step first."""
-    names = sorted({name for row in rows for name in row} - set(_KEYS))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=[*_KEYS, *names], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text_atomic(path, text.getvalue())
 
 
 log = logging.getLogger(__name__)

@@ -65,17 +65,19 @@ def _refuse(problems: list[str]) -> None:
         )
 
 
+def nearest(name: str, known: Iterable[str], *, path: str = "") -> str:
+    """A hint at the name under ``path`` that was probably meant, with a leading space; empty where
+    none is like it.
+    """
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f" (nearest: '{_join(path, found[0])}')" if found else ""
+
+
 def suggest(name: str, known: Iterable[str], *, path: str = "") -> str:
-    """A hint at the name under ``path`` that was probably meant, with a leading space."""
+    """The hint of :func:`nearest`; where none is like it, all names that there are."""
     options = list(known)
     listed = f" (there are: {', '.join(sorted(options)) or 'none'})"
     return nearest(name, options, path=path) or listed
-
-
-def nearest(name: str, options: Iterable[str], *, path: str = "") -> str:
-    """The same hint, empty where no name is like it."""
-    found = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
-    return f" (nearest: '{_join(path, found[0])}')" if found else ""
 
 
 def check_fields(value: Any, schema: type, *, path: str = "") -> Iterator[str]:

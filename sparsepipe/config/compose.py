@@ -212,15 +212,17 @@ def refuse_values_of_groups(arguments: Sequence[str], loader: ConfigLoader) -> N
     groups = set(groups_of(loader))
     for override in _parse(arguments):
         name = override.key_or_group
-        if name not in groups or override.is_delete():
+        is_of_hydra = name.startswith("hydra/")  # plugins have these, of which not all are known
+        if override.is_delete() or not (name in groups or is_of_hydra):
             continue
         for option in _given_options(override):
             if not isinstance(option, str):
                 written = "null" if option is None else str(option)
                 listed = ", ".join(sorted(_options(name, loader)))
                 raise ConfigError(
-                    f"'{name}' has no option '{written}'; there are: {listed}",
-                    remedy=f"name one of them, or leave {name}= out",
+                    f"'{name}' has no option '{written}'"
+                    f"{'' if is_of_hydra else f'; there are: {listed}'}",
+                    remedy=f"name one that there is, or leave {name}= out",
                 )
 
 
@@ -386,10 +388,9 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
             options = list(_options(name, loader))
             for option in _chosen(override):
                 if option not in options:
-                    listed = ", ".join(sorted(options))
                     yield (
                         f"'{name}' has no option '{option}'{nearest(option, options)}; "
-                        f"there are: {listed}"
+                        f"there are: {', '.join(sorted(options))}"
                     )
         elif "." not in name and not name.startswith("hydra") and name not in keys:
             moved = _MOVED.get(name)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
-
-import pytorch_lightning as pl
-from torch import nn
+from typing import TYPE_CHECKING, Any, cast
 
 from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.layers import find_layers
 from sparsepipe.utils.files import expanded
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+    from torch import nn
 
 _HANDED_ON = ("config", "cuts", "balance")
 
@@ -195,5 +195,8 @@ def check_division(spec: RunSpec, module: pl.LightningModule, *, kept: Path | No
     """Refuses a plan for other layers (PlanError), or a model without layers (ConfigError)."""
     division = division_of(spec, kept=kept)
     if division is not None:
+        # Torch, which lists of runs, say, need not wait for.
+        from sparsepipe.strategies.pipeline.layers import find_layers
+
         name = find_layers(module, spec.parallel.argument("layers"))
-        division.check(num_layers=len(cast(nn.Sequential, module.get_submodule(name))))
+        division.check(num_layers=len(cast("nn.Sequential", module.get_submodule(name))))

@@ -11,7 +11,6 @@ from typing import TypeGuard
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from sparsepipe.callbacks.metrics import read_rows
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import import_once_for_workers
@@ -19,6 +18,7 @@ from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeE
 from sparsepipe.launch.outcome import log_outcome
 from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.runs.logs import quiet
+from sparsepipe.runs.metrics import read_rows
 from sparsepipe.runs.out_of_memory import filled_share, memory_line, of_machine, ran_out
 from sparsepipe.runs.randomness import seed_model
 from sparsepipe.runs.rundir import RunDir

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError, ProfileError
+from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import (
     OwnSpans,
     Setting,
@@ -24,7 +24,7 @@ from sparsepipe.partition.costs.model import CostModel
 from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind, kinds_of
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MemoryModel
-from sparsepipe.profiling import Profile, check_agreement
+from sparsepipe.profiling import Profile, check_agreement, check_there
 from sparsepipe.schedule import Plan
 
 
@@ -93,13 +93,7 @@ class Problem:
                 above 0.
         """
         names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
-        if missing := [name for name in names if name not in profiles]:
-            there = ", ".join(profiles) or "none"
-            raise ProfileError(
-                f"there is no profile of {', '.join(missing)} (there is: {there})",
-                remedy="measure it with task=profile on that device, and name the file under "
-                "'profile' of the device in the hardware inventory",
-            )
+        check_there(names, profiles)
         check_agreement({name: profiles[name] for name in names})
         pool = DevicePool.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         found = tuple(profiles[kind.name] for kind in pool.kinds)

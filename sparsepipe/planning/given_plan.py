@@ -10,7 +10,7 @@ from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
 from sparsepipe.planning.search import find_plan, recomputing
-from sparsepipe.profiling import Profile
+from sparsepipe.profiling import Profile, check_there
 from sparsepipe.schedule import Plan, Stage
 
 
@@ -48,6 +48,8 @@ def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str,
             "nothing predicts how long a stage that is a grid takes",
             remedy="give a plan without grids, or train with task=train",
         )
+    if not profiles:  # which know how many layers there are
+        check_there((device.name for host in inventory.hosts for device in host.devices), profiles)
     plan = _by_hand(division, inventory, num_layers)
     return recomputing(plan, spec, inventory, profiles)
 
@@ -65,7 +67,7 @@ def _num_layers(profiles: Mapping[str, Profile]) -> int:
             remedy="profile the model with task=profile, which takes it for a chain of layers",
         )
     counts = [profile.num_layers for profile in profiles.values()]
-    return max(counts, default=1)  # the search reports missing and different ones
+    return max(counts, default=1)  # missing and different ones are reported later
 
 
 def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:

@@ -2,7 +2,7 @@
 
 from sparsepipe.profiling.antichains import antichain_states, graph_profile
 from sparsepipe.profiling.graph_txt import Graph, chain_profile, parse_graph, read_graph
-from sparsepipe.profiling.profile import LayerProfile, Profile, State, check_agreement
+from sparsepipe.profiling.profile import LayerProfile, Profile, State, check_agreement, check_there
 
 __all__ = [
     "Graph",
@@ -12,6 +12,7 @@ __all__ = [
     "antichain_states",
     "chain_profile",
     "check_agreement",
+    "check_there",
     "graph_profile",
     "parse_graph",
     "read_graph",

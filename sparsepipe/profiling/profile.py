@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -268,6 +268,17 @@ profiles of the paper's authors differ by 18 %."""
 PARAMETER_TOLERANCE = 0.001
 
 _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
+
+
+def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None:
+    """Raises a ProfileError that names the devices without a profile, if there are any."""
+    if missing := [name for name in dict.fromkeys(devices) if name not in profiles]:
+        raise ProfileError(
+            f"there is no profile of {', '.join(missing)} (there is: "
+            f"{', '.join(profiles) or 'none'})",
+            remedy="measure it with task=profile on that device, and name the file under "
+            "'profile' of the device in the hardware inventory",
+        )
 
 
 def check_agreement(profiles: Mapping[str, Profile]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -84,14 +84,19 @@ def best(
         NoRunsError: there is no finished run.
         DataError: see :func:`sparsepipe.results.load_results`.
     """
-    from sparsepipe.runs.rundir import RunDir  # and torch, for which --help need not wait
+    from sparsepipe.runs.rundir import RunDir  # and numpy, for which --help need not wait
 
     if mode not in (None, "max", "min"):
         raise ConfigError(f"mode={mode!r}", remedy="choose 'max' or 'min', or leave it out")
     rows = rows_of(load_results(where, experiment=experiment))
     place = best_of([row.get(objective) for row in rows], mode=mode or mode_of(objective))
     if place is None:
-        raise _without(objective, rows, str(where))
+        raise without_figure(
+            f"no finished run of {where} has {objective}",
+            objective,
+            {key for row in rows for key, value in row.items() if is_number(value)},
+            remedy="name another column of the ledger that has numbers",
+        )
     row = rows[place]
     directory = _directory_of(row, expanded(str(where)))
     return BestRun(
@@ -102,16 +107,23 @@ def best(
     )
 
 
-def _without(objective: str, rows: Sequence[Mapping[str, Any]], where: str) -> ConfigError:
-    figures = {key for row in rows for key, value in row.items() if is_number(value)}
-    if not objective.startswith("test/"):  # which nobody is to choose by for want of another
-        figures = {key for key in figures if not key.startswith("test")}
-    remedy = "name a column of the ledger that has numbers"
+def without_figure(
+    message: str, objective: str, figures: Iterable[str], *, remedy: str
+) -> ConfigError:
+    """The error of runs that lack the figure by which one is to be chosen.
+
+    Args:
+        message: what lacks it; the nearest of ``figures`` is named behind it, one of the test only
+            where ``objective`` is of the test: nobody is to choose by that for want of another.
+        objective: the figure.
+        figures: that there are.
+        remedy: names others; comes after that of a missing validation.
+    """
+    of_test = objective.startswith("test")
+    others = [figure for figure in figures if of_test or not figure.startswith("test")]
     if objective.startswith("val/"):
-        remedy = "train with data.val_share above 0, or name another column of the ledger"
-    return ConfigError(
-        f"no finished run of {where} has {objective}{suggest(objective, figures)}", remedy=remedy
-    )
+        remedy = f"train with data.val_share above 0, or {remedy}"
+    return ConfigError(f"{message}{suggest(objective, others)}", remedy=remedy)
 
 
 def _directory_of(row: Mapping[str, Any], where: Path) -> Path | None:

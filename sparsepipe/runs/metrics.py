@@ -1,4 +1,4 @@
-"""The metrics file of a run, read back as one series per metric.
+"""The metrics file of a run: its rows, and one series per metric.
 
 ``metrics.csv`` has one row an epoch with the columns ``epoch`` (from 0), ``step`` and one
 per metric, blank where the epoch has no value of it: validation need not follow every
@@ -7,6 +7,8 @@ epoch, and a final test's values stand in the last row.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -15,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
+from sparsepipe.utils.files import write_text_atomic
 from sparsepipe.utils.tables import read_csv
 
 Row = Mapping[str, Any]
+_KEYS = ("epoch", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,29 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
             remedy="Give the metrics.csv of a run that finished at least one epoch.",
         )
     return rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; none if there is no file."""
+    return read_metrics(path) if path.exists() else []
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows under the union of their columns, epoch and step first."""
+    names = sorted({name for row in rows for name in row} - set(_KEYS))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=[*_KEYS, *names], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text_atomic(path, text.getvalue())
+
+
+def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
+    """Adds columns, such as the final test's, to the last epoch's row."""
+    rows = read_rows(path)
+    if rows:
+        rows[-1].update(values)
+        write_rows(path, rows)
 
 
 def epoch_series(rows: Iterable[Row], name: str) -> Series:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsepipe.cluster.places import device_name
-from sparsepipe.errors import PlanError, ProfileError
+from sparsepipe.errors import PlanError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
 from sparsepipe.partition.costs.layers import Spans, chain_spans
-from sparsepipe.profiling import Profile
+from sparsepipe.profiling import Profile, check_there
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 
@@ -165,13 +165,7 @@ class Workload:
 
 def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
     name = device_name(device)
-    if name not in profiles:
-        raise ProfileError(
-            f"there is no profile of {name}, which the plan names (there is: "
-            f"{', '.join(profiles) or 'none'})",
-            remedy="measure it with task=profile on that device, and name the file under "
-            "'profile' of the device in the hardware inventory",
-        )
+    check_there([name], profiles)
     return profiles[name]
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.config.check import check_fields, is_number, suggest
-from sparsepipe.errors import ConfigError, DataError, SparsePipeError
+from sparsepipe.config.check import check_fields, is_number
+from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.runs.best import without_figure
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import read_mapping, write_json
 
@@ -261,10 +262,11 @@ def objective_value(directory: Path, objective: str | None) -> float | None:
     result = read_mapping(directory / "result.json")
     figures = [key for key, value in result.items() if is_number(value)]
     if objective not in figures:
-        raise ConfigError(
-            f"objective={objective} is no figure of {directory}/result.json"
-            f"{suggest(objective, figures)}",
-            remedy="name one of its keys that has a number, such as test/accuracy; the run is "
+        raise without_figure(
+            f"objective={objective} is no figure of {directory}/result.json",
+            objective,
+            figures,
+            remedy="name one of its keys that has a number, such as val/accuracy; the run is "
             "finished, and given again with another objective it is not done anew",
         )
     return float(result[objective])

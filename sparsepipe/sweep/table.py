@@ -65,6 +65,10 @@ _BEST, _RATIO = "best", "ratio_to_first"
 _MINIBATCHES = "epoch_minibatches"
 _OWN = (_BEST, "status", "run")
 """Columns of a row that are neither overrides nor figures."""
+_UNVALIDATED = (
+    "no job is marked as the best: nothing was validated (data.val_share=0.1 validates), and a "
+    "test by which one has chosen measures nothing any more"
+)
 
 _FIGURES = (
     _Figure("val accuracy", "val/accuracy", _share),
@@ -157,7 +161,8 @@ def sweep_markdown(
 def best_line(
     jobs: Sequence[SweepJob], texts: Sequence[str], objective: Objective | None
 ) -> str | None:
-    """Names the best job and its run; None where no job has the objective.
+    """Names the best job and its run, or why it names none though jobs were tested; None where no
+    job has the objective.
 
     Args:
         jobs: in their order.
@@ -165,7 +170,8 @@ def best_line(
         objective: as of :func:`sweep_rows`.
     """
     if objective is None:
-        return None
+        is_tested = len(jobs) > 1 and any("test/accuracy" in job.result for job in jobs)
+        return _UNVALIDATED if is_tested else None
     mode = objective.mode or mode_of(objective.key)
     values = [job.result.get(objective.key) for job in jobs]
     place = best_of(values, mode=mode)

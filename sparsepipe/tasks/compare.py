@@ -8,11 +8,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.callbacks.metrics import read_rows
-from sparsepipe.config.check import is_number, suggest
+from sparsepipe.config.check import is_number, nearest
 from sparsepipe.config.run_spec import flatten, read_settings
 from sparsepipe.errors import ConfigError, DataError, NoRunsError
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
+from sparsepipe.runs.metrics import read_rows
 from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils import reading
@@ -26,6 +26,13 @@ _NAMED = 2
 _NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
 """Settings that say where a run was begun, and not what it computes."""
 _OF_ONE_RUN = ("name", "run_id", "started_at", "finished_at")
+_OF_THE_MACHINE = (
+    *("ranks", "starts", "hardware_hosts", "hardware_memory_bytes"),
+    *("machine_cores", "threads_per_rank"),
+)
+"""Numbers that are no results: they are shown where runs differ in them."""
+_TWICE = ("time/epoch_s", "train/shapes_per_s")
+"""Metrics that results have as ``epoch_time_s`` and ``train_shapes_per_s`` as well."""
 _UNITS = {column.name: column.unit for column in (*ALWAYS, *OF_TASKS)}
 
 
@@ -123,17 +130,12 @@ def _directory_of(named: Any, place: Path) -> Path:
             remedy="give the directory of the one that is meant",
         )
     kind = "is no run's directory" if path.exists() else "is neither a directory nor a run's id"
-    hint = "" if path.exists() or not there else _nearest(str(named), there)
+    hint = "" if path.exists() else nearest(str(named), {each.name for each in there})
     raise ConfigError(
         f"{named} {kind}{hint}",
         remedy=f"name a directory with a config.yaml, such as {place / 'NAME' / 'ID'}, or an id of "
         f"a run below {place}",
     )
-
-
-def _nearest(named: str, there: Sequence[Path]) -> str:
-    hint = suggest(named, {each.name for each in there})
-    return hint if "nearest" in hint else ""  # and not all runs that there are
 
 
 def _read(path: Path, label: str) -> ComparedRun:
@@ -187,25 +189,27 @@ def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
 
 
 def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of words in which results differ, and of their figures with units, the test's last.
+    """Rows of facts in which results differ, and of their figures with units, the test's last.
 
-    Figures of single classes are left out, as are settings.
+    Facts are words, and numbers of the machine. Figures of single classes are left out, as are
+    settings.
     """
     settings = {key for run in runs for key in run.settings}
     names = [
         name
         for name in ordered(name for run in runs for name in run.result)
-        if name not in settings and name not in _OF_ONE_RUN and not name.startswith("hydra.")
+        if name not in {*settings, *_OF_ONE_RUN, *_TWICE} and not name.startswith("hydra.")
     ]
     facts, figures = [], []
     for name in sorted(names, key=lambda name: name.startswith(("test", "inference"))):
         values = [run.result.get(name) for run in runs]
-        if all(value is None or is_number(value) for value in values):
-            if any(value is not None for value in values) and name.count("/") < 2:
-                unit = f" ({_UNITS[name]})" if _UNITS.get(name) else ""
-                figures.append([f"{name}{unit}", *map(_number, values)])
-        elif len({_text(value) for value in values if value is not None}) > 1 and name in _UNITS:
-            facts.append([name, *("-" if value is None else _text(value) for value in values)])
+        row = [f"{name} ({_UNITS[name]})" if _UNITS.get(name) else name, *map(_cell, values)]
+        known = [value for value in values if value is not None]
+        if name not in _OF_THE_MACHINE and all(map(is_number, known)):
+            if known and name.count("/") < 2:
+                figures.append(row)
+        elif len({*map(_text, known)}) > 1 and name in _UNITS:
+            facts.append(row)
     return facts, figures
 
 
@@ -223,9 +227,11 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _number(value: Any) -> str:
+def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if not is_number(value):
+        return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import STATE_KEY
-from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks, write_rows
+from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
@@ -28,6 +28,7 @@ from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, 
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
+from sparsepipe.runs.metrics import write_rows
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group

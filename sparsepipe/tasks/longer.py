@@ -9,9 +9,9 @@ from typing import Any
 import pytorch_lightning as pl
 
 from sparsepipe.callbacks.checkpoint import STATE_KEY
-from sparsepipe.callbacks.metrics import read_rows
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.runs.checkpoints import read_checkpoint
+from sparsepipe.runs.metrics import read_rows
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils.files import writing
 from sparsepipe.utils.tables import write_csv

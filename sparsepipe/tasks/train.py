@@ -25,12 +25,7 @@ from sparsepipe.callbacks import (
     Trace,
     TrainingReads,
 )
-from sparsepipe.callbacks.metrics import (
-    add_to_last_row,
-    epoch_metrics,
-    mean_over_ranks,
-    read_rows,
-)
+from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
@@ -46,6 +41,7 @@ from sparsepipe.runs.checkpoints import (
     load_weights,
     read_checkpoint,
 )
+from sparsepipe.runs.metrics import add_to_last_row, read_rows
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
@@ -247,24 +243,32 @@ def _show(
     log_test(run, module, values)
 
 
+def _check_watched(spec: RunSpec) -> None:
+    """Refuses what watches a metric of the validation, where there is none."""
+    watching = {"objective": spec.objective} | {
+        f"callbacks.{name}.monitor": each.get("monitor") for name, each in spec.callbacks.items()
+    }
+    for key, metric in watching.items():
+        if str(metric).startswith("val/"):
+            raise ConfigError(
+                f"{key} is {metric}, and nothing is validated",
+                remedy="set data.val_share to a share of the training samples, such as 0.1, or "
+                f"{key} to a metric of the training, such as train/loss",
+            )
+
+
 def _check_splits(
     run: Run, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
 ) -> int:
-    """Checks before training that ranks can share the splits, and that callbacks have what they
-    watch; returns the number of test shapes.
+    """Checks before training that ranks can share the splits, and that there is what callbacks and
+    the objective watch; returns the number of test shapes.
     """
     data.trainer = trainer  # from which users' own loaders may take the number of ranks
     validation: Any = None
     with suppress(MisconfigurationException):  # there need be no validation
         validation = data.val_dataloader()
-    watching = {name: str(each.get("monitor")) for name, each in run.spec.callbacks.items()}
-    for name, metric in watching.items():
-        if metric.startswith("val/") and (validation is None or validation == []):
-            raise ConfigError(
-                f"callbacks.{name} watches {metric}, and nothing is validated",
-                remedy="set data.val_share to a share of the training samples, such as 0.1, or "
-                f"callbacks.{name}.monitor to a metric of the training, such as train/loss",
-            )
+    if validation is None or validation == []:
+        _check_watched(run.spec)
     return num_shapes(data.test_dataloader()) if test else 0
 
 

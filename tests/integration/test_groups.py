@@ -48,6 +48,21 @@ def test_early_stopping_composes() -> None:
         composed("callbacks=early_stopping", "callbacks.early_stopping.patiense=2")
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("callbacks=early_stopping", "callbacks.early_stopping.monitor"),
+        ("objective=val/accuracy", "objective"),
+    ],
+)
+def test_what_watches_a_validation_needs_one(
+    job: Callable[..., Path], override: str, key: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is val/accuracy, and nothing is") as refused:
+        job(*SMALL, override, "data.val_size=0")
+    assert "data.val_share" in refused.value.remedy
+
+
 @pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
 def test_loggers_beside_the_metrics_file(job: Callable[..., Path], logger: str) -> None:
     if importlib.util.find_spec(logger) is None:

@@ -263,11 +263,23 @@ def test_the_extra_of_a_missing_launcher_is_named(launcher: str, extra: str) -> 
 
 
 @pytest.mark.parametrize(
-    "override", ["logger=null", "scale=1", "data=10", "parallel=2,3", "logger=[csv,1]"]
-)
-def test_groups_take_names_alone(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"has no option '.*'; there are: "):
+    ("override", "message"),
+    [
+        *((each, r"has no option '.*'; there are: \w") for each in (
+            "logger=null", "scale=1", "data=10", "parallel=2,3", "logger=[csv,1]"
+        )),
+        ("hydra/launcher=null", r"'hydra/launcher' has no option 'null'$"),
+    ],
+)  # fmt: skip
+def test_groups_take_names_alone(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         compose.refuse_values_of_groups([override], compose.config_loader())
+    assert re.search(message, refused.value.message)
+
+
+def test_an_option_like_none_that_there_is_has_them_listed_once() -> None:
+    refused = compose.explain(ValueError(), ["hardware=/my/lab.yaml"], compose.config_loader())
+    assert refused.message.count("two_speeds") == 1
 
 
 def test_names_of_options_are_taken() -> None:

@@ -1,7 +1,13 @@
 import pytest
 
 from sparsepipe.errors import DataError
-from sparsepipe.runs.metrics import epoch_series, last_value, read_metrics
+from sparsepipe.runs.metrics import (
+    add_to_last_row,
+    epoch_series,
+    last_value,
+    read_metrics,
+    write_rows,
+)
 
 
 def test_reads_one_row_an_epoch(tmp_path):
@@ -20,8 +26,6 @@ def test_reads_one_row_an_epoch(tmp_path):
 
 
 def test_reads_what_a_run_writes(tmp_path):
-    from sparsepipe.callbacks.metrics import add_to_last_row, write_rows
-
     path = tmp_path / "metrics.csv"
     rows = [{"epoch": e, "step": 5 * e + 5, "train/loss": 2.0 - e} for e in range(2)]
     write_rows(path, [rows[0], rows[1] | {"val/loss": 1.25}])

@@ -59,6 +59,13 @@ def test_what_is_no_figure_is_refused(run: Path, objective: str) -> None:
         assert "(nearest: 'test/accuracy')" in refused.value.message
 
 
+def test_nobody_is_led_to_the_test_for_want_of_a_validation(run: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        objective_value(run, "val/accuracy")
+    assert "train with data.val_share above 0" in refused.value.remedy
+    assert "test/" not in str(refused.value)
+
+
 @pytest.fixture
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobRecord]:
     """Runs a job of a sweep, and reads what it leaves."""

@@ -202,6 +202,14 @@ def test_the_best_row_is_the_objectives_and_comes_before_figures_of_the_test() -
     assert best_line(searched(), ["", "", ""], Objective(key="val/error")) is None
 
 
+def test_without_a_validation_the_table_says_why_no_job_is_the_best() -> None:
+    line = best_line(searched(), ["", "", ""], None)
+    assert line is not None
+    assert "data.val_share" in line
+    assert best_line(searched()[:1], [""], None) is None, "there is nothing to choose"
+    assert best_line([job("a", {}), job("b", {})], ["", ""], None) is None, "nor to choose by"
+
+
 def test_a_narrow_table_keeps_what_jobs_are_called_and_the_objective() -> None:
     objective = Objective(key="val/loss")
     rows = sweep_rows(searched(), objective)

@@ -34,8 +34,10 @@ def made(path: Path, *, lr: float, done: bool = True, **figures: Any) -> Path:
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("compared") / "outputs"
     figures = {"val/accuracy": 0.5, "steps": 8000, "test/accuracy/mug": 1.0, "plan_cuts": [3]}
-    made(place / "first" / "aaa", lr=0.1, **figures, **{"test/accuracy": 0.25}, torch="2.11.0")
-    made(place / "first" / "bbb", lr=0.2, **{"val/accuracy": 0.75}, torch="2.13.0")
+    figures |= {"test/accuracy": 0.25, "ranks": 1, "machine_cores": 2, "time/epoch_s": 1.0}
+    made(place / "first" / "aaa", lr=0.1, **figures, torch="2.11.0")
+    other = {"val/accuracy": 0.75, "ranks": 2, "machine_cores": 2, "torch": "2.13.0"}
+    made(place / "first" / "bbb", lr=0.2, **other)
     made(place / "second" / "ccc", lr=0.1, done=False)
     made(place / "second" / "aaa", lr=0.1)
     return place
@@ -56,6 +58,7 @@ def test_settings_figures_and_curves(outputs: Path) -> None:
         ["aaa", "bbb"],
         ["optim.optimizer.lr", "0.1", "0.2"],
         ["aaa", "bbb"],
+        ["ranks", "1", "2"],
         ["torch", "2.11.0", "2.13.0"],
         ["aaa", "bbb"],
         ["steps", "8,000", "-"],

@@ -247,6 +247,13 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
             "task=profile",
         ),
         (
+            ("task=simulate", "hardware=local", "hardware.accelerator=cpu", "parallel=pipeline",
+             "parallel.plan.cuts=[24]"),
+            ProfileError,
+            "no profile of",
+            "task=profile",
+        ),
+        (
             (*SEARCHED, "parallel.search.order=by_price"),
             ConfigError,
             "by_price",
