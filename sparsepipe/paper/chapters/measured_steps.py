@@ -33,6 +33,8 @@ TIMES_LARGER = Column(
     key="times_larger", heading="over that of one", unit="x", form="{:.1f}", printed=False
 )
 
+_ELEMENTS = ("values", "pixels", "voxels")
+"""What samples of one, two and three dimensions consist of."""
 _EXTENT = "paper.extent="
 _USUAL = "desk"
 _LOOKS: Sequence[Mapping[str, Any]] = (
@@ -123,8 +125,9 @@ def sizes_of(runs: Iterable[Row]) -> list[Size]:
 
 
 def size_text(size: Size) -> str:
-    """A size as text, such as 320 x 320."""
-    return " x ".join(f"{length:,}" if len(size) == 1 else str(length) for length in size)
+    """A size as text, such as 320 x 320 pixels; empty for none."""
+    lengths = " x ".join(f"{length:,}" if len(size) == 1 else str(length) for length in size)
+    return f"{lengths} {_ELEMENTS[len(size) - 1]}" if size else ""
 
 
 def values_at(size: Size, key: str) -> Callable[[Row], float | None]:
@@ -282,6 +285,7 @@ def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -
     """
     style.tidy(axes)
     sizes = {size: _elements(size) for points in curves.values() for size, _ in points}
+    units = dict.fromkeys(size.rpartition(" ")[2] for size in sizes)
     for (label, points), look in zip(curves.items(), _LOOKS, strict=False):
         places, values = zip(*((sizes[size], value) for size, value in points), strict=True)
         axes.plot(places, values, label=label, linewidth=1.6, zorder=3, **look)
@@ -290,12 +294,16 @@ def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -
     axes.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ordered = sorted(sizes, key=lambda size: sizes[size])
-    axes.set_xticks([sizes[size] for size in ordered], ordered, rotation=30, ha="right")
+    lengths = [size.rpartition(" ")[0] for size in ordered]
+    axes.set_xticks([sizes[size] for size in ordered], lengths, rotation=30, ha="right")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("size of a sample", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_xlabel(
+        f"size of a sample ({' or '.join(units)})", fontsize=style.LABEL_PT, color=style.INK
+    )
     axes.set_ylabel(MEMORY.title, fontsize=style.LABEL_PT, color=style.INK)
     axes.legend(fontsize=style.TICK_PT, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _elements(text: str) -> int:
-    return math.prod(int(part.replace(",", "")) for part in text.split(" x "))
+    lengths, _, _ = text.rpartition(" ")
+    return math.prod(int(part.replace(",", "")) for part in lengths.split(" x "))

@@ -120,10 +120,10 @@ def test_other_settings_have_tables_of_their_own() -> None:
 def test_memory_of_a_worker_is_set_against_that_of_one_target() -> None:
     rows = [measured(1, 8), measured(2, 4), measured(8, 5)]
     (block,) = MULTI_DSN_MEMORY.blocks(rows, commands("multi_dsn_memory"))
-    assert value(block, "memory", "1 + 1", "128 x 128", "1") == pytest.approx(16)
-    assert value(block, "over_two", "1 + 1", "128 x 128", "1") is None
-    assert value(block, "over_two", "1 + 7", "64 x 64", "8") == pytest.approx(1.25)
-    assert value(block, "memory", "1 + 4", "64 x 64", "5") is None
+    assert value(block, "memory", "1 + 1", "128 x 128 pixels", "1") == pytest.approx(16)
+    assert value(block, "over_two", "1 + 1", "128 x 128 pixels", "1") is None
+    assert value(block, "over_two", "1 + 7", "64 x 64 pixels", "8") == pytest.approx(1.25)
+    assert value(block, "memory", "1 + 4", "64 x 64 pixels", "5") is None
     assert MULTI_DSN_MEMORY.draw is not None
     assert MULTI_DSN_MEMORY.draw(block) is not None
 

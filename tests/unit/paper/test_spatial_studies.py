@@ -99,17 +99,17 @@ def test_memory_stands_beside_its_share_and_the_largest_size_beside_that_of_one(
     ]
     memory, largest = BIGCONV.blocks(rows, commands("bigconv"))
     assert memory.title == "scale desk"
-    assert value(memory, "memory", "cnn2d", "64 x 128", "1") == pytest.approx(17)
-    assert value(memory, "over_one", "cnn2d", "64 x 128", "4") == pytest.approx(5 / 17)
-    assert value(memory, "share", "cnn2d", "64 x 128", "4") == 0.25
-    assert value(memory, "within", "cnn2d", "64 x 128", "1") == "no, not trained"
-    assert value(memory, "within", "cnn2d", "64 x 128", "4") == "yes"
-    assert value(largest, "largest", "cnn2d", "largest", "1") == "64 x 64"
+    assert value(memory, "memory", "cnn2d", "64 x 128 pixels", "1") == pytest.approx(17)
+    assert value(memory, "over_one", "cnn2d", "64 x 128 pixels", "4") == pytest.approx(5 / 17)
+    assert value(memory, "share", "cnn2d", "64 x 128 pixels", "4") == 0.25
+    assert value(memory, "within", "cnn2d", "64 x 128 pixels", "1") == "no, not trained"
+    assert value(memory, "within", "cnn2d", "64 x 128 pixels", "4") == "yes"
+    assert value(largest, "largest", "cnn2d", "largest", "1") == "64 x 64 pixels"
     four = cell(largest, "largest", "cnn2d", "largest", "4").ours
     assert four is not None
-    assert (four.value, four.note) == ("64 x 128", "none larger was tried")
+    assert (four.value, four.note) == ("64 x 128 pixels", "none larger was tried")
     assert value(largest, "times_larger", "cnn2d", "largest", "4") == 2
-    assert cell(memory, "memory", "cnn2d", "64 x 128", "5").command.endswith(
+    assert cell(memory, "memory", "cnn2d", "64 x 128 pixels", "5").command.endswith(
         "scale=desk paper/network=cnn2d paper.workers=fewer"
     )
     assert BIGCONV.draw is not None
@@ -136,13 +136,16 @@ def test_times_are_ratios_and_those_of_more_ranks_than_cores_are_no_scaling() ->
     printed_ratio = cell(ratios, "times", "-", "printed: 952 over 937 ms", "-")
     assert printed_ratio.paper is not None
     assert printed_ratio.paper.text == "1.02"
-    strong, weak = "strong: 64 x 128 over 64 x 128 on 1", "weak: 64 x 128 over 64 x 64 on 1"
+    strong, weak = (
+        "strong: 64 x 128 pixels over 64 x 128 pixels on 1",
+        "weak: 64 x 128 pixels over 64 x 64 pixels on 1",
+    )
     assert value(ratios, "times", "none", strong, "2") == pytest.approx(0.5)
     assert value(ratios, "times", "none", weak, "2") == pytest.approx(1.0)
     four = cell(ratios, "times", "none", strong, "4").ours
     assert four is not None
     assert (four.value, four.note) == ("no scaling", "no scaling: 4 ranks share 2 cores")
-    step = cell(memory, "step", "none", "64 x 128", "4").ours
+    step = cell(memory, "step", "none", "64 x 128 pixels", "4").ours
     assert step is not None
     assert step.value == pytest.approx(40)
     assert step.note.startswith("no scaling")
@@ -161,4 +164,4 @@ def test_a_size_without_memory_is_words_and_the_largest_is_the_one_before() -> N
     assert (found["limited_by"], found["step_memory_bytes"]) == ("out_of_memory", 5)
     row = {**convnext(1), **found}
     memory = CONVNEXT_TP.blocks([row], commands("convnext_tp"))[0]
-    assert value(memory, "memory", "none", "16", "1") == "out of memory"
+    assert value(memory, "memory", "none", "16 values", "1") == "out of memory"
