@@ -1,4 +1,4 @@
-"""Lightning callbacks: checkpoints, stops, the metrics file, times of steps, progress."""
+"""Lightning callbacks: checkpoints, stops, the metrics file, times of steps, traces, progress."""
 
 from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
@@ -6,7 +6,8 @@ from sparsepipe.callbacks.progress import EpochLines, Forecast, ShapesProgressBa
 from sparsepipe.callbacks.reading import TrainingReads
 from sparsepipe.callbacks.shards import WriteShards
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
-from sparsepipe.callbacks.timing import BusyTimes, Measured, StepTimer, Trace
+from sparsepipe.callbacks.timing import BusyTimes, StepTimer
+from sparsepipe.callbacks.trace import Measured, Trace
 
 __all__ = [
     "BusyTimes",

@@ -1,4 +1,4 @@
-"""When the stages of a pipeline compute and wait, traces, and times of an emulation's steps."""
+"""When the stages of a pipeline compute and wait, and times of an emulation's steps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from operator import mul
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
-import torch
 from typing_extensions import override
 
 from sparsepipe.emulate import lift_limits, set_limits
 from sparsepipe.emulate.training import Rates, rates, steady_part
-from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.base_worker import StageWorker
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.recording import Recorder
-from sparsepipe.schedule import Action, Span
 from sparsepipe.schedule.asynchronous import steady_rounds
 from sparsepipe.schedule.timeline import Interval, bubbles, idle_shares
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
@@ -169,107 +164,6 @@ def _steady_parts(steps: Sequence[Step], *, ahead: int) -> list[Interval]:
             begin_s, end_s = (run[number - kept].end_s for number in part)
             found.append((begin_s, end_s))
     return found
-
-
-def _nothing() -> None:
-    return None
-
-
-_SKIPPED = 2
-"""Minibatches for each rank before those of a trace: the pipeline fills, and memory is warm."""
-
-_TRACED = 3
-"""Minibatches of a trace for each rank."""
-
-
-class Trace(pl.Callback):
-    """Records what each rank of a pipeline does on a few minibatches.
-
-    Ranks of one host share a clock. Those of other hosts are shifted by what their clocks show
-    when all have met, which is exact to the time that such a meeting takes.
-    """
-
-    def __init__(self) -> None:
-        self._recorder: Recorder | None = None
-
-    @override
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        strategy = trainer.strategy
-        if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
-            raise ConfigError(
-                "trainer.trace=true records the stages of a pipeline on several ranks, and this "
-                "training has none",
-                remedy="choose parallel=hete_mp, pipeline or gpipe with two devices or more, or "
-                "leave trainer.trace out; trainer.profiler=simple times the parts of any step",
-            )
-        is_cuda = strategy.root_device.type == "cuda"
-        ranks = strategy.plan.without_grids.num_ranks
-        parts = 1 if isinstance(strategy, PipelineStrategy) else ranks
-        self._recorder = Recorder(
-            rank=trainer.global_rank,
-            skipped=-(-_SKIPPED * ranks // parts),
-            count=-(-_TRACED * ranks // parts),
-            finish=torch.cuda.synchronize if is_cuda else _nothing,
-        )
-        strategy.pipeline.worker.record(self._recorder)
-
-    def gathered(self) -> Measured | None:
-        """What all ranks recorded; None where training ended before. Collective."""
-        own = self._recorder
-        if own is None:
-            return None
-        process_group.gather_objects(own.rank, what="comparing clocks")
-        now_s, host = own.clock(), os.uname().nodename
-        spans = [(s.action.kind, s.action.number, s.action.microbatch, s.start, s.end)
-                 for s in own.spans]  # fmt: skip
-        moments = [(moment.part, moment.start, moment.end) for moment in own.moments]
-        everyone = process_group.gather_objects((own.rank, host, now_s, spans, moments))
-        starts_s = [row[3] for each in everyone for row in each[3]]
-        if not starts_s:
-            return None
-        _, first_host, first_s, _, _ = everyone[0]
-        shifts_s = {r: 0.0 if h == first_host else first_s - t for r, h, t, _, _ in everyone}
-        begin_s = min(
-            row[3] + shifts_s[rank] for rank, _, _, theirs, _ in everyone for row in theirs
-        )
-        found = Measured(first=min(row[1] for each in everyone for row in each[3]))
-        for rank, _, _, theirs, parts in everyone:
-            to_s = shifts_s[rank] - begin_s
-            found.spans += [
-                Span(rank, Action(kind, number, part), start + to_s, end + to_s)
-                for kind, number, part, start, end in theirs
-            ]
-            found.beside += [(rank, part, start + to_s, end + to_s) for part, start, end in parts]
-        return found
-
-
-@dataclass(slots=True, kw_only=True)
-class Measured:
-    """What ranks did; seconds from the first action on.
-
-    Attributes:
-        first: number of the first minibatch.
-        spans: the actions of each rank, rank by rank and in order.
-        beside: rank, what, begin and end of what else took its time.
-    """
-
-    first: int
-    spans: list[Span] = field(default_factory=list)
-    beside: list[tuple[int, str, float, float]] = field(default_factory=list)
-
-    def shares(self, rank: int) -> dict[str, float]:
-        """Shares of a rank's time from its first action to its last: what it computes, what is
-        beside that, and as ``else`` what is left (loading, hooks and logging).
-        """
-        own = [span for span in self.spans if span.rank == rank]
-        begin, end = own[0].start, own[-1].end
-        parts = {"computes": sum(span.end - span.start for span in own)}
-        for of_rank, part, start, stop in self.beside:
-            if of_rank == rank and start < end and stop > begin:
-                inside = min(stop, end) - max(start, begin)
-                parts[part] = parts.get(part, 0.0) + inside
-        parts["else"] = max(0.0, end - begin - sum(parts.values()))
-        return {part: took / (end - begin) for part, took in parts.items()}
 
 
 class StepTimer(pl.Callback):

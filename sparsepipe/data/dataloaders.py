@@ -141,13 +141,14 @@ _WORKER_EXITS = ("exited unexpectedly", "is killed by signal", "bus error")
 """Parts of torch's error messages about a worker that has exited."""
 
 
-def default_workers() -> int:
-    """Loader workers for this process: one for every four of its cores, at most eight.
+def default_workers(ranks: int | None = None) -> int:
+    """Loader workers for each of some ranks of this machine, by default for those that run: one for
+    every four of its cores, at most eight.
 
     Reading a shape takes much less time than training on it (``benchmarks/data.py`` measures
     both), so that on few cores workers only slow down training; 0 reads in the training process.
     """
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
     return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)
 
 

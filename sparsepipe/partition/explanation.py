@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans, bounds_of
+from sparsepipe.partition.costs.layers import loads_s
 from sparsepipe.partition.costs.model import EQUAL, CostModel, plan_times
 from sparsepipe.partition.devices import Choice, DevicePool, devices_text
 from sparsepipe.partition.memory.model import plan_bytes
@@ -26,8 +29,8 @@ class StageRow:
 
     Attributes:
         devices: such as ``4 x RTX 2080 Ti``.
-        compute_s: forward, backward and update on its slowest device, and second runs of layers,
-            shared by its replicas.
+        compute_s: forward, backward, update and loading on its slowest device, and second runs of
+            layers, shared by its replicas.
         sync_s: all-reduce between the replicas.
         transfer_s: of the activation and its gradient across the cut behind it.
         memory_bytes: that each of its devices keeps; None where memory does not count.
@@ -200,10 +203,11 @@ def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, ob
         return []
     updates = all(profile.update_s is not None for profile in profiles)
     found: list[dict[str, object]] = []
+    kinds = list(zip(pool.kinds, profiles, loads_s(profiles), strict=True))
     for number, stage in enumerate(explanation.solution.stages):
         spans = explanation.spans[number] if explanation.spans else ()
         again = {layer for span in spans for layer in span}
-        for kind, profile, count in zip(pool.kinds, profiles, stage.counts, strict=True):
+        for (kind, profile, load_s), count in zip(kinds, stage.counts, strict=True):
             layers = profile.layers[stage.first : stage.end]
             recomputed_s = sum(layer.forward_s for layer in layers if layer.index in again)
             times_s: dict[str, object] = {
@@ -211,9 +215,21 @@ def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, ob
                 "forward": sum(layer.forward_s for layer in layers),
                 "backward": sum(layer.backward_s for layer in layers) + recomputed_s,
                 "update": sum(layer.update_s or 0.0 for layer in layers) * updates,
+                **({"load": load_s} if load_s and number == 0 else {}),
             }
             found += [times_s] * count
     return found
+
+
+def rank_times(plan: Plan) -> list[dict[str, Any]]:
+    """What the search of a plan expected of each rank: the ``device``, and seconds of a minibatch's
+    ``forward``, ``backward`` and ``update``, and in the first stage its ``load``, where known.
+
+    Empty where nothing was expected, or of other devices than the plan has now.
+    """
+    expected: list[dict[str, Any]] = plan.details.get("rank_times_s") or []
+    devices = [device_name(device) for stage in plan.stages for device in stage.devices]
+    return expected if [each["device"] for each in expected] == devices else []
 
 
 def _described(model: CostModel) -> dict[str, object]:

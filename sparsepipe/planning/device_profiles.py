@@ -12,6 +12,7 @@ from typing import Any
 from sparsepipe.cluster import Device, Inventory
 from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.data.dataloaders import default_workers
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile, graph_profile, read_graph
 from sparsepipe.utils.files import expanded
@@ -85,6 +86,22 @@ def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: s
             + ", ".join(f"model.{name}={measured[name]}" for name in others),
         )
     return profile
+
+
+def as_loaded(
+    profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory
+) -> dict[str, Profile]:
+    """Profiles of a training, with the time of reading a batch where its ranks read themselves.
+
+    Loader workers read meanwhile, and what is emulated reads nothing.
+    """
+    workers = spec.data.get("num_workers")
+    if workers is None:
+        hosts = sum(any(device.count for device in host.devices) for host in inventory.hosts)
+        workers = default_workers(-(-inventory.num_devices // max(1, hosts)))
+    if workers or spec.emulation is not None:
+        return {name: profile.without_loading() for name, profile in profiles.items()}
+    return dict(profiles)
 
 
 def workload(spec: RunSpec) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
 from sparsepipe.partition.search.algorithms import Search, search_by_name
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.checkpointed_stages import recomputation_of
-from sparsepipe.planning.device_profiles import origin_of
+from sparsepipe.planning.device_profiles import as_loaded, origin_of
 from sparsepipe.planning.layer_shares import draw_shares
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
@@ -97,7 +97,8 @@ def find_plan(
             "memory=false"
         )
         choice = replace(choice, memory=True)
-    problem = _problem(choice, spec, inventory, profiles, synchronous)
+    counted = as_loaded(profiles, spec, inventory)
+    problem = _problem(choice, spec, inventory, counted, synchronous)
     device = choice.device
     if choice.search in _ALIKE and device is None:
         device = fastest(problem, choice.search)
@@ -142,7 +143,7 @@ def _problem(
     profiles: Mapping[str, Profile],
     synchronous: SynchronousStages | None,
 ) -> Problem:
-    _warn_of_updates(profiles)
+    _warn_of_gaps(profiles)
     room = memory_model(choice, spec)
     if synchronous is not None and room is not None:
         room = replace(room, stash=False, predicted=False)
@@ -156,14 +157,14 @@ def _problem(
     )
 
 
-def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:
-    """Warns where only some profiles have the time of an update."""
-    unknown = [name for name, profile in profiles.items() if profile.update_s is None]
-    if 0 < len(unknown) < len(profiles):
-        log.warning(
-            "the profile of %s has no time of the optimizer's update: none is counted",
-            ", ".join(unknown),
-        )
+def _warn_of_gaps(profiles: Mapping[str, Profile]) -> None:
+    """Warns where only some profiles have the time of an update, or of reading a batch."""
+    for name, what in (("update_s", "the optimizer's update"), ("load_s", "reading a batch")):
+        unknown = [device for device, own in profiles.items() if getattr(own, name) is None]
+        if 0 < len(unknown) < len(profiles):
+            log.warning(
+                "the profile of %s has no time of %s: none is counted", ", ".join(unknown), what
+            )
 
 
 def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sparsepipe.cluster.places import device_name
 from sparsepipe.config.schema import Synchronous
+from sparsepipe.partition.explanation import rank_times
 from sparsepipe.plots import style
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan, Span, asynchronous, synchronous_by_name
@@ -31,7 +32,8 @@ from sparsepipe.simulate.workload import StageCosts, Workload
 
 Row = tuple[str, int, int | None, float, float]
 """(kind, number, microbatch, start, end): kind is F forward, B backward or U update; or, in a lane
-of messages, a activation, g gradient or S sum of gradients."""
+of messages, a activation, g gradient or S sum of gradients; or what a rank did, as was measured,
+beside its actions, without a number: l loading, m messages, h hooks, i preparing an input."""
 
 Lane = tuple[str, Sequence[Row]]
 """A worker's name and its rows."""
@@ -125,12 +127,21 @@ _MESSAGES = {
     "g": ("#E5BFD4", "gradient on its way"),
     "S": ("#C4C4C4", "sum over replicas"),
 }
+_BESIDE = {
+    "l": ("#8FD0BB", "loading"),
+    "m": ("#B0B0B0", "sending, summing"),
+    "h": ("#E5BFD4", "hooks, logging"),
+}
 _FACES = {
     "F": _FORWARD,
     "B": _BACKWARD,
     "U": style.VERMILION,
-    **{kind: colour for kind, (colour, _) in _MESSAGES.items()},
+    "i": _FORWARD,
+    **{kind: colour for kind, (colour, _) in (_MESSAGES | _BESIDE).items()},
 }
+_PARTS = {"loads": "l", "input": "i", **dict.fromkeys(("sends", "sums", "moves"), "m"),
+          **dict.fromkeys(("hooks", "logs", "saves", "validates"), "h")}  # fmt: skip
+"""Kinds of rows, by the part of a rank's time that a trace has."""
 
 _BAR: dict[str, Any] = {"edgecolor": "white", "linewidth": 1.0, "zorder": 2}
 _NAME: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8.5, "zorder": 3}
@@ -269,9 +280,11 @@ def _draw_lane(
             axes.plot([start], [low], **_MARK)  # on the bar's upper edge: it hides no name
             continue
         corner, width = (start, low), stop - start
-        axes.add_patch(Rectangle(corner, width, height, facecolor=_FACES[kind], **_BAR))
+        named = kind not in "lmhi"
+        bar = _BAR if named else {**_BAR, "linewidth": 0.0}
+        axes.add_patch(Rectangle(corner, width, height, facecolor=_FACES[kind], **bar))
         seen = min(stop, end) - start
-        if seen * inches_per_time >= _text_in(row) - 0.1:
+        if named and seen * inches_per_time >= _text_in(row) - 0.1:
             name = {**_NAME, "fontsize": 7.0} if thin else _NAME
             colour = "white" if kind == "U" else style.INK
             axes.text(start + seen / 2, place, label(row), color=colour, **name)
@@ -303,7 +316,7 @@ def _finish(
 
 
 def _legend(axes: Axes, rows: Sequence[Row]) -> None:
-    """Names the colours; those of messages where there are any."""
+    """Names the colours; those of messages and of what is beside actions where there are any."""
     kinds = {row[0] for row in rows}
     takes_time = any(row[0] == "U" and row[4] > row[3] for row in rows)
     handles = [
@@ -315,7 +328,7 @@ def _legend(axes: Axes, rows: Sequence[Row]) -> None:
         Patch(facecolor=_IDLE, label="waiting"),
         *(
             Patch(facecolor=colour, label=name)
-            for kind, (colour, name) in _MESSAGES.items()
+            for kind, (colour, name) in (_MESSAGES | _BESIDE).items()
             if kind in kinds
         ),
     ]
@@ -389,7 +402,10 @@ def draw_schedule(
 
 
 def draw_measured(
-    directory: RunDir, spans: Sequence[Span], synchronous: Synchronous | None = None
+    directory: RunDir,
+    spans: Sequence[Span],
+    beside: Sequence[tuple[int, str, float, float]] = (),
+    synchronous: Synchronous | None = None,
 ) -> None:
     """``timeline_measured.png``: what ranks did, and where a search expected times, below it the
     same minibatches by these, at one scale.
@@ -397,20 +413,27 @@ def draw_measured(
     Args:
         directory: of the run, with its plan.
         spans: of each rank in order, seconds from 0.
+        beside: what else took ranks' time: rank, what, begin and end.
         synchronous: its schedule; None: the asynchronous one.
     """
     kept = Plan.load(directory.plan)
     if kept.num_ranks > _MOST_RANKS:
         return
     names = [rank_name(kept, rank) for rank in range(kept.num_ranks)]
-    panels = {"Measured": _lanes_of(Record(plan=kept, minibatches=0, spans=[*spans]), names)}
+    measured = _lanes_of(Record(plan=kept, minibatches=0, spans=[*spans]), names)
+    for rank, part, start, end in beside:
+        if part in _PARTS:  # waits are what is left
+            measured[rank][1].append((_PARTS[part], 0, None, 1e3 * start, 1e3 * end))
+    panels = {"Measured": measured}
     workload, searched = _expected_workload(kept, {})
     if searched and not kept.has_grids:
         numbers = {span.action.number for span in spans if span.action.kind == "F"}
         first, count = min(numbers), len(numbers)
         expected = _expected_spans(workload, synchronous, first=first, count=count)
         record = Record(plan=kept, minibatches=0, spans=expected)
-        panels["Expected by the plan's search"] = _lanes_of(record, names)
+        loads = any(each.get("load") for each in rank_times(kept))
+        note = ", loading as part of forwards" if loads else ""
+        panels[f"Expected by the plan's search{note}"] = _lanes_of(record, names)
     figure = timelines_figure(panels, unit_name="milliseconds", max_width_in=_WIDTH_IN)
     style.save_png(figure, directory.path / "timeline_measured.png")
 
@@ -453,26 +476,20 @@ def _expected_spans(
 
 def _expected_workload(plan: Plan, slowdowns: Mapping[str, float]) -> tuple[Workload, bool]:
     """What each rank computes, a grid by its first one; and whether a search expected it."""
-    expected = plan.details.get("rank_times_s") or []
+    if (workload := Workload.expected(plan)) is not None:
+        return workload, True
     devices = [device for stage in plan.stages for device in stage.devices]
-    # A plan that was made for other devices has their times.
-    searched = [each["device"] for each in expected] == list(map(device_name, devices))
     stages = []
     for number, stage in enumerate(plan.stages):
         ranks = plan.ranks_of(number) if stage.grid is None else plan.ranks_of(number)[:1]
-        if searched:
-            own = [expected[rank] for rank in ranks]
-        else:
-            factors = [slowdowns.get(devices[rank], 1.0) for rank in ranks]
-            own = [{"forward": f, "backward": _BACKWARD_TIME * f, "update": 0.0} for f in factors]
+        factors = [slowdowns.get(devices[rank], 1.0) for rank in ranks]
         costs = StageCosts(
-            forward_s=tuple(each["forward"] for each in own),
-            backward_s=tuple(each["backward"] for each in own),
-            update_s=max(each["update"] for each in own),
+            forward_s=tuple(factors),
+            backward_s=tuple(_BACKWARD_TIME * factor for factor in factors),
             parameter_bytes=1.0,  # replicas with something to sum meet at their updates
         )
         stages.append(costs)
-    return Workload(plan=plan.without_grids, stages=tuple(stages)), searched
+    return Workload(plan=plan.without_grids, stages=tuple(stages)), False
 
 
 def rank_name(plan: Plan, rank: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -103,7 +103,7 @@ class Profile:
         layers: in the model's order.
         meta: ``model``, ``batch_size``, ``resolution``, ``point_ratio``, ``device``, ``dtype``,
             ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``,
-            ``input_bytes``, and what else is known of the measurement.
+            ``input_bytes``, ``load_s``, and what else is known of the measurement.
         states: of a branching graph, whose nodes ``layers`` are then; the last one is all of
             them. They are no part of the profile file.
 
@@ -131,15 +131,13 @@ class Profile:
                         f"layer {place} of the profile has {name}={value}",
                         remedy=f"give numbers from 0 to {reading.LARGEST:g}, or {_REMEASURE}",
                     )
-        self._check_input()
-
-    def _check_input(self) -> None:
-        value = self.meta.get("input_bytes", 0.0)
-        if not reading.is_amount(value):
-            raise ProfileError(
-                f"the profile has input_bytes={reading.shown(value)} in its meta",
-                remedy=f"give a number from 0 on, leave it out, or {_REMEASURE}",
-            )
+        for name in ("input_bytes", "load_s"):
+            value = self.meta.get(name, 0.0)
+            if not reading.is_amount(value):
+                raise ProfileError(
+                    f"the profile has {name}={reading.shown(value)} in its meta",
+                    remedy=f"give a number from 0 on, leave it out, or {_REMEASURE}",
+                )
 
     @property
     def num_layers(self) -> int:
@@ -170,6 +168,16 @@ class Profile:
     def input_bytes(self) -> float:
         """Bytes of the first layer's input; 0 where it was not measured."""
         return float(self.meta.get("input_bytes", 0.0))
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds in which one process reads and collates a batch; None where not measured."""
+        return float(self.meta["load_s"]) if "load_s" in self.meta else None
+
+    def without_loading(self) -> Profile:
+        """The same for ranks whose batches are read by other processes, or not at all."""
+        meta = {name: value for name, value in self.meta.items() if name != "load_s"}
+        return replace(self, meta=meta)
 
     def to_json(self) -> str:
         """The profile file's text; :meth:`from_json` reads it back."""

@@ -200,7 +200,8 @@ class AsynchronousWorker(StageWorker[Events]):
         self._gradients = weights.finish(minibatch)
         del flight, leaves, upstream
         self._messages.release(minibatch)
-        self._events.done(minibatch, loss=loss, logs=logs)
+        with moment(self._recorder, "logs"):
+            self._events.done(minibatch, loss=loss, logs=logs)
 
     def _update(self, number: int) -> None:
         weights = self.weights

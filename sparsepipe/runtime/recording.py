@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sparsepipe.schedule import Action, Span
 
-Part = Literal["waits", "sends", "sums", "input"]
+Part = Literal[
+    "waits", "sends", "sums", "input", "loads", "moves", "hooks", "logs", "saves", "validates"
+]
 """What a rank does beside its actions: waits for a message, hands one over, meets the other
-replicas, or prepares a microbatch's input ahead of its forward."""
+replicas, prepares a microbatch's input ahead of its forward; gets a batch from its loader, moves it
+to the device, runs hooks, logs values, writes a checkpoint, validates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +27,51 @@ class Moment:
     end: float
 
 
+class Mark(NamedTuple):
+    """A point of time, and how much had been recorded by then."""
+
+    time_s: float
+    spans: int
+    moments: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """Records a rank's actions on a span of minibatches, so that its memory is bounded.
+    """Records a span of a rank's time, so that its memory is bounded.
 
-    An action lasts from the begin of what it computes to the end: waits before that, and messages
-    after it, are moments of their own.
+    It begins with the first action of the minibatches that are recorded, and ends with their last
+    one; meanwhile the rank's actions of other minibatches are recorded as well. An action lasts
+    from the begin of what it computes to the end: waits before that, and messages after it, are
+    moments of their own.
 
     Args:
         rank: whose.
         skipped: minibatches before those that are recorded, from the first that this process sees.
         count: minibatches that are recorded, over all ranks.
-        finish: called where a computation has returned: waits for a GPU's kernels.
+        finish: called where a computation has returned: waits for a GPU's kernels; None: it is
+            over then.
         clock: seconds that only grow.
+        core_clock: seconds in which this thread had a processor; None: unknown.
+
+    Attributes:
+        begin_s: when this rank came to the first action of those minibatches; None: it has not.
+        end_s: when it came to the first forward after them, so that what lies between is that of
+            as many steps; None: no such forward came.
+        without_core_s: seconds of computing between these in which the thread had no processor;
+            None: unknown.
     """
 
     rank: int
     skipped: int
     count: int
-    finish: Callable[[], None] = lambda: None
+    finish: Callable[[], None] | None = None
     clock: Callable[[], float] = time.monotonic
+    core_clock: Callable[[], float] | None = None
     spans: list[Span] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
+    begin_s: float | None = None
+    end_s: float | None = None
+    without_core_s: float | None = None
     _first: int | None = None
     _records: bool = False
     _action: Action | None = None
@@ -59,8 +85,7 @@ class Recorder:
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
         """Around an action, with a minibatch's number in the whole run."""
-        assert self._first is not None, "an action follows a minibatch's entry"
-        self._records = 0 <= action.number - self._first < self.count
+        self._follow(action)
         self._action, self._computed = action, []
         yield
         if self._records and self._computed:
@@ -68,14 +93,43 @@ class Recorder:
             self.spans.append(Span(self.rank, action, begin, end))
         self._action = None
 
+    def _follow(self, action: Action) -> None:
+        """Begins with the first minibatch, and ends once all of them have gone backward."""
+        assert self._first is not None, "an action follows a minibatch's entry"
+        number = action.number - self._first
+        if self.begin_s is None and number >= 0:
+            self.begin_s, self._records = self.clock(), True
+        if number >= self.count:
+            if self.end_s is None:
+                self.end_s = self.clock()
+            self._records = self._records and action.kind == "F"
+
+    def trim(self) -> None:
+        """Drops what was recorded after the last action of the minibatches."""
+        first, self._records = self._first, False
+        if first is None:
+            return
+        kept = [n for n, s in enumerate(self.spans) if s.action.number - first < self.count]
+        del self.spans[kept[-1] + 1 if kept else 0 :]
+        end_s = self.spans[-1].end if self.spans else 0.0
+        self.end_s = end_s if self.end_s is None else self.end_s
+        last_s = max(end_s, self.end_s)
+        self.moments = [moment for moment in self.moments if moment.start < last_s]
+
     @contextmanager
     def computing(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
         """Around a computation of the rank."""
         begin = self.clock()
         with inner():
+            core_s = 0.0 if self.core_clock is None else self.core_clock()
+            inside = self.clock()
             yield
             if self._records:
-                self.finish()
+                if self.finish is not None:
+                    self.finish()
+                if self.core_clock is not None and self.end_s is None:
+                    took_s, core_s = self.clock() - inside, self.core_clock() - core_s
+                    self.without_core_s = (self.without_core_s or 0.0) + took_s - core_s
         if not self._records:
             return
         if self._action is None:
@@ -92,3 +146,18 @@ class Recorder:
         begin = self.clock()
         yield
         self.moments.append(Moment(part, begin, self.clock()))
+
+    def mark(self) -> Mark:
+        """Now, for :meth:`since`."""
+        return Mark(self.clock(), len(self.spans), len(self.moments))
+
+    def since(self, mark: Mark, part: Part) -> None:
+        """Records all from a mark on as one moment, in place of those that lie in it.
+
+        Not where there were actions meanwhile, or one is under way: then these are recorded.
+        """
+        if not self._records or self._action is not None or len(self.spans) > mark.spans:
+            return
+        del self.moments[mark.moments :]
+        before_s = self.moments[-1].end if self.moments else mark.time_s
+        self.moments.append(Moment(part, max(mark.time_s, before_s), self.clock()))

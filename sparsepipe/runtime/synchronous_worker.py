@@ -239,7 +239,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             with moment(self._recorder, "sums"):
                 total = self._replicas.total(gradients)
             self._norms.move(self._replicas)
-            self._events.done(sorted(returned, key=lambda part: part.number))
+            with moment(self._recorder, "logs"):
+                self._events.done(sorted(returned, key=lambda part: part.number))
             with self._slowed():
                 self._events.update(total, step=self._rounds)
 

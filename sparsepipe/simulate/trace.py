@@ -167,7 +167,7 @@ def _summed(record: Record) -> Iterator[Event]:
 def _beside(parts: Sequence[tuple[int, str, float, float]]) -> Iterator[Event]:
     """Slices of the thread behind that of the actions."""
     for rank in sorted({part[0] for part in parts}):
-        yield _named("thread_name", rank, _COMPUTES + 1, "waits, sends and sums")
+        yield _named("thread_name", rank, _COMPUTES + 1, "beside its actions")
         yield _sorted("thread_sort_index", rank, _COMPUTES + 1, _COMPUTES + 1)
     for rank, name, begin, end in parts:
         yield _slice(name, name, place=(rank, _COMPUTES + 1), time_s=(begin, end), details={})

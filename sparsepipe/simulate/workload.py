@@ -9,7 +9,8 @@ from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
-from sparsepipe.partition.costs.layers import Spans, chain_spans
+from sparsepipe.partition.costs.layers import Spans, chain_spans, loads_s
+from sparsepipe.partition.explanation import rank_times
 from sparsepipe.profiling import Profile, check_there
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
@@ -104,8 +105,9 @@ class Workload:
         """The costs of a plan, a chain of layers, by the profiles of its devices' models.
 
         Seconds are those of each rank's own device; bytes of layers are the most of any device of
-        the plan, as for partitioners; updates, and copies of weights, count where all profiles have
-        them. Weights are copied in the modes ``stash`` and ``vertical_sync``.
+        the plan, as for partitioners; updates, copies of weights, and loading, which is part of
+        the first stage's forwards, count where all profiles have them. Weights are copied in the
+        modes ``stash`` and ``vertical_sync``.
 
         The gradient that comes back across a cut is taken to be as large as the activation. A
         sparse activation's coordinates do not come back, so that is too much by their share, a
@@ -125,15 +127,36 @@ class Workload:
             )
         updates = all(profile.update_s is not None for profile in different)
         copies = mode in _COPYING and all(profile.copy_s is not None for profile in different)
+        load_s = dict(zip(map(id, different), loads_s(list(different)), strict=True))
         stages = zip(plan.stages, held, strict=True)
         return cls(
             plan=plan,
             stages=tuple(
-                _costs(stage.layers, own, spans, updates=updates, copies=copies)
+                _costs(stage.layers, own, spans, load_s=load_s, updates=updates, copies=copies)
                 for stage, own in stages
             ),
             vertical_sync=mode == "vertical_sync",
         )
+
+    @classmethod
+    def expected(cls, plan: Plan) -> Workload | None:
+        """The times that a plan's search expected of its ranks, a grid by its first one, loading as
+        part of the first stage's forwards; None where it expected none.
+        """
+        times = rank_times(plan)
+        stages = []
+        for number, stage in enumerate(plan.stages if times else ()):
+            ranks = plan.ranks_of(number) if stage.grid is None else plan.ranks_of(number)[:1]
+            own = [times[rank] for rank in ranks]
+            stages.append(
+                StageCosts(
+                    forward_s=tuple(each["forward"] + each.get("load", 0.0) for each in own),
+                    backward_s=tuple(each["backward"] for each in own),
+                    update_s=max(each["update"] for each in own),
+                    parameter_bytes=1.0,  # replicas with something to sum meet at their updates
+                )
+            )
+        return cls(plan=plan.without_grids, stages=tuple(stages)) if stages else None
 
     def recomputing(self, spans: StageSpans, profiles: Mapping[str, Profile]) -> Workload:
         """The same where backwards run spans of layers forward once more."""
@@ -174,13 +197,17 @@ def _costs(
     profiles: Sequence[Profile],
     spans: Spans,
     *,
+    load_s: Mapping[int, float],
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """The costs of a stage from its first layer to its last."""
+    """The costs of a stage from its first layer to its last; ``load_s`` is by the profiles' ids."""
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
-    forward_s = {k: sum(layer.forward_s for layer in own) for k, own in kinds.items()}
+    forward_s = {
+        k: sum(layer.forward_s for layer in own) + (0.0 if first else load_s[k])
+        for k, own in kinds.items()
+    }
     backward_s = {k: sum(layer.backward_s for layer in own) for k, own in kinds.items()}
     apart_s = {k: tuple(layer.backward_s for layer in own[::-1]) for k, own in kinds.items()}
     update_s = max(sum(layer.update_s or 0.0 for layer in own) for own in kinds.values())

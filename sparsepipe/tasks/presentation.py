@@ -16,10 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
+from sparsepipe.config.schema import Synchronous
 from sparsepipe.data import DomainDataModule
 from sparsepipe.errors import DataError
 from sparsepipe.models import DomainSeparation
 from sparsepipe.partition.activation_checkpointing.setting import in_words
+from sparsepipe.partition.explanation import rank_times
+from sparsepipe.runs.metrics import read_rows
+from sparsepipe.schedule import Plan
+from sparsepipe.simulate.engine import Setting
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.simulation import Simulation
+from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import Run
 from sparsepipe.utils.tables import write_csv
@@ -125,18 +133,50 @@ def log_profiling(values: Mapping[str, Any]) -> None:
         )
 
 
-def log_planned(values: Mapping[str, Any]) -> None:
-    """Logs the rate by a plan beside the measured one, and what the plan does not count."""
+def log_planned(run: Run, values: Mapping[str, Any]) -> None:
+    """Logs the rate by a plan beside the measured one, what is in it and what is not."""
     planned, measured = values.get("plan_shapes_per_s"), values.get("train_shapes_per_s")
-    if planned and measured:
-        log.info(
-            "trained %.1f shapes/s; the plan's slowest stage or transfer alone would give %.1f, "
-            "by profiles of one device at a time: data, hooks and logging between steps, filling "
-            "and draining, and ranks that slow each other down are not in it (see "
-            "trainer.trace=true)",
-            measured,
-            planned,
-        )
+    if not planned or not measured:
+        return
+    plan = Plan.load(run.directory.plan)
+    loads_s = [each["load"] for each in rank_times(plan) if "load" in each]
+    loading = f"with {1e3 * max(loads_s):.1f} ms of loading a batch" if loads_s else "no loading"
+    text = f"the plan's slowest stage or transfer, {loading}"
+    epochs = len(read_rows(run.directory.metrics))
+    rounds = int(values["steps"]) // epochs if epochs else 0
+    if rounds and (epoch_s := planned_epoch_s(plan, rounds, run.spec.parallel.synchronous)):
+        shapes = rounds * plan.replicas(0) * int(run.spec.data.get("batch_size"))
+        rate = min(planned, shapes / epoch_s)
+        text += f"; {rate:.1f} with filling and draining in epochs of {rounds} steps"
+    log.info(
+        "trained %.1f shapes/s, planned %.1f (%s): hooks, logging and copies of weights are not in "
+        "it, nor that ranks and other programs slow each other down, since profiles are of one "
+        "device at a time; trainer.trace=true shows where the time goes",
+        measured,
+        planned,
+        text,
+    )
+
+
+def planned_epoch_s(plan: Plan, rounds: int, synchronous: Synchronous | None) -> float | None:
+    """Seconds of an epoch by the times that the plan's search expected of its ranks, if messages
+    took no time; None where it expected none.
+
+    Args:
+        plan: with its details.
+        rounds: steps, in each of which every replica of the first stage reads a batch.
+        synchronous: its schedule; None: the asynchronous one.
+    """
+    workload = Workload.expected(plan)
+    if workload is None:
+        return None
+    setting = Setting(network=Network.flat(plan.num_ranks))
+    if synchronous is None:
+        made = Simulation.of(workload, setting)
+        return made.pace(rounds * plan.replicas(0)).total_s
+    parts = synchronous.microbatches
+    made = Simulation.of(workload, setting, schedule=synchronous.schedule, microbatches=parts)
+    return made.pace(rounds).total_s
 
 
 def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:

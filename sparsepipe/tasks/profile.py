@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -168,7 +169,7 @@ class ProfileLayers(Task):
     ) -> tuple[Profile, int | None]:
         """The profile, and batches of the training; None: its length is not fixed."""
         started_s = time.perf_counter()
-        data = build_data(run.spec)
+        data = build_data(_reading_here(run.spec))
         data.setup("fit")
         device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
         module = build_module(run.spec, data).to(device)
@@ -178,7 +179,7 @@ class ProfileLayers(Task):
         adapt_loaders(data, seed=seed)
         seed_epoch(seed, 0)
         loader = data.train_dataloader()
-        read = islice(iter(loader), self.num_batches)
+        read, loads_s = _timed(islice(iter(loader), self.num_batches))
         with progress("measuring layers, passes") as advance:
 
             def between(number: int) -> None:
@@ -199,7 +200,8 @@ class ProfileLayers(Task):
             )
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
-        return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
+        known = {"cost_s": cost_s, "load_s": statistics.median(loads_s)}
+        return Profile(layers=found.layers, meta={**found.meta, **known}), length
 
     def _chain(
         self, module: pl.LightningModule
@@ -257,6 +259,24 @@ def _input_of(
     """The input that the module's training step gives its layers."""
     batch = module.transfer_batch_to_device(batch, device, 0)
     return run_until_layers(net, lambda: module.training_step(batch, 0)).value
+
+
+def _reading_here(spec: RunSpec) -> RunSpec:
+    """The same without loader workers: what is timed is the reading of a batch by one process."""
+    if "num_workers" not in spec.data.arguments:
+        return spec
+    return spec.replace(data=spec.data.replace(num_workers=0))
+
+
+def _timed(batches: Iterator[Any]) -> tuple[list[Any], list[float]]:
+    """Batches, and seconds in which each was read."""
+    found, times_s = [], []
+    begin_s = time.perf_counter()
+    for batch in batches:
+        times_s.append(time.perf_counter() - begin_s)
+        found.append(batch)
+        begin_s = time.perf_counter()
+    return found, times_s
 
 
 def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> State:
@@ -318,9 +338,10 @@ def _summary(found: Profile) -> str:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
     copy = "" if found.copy_s is None else f", a copy of the weights {1e3 * found.copy_s:.1f} ms"
+    load = "" if found.load_s is None else f", reading a batch {1e3 * found.load_s:.1f} ms"
     return (
         f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
-        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}{copy}; "
+        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}{copy}{load}; "
         f"{cost_s:.0f} s of measuring"
     )
 

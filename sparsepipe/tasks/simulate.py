@@ -18,6 +18,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Parallel, SearchChoice
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.device_profiles import (
+    as_loaded,
     check_batch_sizes,
     fingerprint_of,
     load_profiles,
@@ -152,7 +153,7 @@ class Simulate(Task):
         check_batch_sizes(found)
         for difference in other_workloads(found, spec):
             log.info("%s: the simulation is of what was measured", difference)
-        return found
+        return as_loaded(found, spec, inventory)
 
     def _domains(self, run: Run, spec: RunSpec) -> dict[str, Any]:
         """Of domains over ranks: writes what comes of it; entries of ``result.json``."""

@@ -35,6 +35,7 @@ from sparsepipe.config.scales import has_own_scales
 from sparsepipe.config.trained import CLASSES, recorded_settings
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
+from sparsepipe.partition.explanation import rank_times
 from sparsepipe.runs.checkpoints import (
     find_checkpoint,
     first_weights,
@@ -239,7 +240,7 @@ def _show(
         slowdowns={place.text: place.slowdown for place in run.places},
     )
     log_profiling(values)
-    log_planned(values)
+    log_planned(run, values)
     log_test(run, module, values)
 
 
@@ -305,7 +306,9 @@ def _fit(
 
 
 def _write_trace(run: Run, found: Measured | None) -> None:
-    """``trace.json`` and ``timeline_measured.png`` of what ranks did; logs its shares of time."""
+    """``trace.json`` and ``timeline_measured.png`` of what ranks did; logs how long each took for
+    what, beside the times that the plan's search expected.
+    """
     from sparsepipe.plots.timeline import draw_measured, rank_name
 
     if process_group.rank() > 0:
@@ -317,12 +320,17 @@ def _write_trace(run: Run, found: Measured | None) -> None:
     record = Record(plan=plan, minibatches=0, spans=found.spans)
     path = run.directory.path
     write_text_atomic(path / "trace.json", trace_text(record, kind="measured", beside=found.beside))
-    draw_measured(run.directory, found.spans, run.spec.parallel.synchronous)
-    for rank in dict.fromkeys(span.rank for span in found.spans):
-        shares = ", ".join(
-            f"{part} {100 * share:.0f} %" for part, share in found.shares(rank).items()
-        )
-        log.info("trace, %s: %s", rank_name(plan, rank), shares)
+    draw_measured(run.directory, found.spans, found.beside, run.spec.parallel.synchronous)
+    synchronous, expected = run.spec.parallel.synchronous is not None, rank_times(plan)
+    for rank in found.windows:
+        stage = plan.stage_of(rank)
+        batches = plan.replicas(0) / plan.replicas(stage) if synchronous else 1.0
+        planned_s = {
+            f"{name}s": seconds * (1.0 if name == "update" else batches)
+            for name, seconds in (expected[rank] if expected else {}).items()
+            if name != "device"
+        }
+        log.info("trace, %s: %s", rank_name(plan, rank), found.in_words(rank, planned_s))
 
 
 def _place(run: Run, module: pl.LightningModule) -> Resume | None:

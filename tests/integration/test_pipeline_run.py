@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from itertools import pairwise
@@ -61,39 +62,56 @@ def test_synchronous_run(shell: Shell, job: Job, parallel: str) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["pipeline", "gpipe"])
-def test_a_trace_of_what_two_ranks_really_did(shell: Shell, parallel: str) -> None:
-    """Each minibatch in the order of the pipeline, and no rank doing two things at once."""
+def test_a_trace_of_what_ranks_really_did(shell: Shell, parallel: str) -> None:
+    """Each minibatch in the order of the pipeline, no rank doing two things at once, and all of its
+    time by name.
+    """
     parts = 2 if parallel == "gpipe" else 1
     more = ("parallel.strategy.microbatches=2",) if parts > 1 else ()
-    split = ("hardware=cores", "parallel.devices=2", "parallel.plan.balance=layers")
+    split = ("parallel.plan.config=2-1", "hardware=cores", "parallel.plan.balance=layers")
     done = shell(f"parallel={parallel}", *split, *more, "trainer.trace=true")
-    assert (done.run / "timeline_measured.png").exists()
-    written = read_json(done.run / "trace.json")
-    assert written["otherData"] == {"kind": "measured", "config": "1-1"}
+    written = check_trace(done.run, config="2-1")
+    recorded = {name for names in written.values() for name in names}
+    minibatches = {name[1:].partition(".")[0] for name in recorded if name[0] == "F"}
+    # 3 minibatches for each rank in an asynchronous pipeline, in whole rounds, else 3 in all.
+    assert len(minibatches) >= (3 if parts > 1 else 10)
+    lines = [line for line in done.err.splitlines() if " ms for each of its minibatches: " in line]
+    assert len(lines) == len(written)
+    for line in lines:
+        assert re.search(r": forwards \d.*, backwards \d.*, else \d.*; in \d+% of its ", line), line
+
+
+def check_trace(run: Path, *, config: str) -> dict[int, set[str]]:
+    """Actions of each rank in a trace, whose order and parts are checked."""
+    assert (run / "timeline_measured.png").exists()
+    written = read_json(run / "trace.json")
+    assert written["otherData"] == {"kind": "measured", "config": config}
     slices = [event for event in written["traceEvents"] if event["ph"] == "X"]
-    end_us: dict[tuple[int, str], float] = {}
+    plan = Plan.from_json((run / "plan.json").read_text())
     begin_us: dict[tuple[int, str], float] = {}
-    for rank in (0, 1):
-        own = [event for event in slices if (event["pid"], event["tid"]) == (rank, 0)]
-        for before, after in pairwise(own):
-            assert before["ts"] + before["dur"] <= after["ts"], (rank, before, after)
-        for event in own:
-            begin_us[rank, event["name"]] = event["ts"]
-            end_us[rank, event["name"]] = event["ts"] + event["dur"]
-        assert len(own) == len({event["name"] for event in own})
-    recorded = {name for rank, name in begin_us if rank == 0}
-    assert recorded == {name for rank, name in begin_us if rank == 1}
-    each = [name[1:] for name in recorded if name[0] == "F"]
-    minibatches = {name.partition(".")[0] for name in each}
-    # Of two ranks: 3 minibatches for each in an asynchronous pipeline, else 3 in all.
-    assert len(minibatches) == (3 if parts > 1 else 6)
-    assert len(recorded) == len(minibatches) * (2 * parts + 1), "a forward, a backward, an update"
-    for name in each:
-        assert end_us[0, f"F{name}"] <= begin_us[1, f"F{name}"]
-        assert end_us[1, f"F{name}"] <= begin_us[1, f"B{name}"]
-        assert end_us[1, f"B{name}"] <= begin_us[0, f"B{name}"]
-        update = f"U{name.partition('.')[0]}"
-        assert all(end_us[rank, f"B{name}"] <= begin_us[rank, update] for rank in (0, 1))
+    end_us: dict[tuple[int, str], float] = {}
+    found: dict[int, set[str]] = {}
+    for rank in range(plan.num_ranks):
+        for thread in (0, 1):
+            own = [event for event in slices if (event["pid"], event["tid"]) == (rank, thread)]
+            for before, after in pairwise(own):
+                assert before["ts"] + before["dur"] <= after["ts"] + 0.01, (rank, before, after)
+        actions = [event for event in slices if (event["pid"], event["tid"]) == (rank, 0)]
+        found[rank] = {event["name"] for event in actions}
+        assert len(actions) == len(found[rank])
+        begin_us |= {(rank, event["name"]): event["ts"] for event in actions}
+        end_us |= {(rank, event["name"]): event["ts"] + event["dur"] for event in actions}
+        beside = {event["name"] for event in slices if (event["pid"], event["tid"]) == (rank, 1)}
+        assert {"loads", "waits", "sums", "hooks", "logs"} <= beside
+    last = plan.ranks_of(plan.num_stages - 1)
+    for rank in plan.ranks_of(0):
+        for name in (name[1:] for name in found[rank] if name[0] == "F"):
+            for end in last:
+                if {f"F{name}", f"B{name}"} <= found[end] and f"B{name}" in found[rank]:
+                    assert end_us[rank, f"F{name}"] <= begin_us[end, f"F{name}"]
+                    assert end_us[end, f"F{name}"] <= begin_us[end, f"B{name}"]
+                    assert end_us[end, f"B{name}"] <= begin_us[rank, f"B{name}"]
+    return found
 
 
 def shapes_trained_on(run: Path) -> list[float]:
@@ -140,6 +158,7 @@ def test_interrupted_within_an_epoch(shell: Shell, parallel: str) -> None:
         "trainer.max_epochs=2",
         "data.train_size=320",
         "data.delay_s=0.01",
+        "trainer.trace=true",
         "optim.optimizer.lr=0.0",  # a stop drains the pipeline, whose weights are no others then
     )
     expected = shell(*settings, "name=undisturbed").run
@@ -154,6 +173,9 @@ def test_interrupted_within_an_epoch(shell: Shell, parallel: str) -> None:
     assert again.run == run
     assert [(row["epoch"], row["step"]) for row in rows(run)] == [("0", "40"), ("1", "80")]
     assert shapes_trained_on(run) == pytest.approx([320, 320], rel=1e-5)
+    traced = check_trace(run, config="2-1")[0]  # of the process that goes on
+    first = min(int(name[1:].partition(".")[0]) for name in traced if name[0] == "F")
+    assert first >= place["batches"]
     for name in ("train/loss", "train/accuracy"):
         values = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
         assert values[0] == pytest.approx(values[1], rel=1e-6), name
@@ -174,7 +196,7 @@ def test_a_stage_on_a_grid_trains_as_one_on_one_device(shell: Shell, parallel: s
         ]
         file.write_text(json.dumps({"stages": stages}))
         settings = (*images, *small, f"parallel={parallel}", f"parallel.plan.file={file}")
-        settings = (*settings, "hardware.cpu_devices=3", f"name={name}")
+        settings = (*settings, "hardware.cpu_devices=3", f"name={name}", "trainer.trace=true")
         if grid:
             shell(*settings, "trainer.max_epochs=1")
         longer = shell(*settings, "trainer.max_epochs=2")

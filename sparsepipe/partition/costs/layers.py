@@ -25,8 +25,8 @@ class Spans:
     """Sums over all layers before each place.
 
     Attributes:
-        compute_s_KI: forward and backward on each kind of device; and the update of layers, where
-            the profiles of all kinds have it.
+        compute_s_KI: forward and backward on each kind of device; where the profiles of all kinds
+            have them, also the update of layers, and with the first one the loading of its input.
         parameter_bytes_I: of parameters.
         stored_bytes_I: what a minibatch in flight keeps for its backward.
         begin_bytes_I: what it keeps beside that if a stage begins here; not a sum.
@@ -123,6 +123,8 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
         [layer.compute_s + (layer.update_s or 0.0) * updates for layer in p.layers]
         for p in profiles
     ]
+    for own_s, load_s in zip(compute_s_KL, loads_s(profiles), strict=True):
+        own_s[0] += load_s
     parameters_L = _most([[layer.parameter_bytes for layer in p.layers] for p in profiles])
     activations_L = _most([[layer.activation_bytes for layer in p.layers] for p in profiles])
     return Spans(
@@ -133,6 +135,12 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
         begin_bytes_I=np.array([*_most([_border(p, "begin_bytes") for p in profiles]), 0.0]),
         end_bytes_I=np.array([0.0, *_most([_border(p, "end_bytes") for p in profiles])]),
     )
+
+
+def loads_s(profiles: Sequence[Profile]) -> list[float]:
+    """Seconds of loading a batch by each profile; 0 for all where one of them lacks it."""
+    known = [profile.load_s for profile in profiles if profile.load_s is not None]
+    return known if len(known) == len(profiles) else [0.0] * len(profiles)
 
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:

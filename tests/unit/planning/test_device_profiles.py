@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ProfileError
-from sparsepipe.planning.device_profiles import check_devices, load_profiles
+from sparsepipe.partition.explanation import rank_times
+from sparsepipe.planning.device_profiles import as_loaded, check_devices, load_profiles
+from sparsepipe.planning.search import find_plan
 from sparsepipe.profiling import Profile
 from tests.support.command_line import composed
-from tests.support.planned_cases import profile
+from tests.support.planned_cases import MODEL, SLOW, TWO, profile
 
 TWO_SPEEDS = ("experiment=tiny", "hardware=two_speeds", "parallel=hete_mp")
 AS_IT_WILL_BE = {
@@ -28,6 +31,33 @@ AS_IT_WILL_BE = {
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cuts", "bottleneck_s"),
+    [
+        (("data.num_workers=0",), (1,), 3.0),
+        ((), (1,), 3.0),  # on few cores there are no workers
+        (("data.num_workers=2",), (2,), 2.0),
+    ],
+)
+def test_the_first_stage_has_fewer_layers_where_it_reads_batches_itself(
+    monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], cuts: tuple[int, ...],
+    bottleneck_s: float,
+) -> None:  # fmt: skip
+    """Of four layers of a second each, and two seconds of reading."""
+    monkeypatch.setattr("sparsepipe.data.dataloaders.usable_cores", lambda: 6)
+    config = composed(*MODEL, *TWO, SLOW, "parallel=exact", *settings)
+    inventory = build_inventory(config)
+    (name,) = {device.name for host in inventory.hosts for device in host.devices}
+    own = replace(profile([1.0] * 4), meta={"load_s": 2.0})
+    assert config.plan_search is not None
+    plan = find_plan(config.plan_search, config, inventory, {name: own}).plan
+    assert plan.cuts == cuts
+    assert plan.details["bottleneck_s"] == pytest.approx(bottleneck_s)
+    assert ["load" in each for each in rank_times(plan)] == [bottleneck_s > 2, False]
+    emulated = as_loaded({name: own}, composed(*MODEL, *TWO, "hardware.emulate=true"), inventory)
+    assert emulated[name].load_s is None, "it reads nothing"
 
 
 def check(meta: dict[str, Any], *settings: str, inventory: Inventory | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from math import lcm
 
 import pytest
@@ -184,6 +185,11 @@ def test_a_plan_costs_as_much_as_in_the_profiles_of_its_devices() -> None:
     told = Workload.of(MIXED, {"fast": FAST, "slow": FAST}).stages
     assert [stage.update_s for stage in told] == [0.75, 0.75]
     assert [stage.copy_s for stage in told] == [2.0, 2.5]
+    loading = {name: replace(FAST, meta={"load_s": s}) for name, s in (("fast", 3), ("slow", 7))}
+    read = Workload.of(MIXED, loading).stages
+    assert [stage.forward_s for stage in read] == [(7.0, 11.0), (5.0,)], "the first stage reads"
+    half = Workload.of(MIXED, {**loading, "slow": FAST}).stages
+    assert half[0].forward_s == (4.0, 4.0), "one profile does not have it"
     for mode, copies, keeps in (
         ("vertical_sync", [2.0, 2.5], True),
         ("none", [0.0, 0.0], False),

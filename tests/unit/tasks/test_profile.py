@@ -61,6 +61,7 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     assert result["layers_s"] == pytest.approx(found.compute_s)
     assert result["update_s"] == found.update_s > 0
     assert result["copy_s"] == found.copy_s > 0
+    assert 0 < found.load_s < found.meta["cost_s"]
     assert found.meta["optimizer"] == "torch.optim.SGD momentum"
     assert result["profile_share_of_training"] > 0
     device = found.meta["device"]
