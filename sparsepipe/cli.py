@@ -74,6 +74,7 @@ def main() -> None:
             own = map(Path, compose.directories_in(arguments))
             print(help_text([compose.config_dir(), *own]))
             return
+        compose.refuse_printed_sweep(arguments)
         compose.refuse_unreadable(arguments)
         arguments = compose.options_first(from_run(arguments))
         sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))

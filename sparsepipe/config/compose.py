@@ -194,6 +194,17 @@ def overrides_of(arguments: Sequence[str]) -> list[str]:
     return [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
 
 
+def refuse_printed_sweep(arguments: Sequence[str]) -> None:
+    """Raises a ConfigError for a sweep that is to be printed: Hydra prints single jobs."""
+    given = get_args_parser().parse_intermixed_args(list(arguments))
+    printed = [f"--{name}" for name in ("cfg", "info") if getattr(given, name)]
+    if given.multirun and printed:
+        raise ConfigError(
+            f"-m and {printed[0]}: a sweep is not printed",
+            remedy=f"leave out -m and what is swept: {printed[0]} is for one job",
+        )
+
+
 def refuse_missing_directories(arguments: Sequence[str]) -> None:
     """Raises a ConfigError for a ``--config-dir`` that is none."""
     for directory in directories_in(arguments):

@@ -294,6 +294,12 @@ def test_the_command_without_arguments_trains_a_narrow_network_on_few_shapes() -
     assert spec.data.get("source")["train_per_class"] == 50
 
 
+@pytest.mark.parametrize("words", [["-m", "--cfg", "job"], ["seed=0,1", "--info", "--multirun"]])
+def test_a_sweep_is_not_printed(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"-m and --(cfg|info): a sweep is not printed"):
+        compose.refuse_printed_sweep(words)
+
+
 def test_options_may_stand_between_overrides() -> None:
     given = ["data=shapes", "-m", "seed=0,1", "--config-dir", "own", "name=x"]
     expected = ["-m", "--config-dir", "own", "data=shapes", "seed=0,1", "name=x"]
