@@ -114,8 +114,7 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
             split models.
         PlanError: the plan file is missing or invalid.
     """
-    chosen, strategy = spec.parallel.plan, spec.parallel.strategy
-    splits = strategy is not None and {"config", "cuts"} <= set(strategy.parameters.types)
+    chosen, strategy, splits = spec.parallel.plan, spec.parallel.strategy, spec.parallel.splits
     given = () if strategy is None else strategy.arguments
     if splits and (misplaced := [name for name in _HANDED_ON if name in given]):
         raise ConfigError(

@@ -186,6 +186,12 @@ class Parallel:
         return Synchronous(arguments["schedule"], arguments["microbatches"])
 
     @property
+    def splits(self) -> bool:
+        """Whether the strategy splits models into stages."""
+        strategy = self.strategy
+        return strategy is not None and {"config", "cuts"} <= set(strategy.parameters.types)
+
+    @property
     def is_data_parallel(self) -> bool:
         """Whether every device trains the whole model on samples of its own."""
         others = (self.plan, self.grid, self.roles)

@@ -45,6 +45,12 @@ def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
             f"input is set, which task={task.name} does not read",
             remedy="leave input out, or choose task=predict",
         )
+    if spec.trainer.trace and isinstance(task, Train) and not spec.parallel.splits:
+        raise ConfigError(
+            "trainer.trace=true records the stages of a pipeline, and parallel.strategy splits no "
+            "model",
+            remedy="choose parallel=hete_mp, pipeline or gpipe, or leave trainer.trace out",
+        )
     spec = task.configured(spec, inventory)
     refuse_recompute(spec, inventory)
     refuse_few_microbatches(spec)

@@ -1,4 +1,4 @@
-"""Trainings whose batches have fewer samples than they are to be cut into are refused."""
+"""Trainings that are refused before anything is prepared: what is cut into too many parts, say."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ STRAIGHT, BOTH = "parallel.plan.config=1-1", "parallel.plan.config=2"
 SEARCH = "parallel.search.search="
 SEARCHED = f"{SEARCH}hete_mp"
 SECOND = "parallel.strategy.recompute={stages: [1]}"  # which a plan has to have
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "remedy"),
+    [
+        ("trainer.trace=true", "trainer.trace=true records the stages of a pipeline", "gpipe"),
+        ("input=part.stl", "input is set, which task=train does not read", "task=predict"),
+    ],
+)
+def test_settings_of_other_trainings_are_refused_first(
+    override: str, message: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        resolve_run(composed("experiment=tiny", override))
+    assert remedy in refused.value.remedy
+    resolve_run(composed("experiment=tiny", "parallel=gpipe", "trainer.trace=true"))
 
 
 @pytest.mark.parametrize(
