@@ -111,6 +111,8 @@ def _configured(path: Path) -> dict[str, Any] | None:
         return None
     try:
         values = read_settings(path)
+        if values and not _says_what_was_trained(values):
+            raise ValueError("it is not the configuration of a run")
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         log.warning("%s cannot be read (%s): what the checkpoint says itself counts", path, reason)
@@ -126,7 +128,12 @@ def _recorded(path: Path) -> dict[str, Any] | None:
         found = load_values(path, mmap=True)[RECORD]["config"]
     except Exception:  # no checkpoint, or one of an earlier version: the task reports what is wrong
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _says_what_was_trained(found) else None
+
+
+def _says_what_was_trained(values: Mapping[str, Any]) -> bool:
+    nodes = [values.get(name) for name in ("model", "data")]
+    return all(isinstance(n, Mapping) and isinstance(n.get("_target_"), str) for n in nodes)
 
 
 def _targets(node: Any) -> Iterator[str]:

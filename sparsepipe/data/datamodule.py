@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
@@ -30,6 +29,7 @@ from sparsepipe.data.sources.base import CacheSettings, Source, say_once
 from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import expanded
 
 Purpose = Literal["train", "val", "test"]
 
@@ -243,7 +243,7 @@ class ShapeDataModule(SplitDataModule):
             shift=shift,
         )
         self._cache = CacheSettings(
-            directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
+            directory=expanded(cache_dir).absolute(),
             points=cached_points,
             seed=sampling_seed,
             strict=strict,

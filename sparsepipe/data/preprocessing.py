@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from sparsepipe.data.sources.base import quantised_points
 from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.errors import DataError
 from sparsepipe.sparse import SparseTensor
+from sparsepipe.utils.reading import explained
 
 StoredPoints = Literal["drawn", "first", "all"]
 _TEST_STREAM, _OWN_STREAM = 2, 3
@@ -50,12 +52,16 @@ class Preprocessing:
         sampler: points that are stored of a shape.
         stored: which points of a cloud these are: some that are drawn, the first ones, or all.
         test_number: the number of a file in the test of the training; None for others.
+        device: of the input.
+        dtype: of the input; None for that of the voxels in a training's batches.
     """
 
     voxelisation: Voxelisation
     sampler: FileSampler
     stored: StoredPoints
     test_number: Callable[[Path], int | None] = _not_of_the_test
+    device: str | torch.device = "cpu"
+    dtype: torch.dtype | None = None
 
     def __call__(self, shape: Any) -> SparseTensor | Tensor:
         """The input of a batch of one shape: sparse, or dense [1, 1, R, R, R].
@@ -72,14 +78,17 @@ class Preprocessing:
         Raises:
             DataError: see :meth:`__call__`.
         """
-        number = None
-        if isinstance(shape, str | os.PathLike):
-            path = Path(shape)
-            values, digest = read_shape(path), digest_file(path)
-            number = self.test_number(path)
-        else:
+        if not isinstance(shape, str | os.PathLike):
             values = as_shape(shape)
             digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
+            return self._sample(values, digest)
+        path = Path(os.path.expanduser(shape))
+        with explained(path, "shape", error=DataError, remedy="check the path and its permissions"):
+            return self._sample(read_shape(path), digest_file(path), self.test_number(path))
+
+    def _sample(
+        self, values: NDArray[np.float64], digest: str, number: int | None = None
+    ) -> dict[str, Any]:
         key = (_OWN_STREAM, 0, int(digest, 16)) if number is None else (_TEST_STREAM, 0, number)
         dataset = ShapeDataset(
             self._points(values, digest),
@@ -91,7 +100,9 @@ class Preprocessing:
 
     def batch(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Samples as a batch, with its ``input``."""
-        return Collate(self.voxelisation.resolution)(samples)
+        batch = Collate(self.voxelisation.resolution)(samples)
+        x: SparseTensor | Tensor = batch["input"]
+        return {**batch, "input": x.to(self.device, self.dtype or x.dtype)}
 
     def _points(self, values: NDArray[np.float64], digest: str) -> PointSet:
         of_shape: dict[str, Any] = {

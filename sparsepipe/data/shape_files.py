@@ -99,13 +99,13 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
     """
     what = f"the {type(shape).__name__}"
     if isinstance(shape, trimesh.Scene):
-        shape = shape.to_mesh()
-    if isinstance(shape, trimesh.Trimesh):
+        shape = _of_scene(shape)
+    elif isinstance(shape, trimesh.Trimesh):
         shape = shape.triangles
     elif isinstance(shape, trimesh.PointCloud):
         shape = shape.vertices
     elif hasattr(shape, "detach"):  # torch's, which may be on a device
-        shape = shape.detach().cpu()
+        shape = shape.detach().cpu().double()  # numpy has no bfloat16
     try:
         values = np.asarray(shape, np.float64)
     except (TypeError, ValueError) as error:
@@ -145,6 +145,11 @@ def _read(path: Path, suffix: str) -> NDArray[Any]:
         resolver={},
         skip_materials=True,
     )
+    return _of_scene(scene)
+
+
+def _of_scene(scene: trimesh.Scene) -> NDArray[np.float64]:
+    """Triangles [F, 3, 3] of all its meshes, or points [Q, 3] of its clouds if it has no mesh."""
     if any(isinstance(part, trimesh.Trimesh) for part in scene.geometry.values()):
         triangles_F33: NDArray[np.float64] = scene.to_mesh().triangles
         return triangles_F33
@@ -199,5 +204,5 @@ def _columns(header: str) -> Sequence[int]:
 def _no_shape(source: object, why: object) -> DataError:
     return DataError(
         f"{source} holds no shape: {str(why).splitlines()[0]}",
-        remedy="replace the file, by a mesh or by points [points, 3]",
+        remedy="replace it by a mesh, or by points [points, 3]",
     )

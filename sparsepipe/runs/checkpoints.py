@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -65,8 +66,16 @@ def find_checkpoint(source: str, *, best: bool = False) -> Path:
         raise _not_kept(run, path)
     raise CheckpointError(
         f"there is no checkpoint at {path}",
-        remedy="give a .ckpt file, or the directory of a run that has finished an epoch",
+        remedy="give a .ckpt file, or the directory of a run that has finished an epoch"
+        + _such_as(path),
     )
+
+
+def _such_as(path: Path) -> str:
+    """What was perhaps meant by a directory: the newest checkpoint, or run, in it."""
+    runs = [file.parent.parent for file in path.glob("*/checkpoints/*.ckpt")]
+    newest = max([*path.glob("*.ckpt"), *runs], key=os.path.getmtime, default=None)
+    return "" if newest is None else f", such as {newest}"
 
 
 def _not_kept(run: RunDir, path: Path) -> CheckpointError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from sparsepipe.utils import reading
 from sparsepipe.utils.files import (
     LockHeldError,
     PathLike,
+    expanded,
     explained_errors,
     file_lock,
     write_bytes_atomic,
@@ -104,7 +104,7 @@ def load_results(
             experiment and kind.
         DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
     """
-    source = _expanded(where)
+    source = expanded(where)
     if source.is_file():
         rows = _chosen(_rows_of_file(source), "name", experiment, source)
     else:
@@ -129,13 +129,13 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
         DataError: there is no finished run, one is there twice, a file cannot be written, or
             another process has been writing them for long.
     """
-    source = _expanded(experiment_dir)
+    source = expanded(experiment_dir)
     if not source.is_dir():
         raise DataError(
             f"there is no directory {source}",
             remedy="give the directory of an experiment's runs, such as outputs/demo",
         )
-    directory = source if to is None else _expanded(to)
+    directory = source if to is None else expanded(to)
     with ledger_locked(directory):  # what others finish meanwhile, they write after this
         return _write(_table(_finished(read_tree(source), source)), directory)
 
@@ -152,10 +152,6 @@ def _write(frame: pd.DataFrame, directory: Path) -> pd.DataFrame:
         ],
     )
     return frame
-
-
-def _expanded(path: PathLike) -> Path:
-    return Path(os.path.expandvars(os.fspath(path))).expanduser()
 
 
 def _table(rows: Iterable[Row]) -> pd.DataFrame:

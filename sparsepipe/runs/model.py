@@ -53,7 +53,8 @@ class Model:
         classes: names of the classes, in the order of the network's logits.
         module: the network, a plain ``nn.Module`` in evaluation mode that maps what ``preprocess``
             returns to logits [1, K].
-        preprocess: makes the network's input of a file, a mesh or points.
+        preprocess: makes the network's input of a file, a mesh or points, with the network's type
+            and on its device.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Model:
         precision: Any = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.classes, self.preprocess = tuple(classes), preprocess
+        self.classes = tuple(classes)
         self.module = network.eval()
         self._device = torch.device(device)
         on_gpu = self._device.type == "cuda"
@@ -76,6 +77,9 @@ class Model:
         )
         # It converts the network in place, and calls it as Lightning did in the training's test.
         self._precise = fabric.setup_module(network)
+        parameter = next(network.parameters(), None)
+        dtype = None if parameter is None else parameter.dtype
+        self.preprocess = dataclasses.replace(preprocess, device=self._device, dtype=dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(classes={list(self.classes)}, device='{self._device}')"
@@ -98,6 +102,8 @@ class Model:
         Raises:
             CheckpointError: the network computes numbers that are not finite.
         """
+        if not samples:
+            return []
         found = []
         for probabilities_K in self._probabilities(samples):
             order_K = np.argsort(-probabilities_K, kind="stable")
@@ -108,10 +114,7 @@ class Model:
 
     @torch.inference_mode()
     def _probabilities(self, samples: Sequence[dict[str, Any]]) -> NDArray[np.floating[Any]]:
-        x = self.preprocess.batch(samples)["input"]
-        parameter = next(self.module.parameters(), None)
-        x = x.to(self._device, x.dtype if parameter is None else parameter.dtype)
-        logits_BK = self._precise(x)
+        logits_BK = self._precise(self.preprocess.batch(samples)["input"])
         logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
         probabilities_BK: NDArray[np.floating[Any]] = logits_BK.softmax(dim=1).cpu().numpy()
         if not np.isfinite(probabilities_BK).all():
@@ -123,13 +126,13 @@ class Model:
         return probabilities_BK
 
 
-def load(run: str | os.PathLike[str], *, device: str = "cpu") -> Model:
+def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Model:
     """The model of a training, which predicts the classes of shapes as its test did.
 
     Args:
         run: the directory of a run, of which ``best.ckpt`` is taken where there is one, or a
             checkpoint.
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        device: such as ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
         CheckpointError: there is none, it is broken, or holds other weights than it says.
@@ -217,12 +220,15 @@ class _TestNumbers:
         return {os.path.abspath(file): number for number, file in enumerate(files)}
 
 
-def _checked(device: str) -> str:
-    kind, _, index = device.partition(":")
+def _checked(device: str | torch.device) -> torch.device:
     there = {"cpu": 1, "cuda": torch.cuda.device_count()}
-    if int(index or 0) >= there.get(kind, 0):
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or (found.index or 0) >= there.get(found.type, 0):
         raise ConfigError(
-            f"there is no device {device!r}",
+            f"there is no device {str(device)!r}",
             remedy="give cpu, or cuda where PyTorch finds a GPU",
         )
-    return device
+    return found

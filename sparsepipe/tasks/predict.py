@@ -92,7 +92,7 @@ class Predict(Task):
         for batch in _read(model, files, size=int(run.spec.data.get("batch_size", 1))):
             run.watch.raise_if_stopped()  # a reader may have taken the signal for its own error
             read = {file: each for file, each in batch.items() if isinstance(each, dict)}
-            predicted = model.predict_samples(list(read.values())) if read else []
+            predicted = model.predict_samples(list(read.values()))
             found |= {file: e for file, e in batch.items() if isinstance(e, SparsePipeError)}
             found |= dict(zip(read, predicted, strict=True))
             for file in pictured & read.keys():
@@ -173,7 +173,7 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
         return [path], Counter()
     else:
         there = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    files = [each for each in there if each.is_file()]
+    files = [each for each in there if not each.is_dir()]  # also links to nothing, to be reported
     taken = [each for each in files if each.suffix.lower() in SHAPE_SUFFIXES]
     others = Counter(each.suffix.lower() or each.name for each in set(files) - set(taken))
     if not taken:

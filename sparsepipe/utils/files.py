@@ -236,9 +236,9 @@ def _plain_key(key: Any) -> str:
     return key if isinstance(key, str) else str(_plain(key))
 
 
-def expanded(path: str) -> Path:
+def expanded(path: PathLike) -> Path:
     """The path that is meant, with ``~`` and environment variables filled in."""
-    return Path(os.path.expandvars(path)).expanduser()
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 @contextmanager

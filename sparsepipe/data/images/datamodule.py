@@ -5,7 +5,6 @@ Shapes: B images in a batch, S of a split, H x W pixels, C channels.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from sparsepipe.data.images.shifts import ImageShift
 from sparsepipe.data.images.sources import DIGITS, ImageSet, ImageSource
 from sparsepipe.data.points import SPLITS, IntArray, Split
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.files import expanded
 
 
 class ImageDataModule(SplitDataModule):
@@ -62,7 +62,7 @@ class ImageDataModule(SplitDataModule):
         self.classes: tuple[str, ...] = getattr(self._source, "classes", DIGITS)
         """Class names; labels index them."""
         self._shift = shift
-        self._cache = Path(os.path.expandvars(cache_dir)).expanduser().absolute()
+        self._cache = expanded(cache_dir).absolute()
         self._splits: dict[Split, ImageSet] = {}
 
     @property

@@ -40,8 +40,9 @@ _USPS_FILES = (
     "usps.t of the LIBSVM data sets (with or without .bz2)"
 )
 _LIMIT_BYTES = 1 << 28
-_MOST_IMAGES = 600_000  # a few more than SVHN's largest file has
 """Of a file of USPS, unpacked; the largest has 29 MB."""
+_MOST_IMAGES = 600_000
+"""Of a file of SVHN, whose largest has 531,131."""
 _SVHN_FILES = (
     "the directory must hold train_32x32.mat and test_32x32.mat, SVHN's cropped digits (format 2)"
 )

@@ -28,6 +28,7 @@ from sparsepipe.data.points import (
 from sparsepipe.data.row_cache import DONE, RowCache, RowReader
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES
 from sparsepipe.errors import REMEDY, DataError
+from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
 
 _LOG = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path
             f"data.root is not set; it should name {what}",
             remedy=f"set data.root=/path/to/it; {where_from}",
         )
-    path = Path(os.path.expandvars(root)).expanduser().absolute()
+    path = expanded(root).absolute()
     if not path.is_dir():
         raise DataError(
             f"data.root={root} is not a directory; it should be {what}",

@@ -20,6 +20,7 @@ from sparsepipe.data.shape_files import SHAPE_SUFFIXES
 from sparsepipe.data.sources.base import Listing, require_root, say_once, wrong_layout
 from sparsepipe.data.sources.folders import ListedShapes
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import expanded
 
 _NAMED = 5
 _DEFAULT_SHARE = 0.2
@@ -191,7 +192,7 @@ def _by_share(files: Sequence[_File], share: float, seed: int) -> Mapping[Split,
 
 def _read_split(root: Path, setting: str) -> dict[str, Split]:
     """The split of each file that a csv file names; paths relative to the root."""
-    given = Path(os.path.expandvars(setting)).expanduser()
+    given = expanded(setting)
     path = next((each for each in (given, root / given) if each.exists()), None)
     if path is None:
         raise DataError(

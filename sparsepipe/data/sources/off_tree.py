@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from sparsepipe.data.sources.base import (
 )
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
 
 _LOG = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class GeneratedShapes(OffTree):
         name = f"v{MODELLER_VERSION}_train{train_per_class}_test{test_per_class}_seed{seed}"
         if classes is not None:
             name += "_" + "+".join(self._settings.classes)
-        self.root = Path(os.path.expandvars(root)).expanduser().absolute() / name
+        self.root = expanded(root).absolute() / name
         self._complete = False
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:

@@ -5,7 +5,6 @@ Shapes: B samples in a batch, S of a split, C channels.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from sparsepipe.data.volumes.samples import (
     whole_part,
 )
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.files import expanded
 
 
 class VolumeDataModule(SplitDataModule):
@@ -73,7 +73,7 @@ class VolumeDataModule(SplitDataModule):
         check_choices(labels=(labels, Labels))
         self._labels: Labels = labels
         cache = CacheSettings(
-            directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
+            directory=expanded(cache_dir).absolute(),
             lock_wait_s=lock_wait_s,
         )
         self._source = source(root, labels=labels, cache=cache)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.volumes.formats import SUFFIXES, suffix_of
 from sparsepipe.data.volumes.samples import Labels
 from sparsepipe.errors import DataError
+from sparsepipe.utils.files import expanded
 
 _NAMED = 5
 _LAYOUT = {
@@ -71,7 +71,7 @@ def list_samples(
             "data.root is not set; it should name a directory of volumes, or a csv file of paths",
             remedy=f"set data.root=/path/to/it; {_LAYOUT[labels]}",
         )
-    path = Path(os.path.expandvars(root)).expanduser().absolute()
+    path = expanded(root).absolute()
     if path.suffix.lower() == ".csv" and path.is_file():
         listing = _list_csv(path, labels, classes)
     elif path.is_dir():

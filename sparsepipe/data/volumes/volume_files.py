@@ -6,7 +6,6 @@ Shapes: S samples of a split, C channels.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from sparsepipe.data.volumes.formats import (
 from sparsepipe.data.volumes.listing import Entry, Listing, list_samples
 from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import expanded
 from sparsepipe.utils.progress import progress
 
 _LOG = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class VolumeFiles:
             path: sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
             for path in paths
         }
-        root = Path(os.path.expandvars(str(self._root))).expanduser().absolute()
+        root = expanded(str(self._root)).absolute()
         names = [str(file) for found in files.values() for file in found]
         scanned = scan_files(root, names, cache_directory=self._cache.directory)
         contents = {file.path: file.digest for file in scanned}

@@ -34,7 +34,10 @@ SHAPES = (
 )
 TRAININGS = {
     "sparse": ("model=sparse_vgg11_bn", "data.span=cube", "trainer.precision=bf16-mixed"),
-    "dense": ("model=dense_vgg11_bn", "data.point_ratio=0.5", "data.up_axis=y"),
+    "dense": (
+        *("model=dense_vgg11_bn", "data.point_ratio=0.5", "data.up_axis=y"),
+        "trainer.precision=64-true",
+    ),
     "surface": (
         *("model=dense_vgg11_bn", "data.representation=dense_surface"),
         "data.augment.enabled=false",
@@ -84,6 +87,10 @@ def test_files_of_the_test_are_predicted_as_the_test_did(place: Path, name: str)
         found = model.predict(row["file"])
         assert found.name == row["predicted"]
         assert found.probability == pytest.approx(float(row["probability"]), abs=1e-6)
+        if name != "sparse":  # that network is called under autocast
+            with torch.inference_mode():
+                probabilities_1K = model.module(x).softmax(1)
+            assert probabilities_1K.max().item() == pytest.approx(found.probability, abs=1e-6)
     copy = shutil.copy(rows[0]["file"], place / "copy.off")
     differs = not torch.equal(
         dense(model.preprocess(copy)), dense(model.preprocess(rows[0]["file"]))
@@ -95,7 +102,9 @@ def dense(x: SparseTensor | torch.Tensor) -> torch.Tensor:
     return x if isinstance(x, torch.Tensor) else x.dense()
 
 
-def test_a_shape_is_the_same_in_every_form(run: Path, place: Path) -> None:
+def test_a_shape_is_the_same_in_every_form(
+    run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Points of a mesh are sampled from the content, so that only the network's view may vary."""
     model = sparsepipe.load(run)
     source = next(place.rglob("test/mug_*.off"))
@@ -106,6 +115,8 @@ def test_a_shape_is_the_same_in_every_form(run: Path, place: Path) -> None:
     first = model.predict(copy)
     shutil.copy(source, own / "other.off")
     assert model.predict(str(own / "other.off")) == first, "whatever it is called, and again"
+    monkeypatch.setenv("HOME", str(place))
+    assert model.predict("~/own/other.off") == first
     assert first.probabilities[first.name] == first.probability == max(first.probabilities.values())
     assert sum(first.probabilities.values()) == pytest.approx(1)
     assert set(first.probabilities) == set(model.classes) == {"gear", "mug", "wheel"}
@@ -118,7 +129,10 @@ def test_a_shape_is_the_same_in_every_form(run: Path, place: Path) -> None:
     of_points = model.predict(points)
     assert of_points == model.predict(torch.from_numpy(points)) == model.predict(points.tolist())
     assert of_points.probability == pytest.approx(first.probability, abs=0.1)
-    assert model.predict(trimesh.PointCloud(points)) == of_points
+    cloud = trimesh.PointCloud(points)
+    assert model.predict(cloud) == model.predict(trimesh.Scene(cloud)) == of_points
+    coarse = torch.from_numpy(points).bfloat16()
+    assert model.predict(coarse) == model.predict(coarse.float())
     few = model.predict(points[:5])  # which are repeated
     assert 1 / 3 <= few.probability <= 1
 
@@ -139,6 +153,11 @@ def test_a_checkpoint_suffices_where_data_and_run_are_gone(run: Path, place: Pat
     file = next(place.rglob("test/gear_*.off"))
     own = shutil.copy(file, place / "gear.off")
     expected = sparsepipe.load(run).predict(own)
+    other = place / "moved" / "checkpoints" / "best.ckpt"
+    other.parent.mkdir(parents=True)
+    shutil.copy(run / "checkpoints" / "best.ckpt", other)
+    (place / "moved" / "config.yaml").write_text("lr: 0.1\n")  # of another program
+    assert sparsepipe.load(other).predict(own) == expected
     content = checkpoint(run, "best")
     content["sparsepipe"]["config"]["data"]["root"] = "/nowhere"
     torch.save(content, place / "moved.ckpt")
@@ -152,12 +171,17 @@ def test_a_checkpoint_suffices_where_data_and_run_are_gone(run: Path, place: Pat
 def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         sparsepipe.load(place / "missing")
-    with pytest.raises(ConfigError, match="there is no device 'cuda:99'"):
-        sparsepipe.load(run, device="cuda:99")
+    with pytest.raises(CheckpointError, match="no checkpoint at") as caught:
+        sparsepipe.load(run.parent)
+    assert str(run.parent) in caught.value.remedy.partition("such as ")[2], "the newest run"
+    for device in ("cuda:99", "cuda:x", "cuda:-1", "cpu:1", "tpu", torch.device("cuda", 99)):
+        with pytest.raises(ConfigError, match=f"there is no device '{device}'"):
+            sparsepipe.load(run, device=device)
     torch.save(checkpoint(run, "best")["state_dict"], place / "weights.pt")
     with pytest.raises(ConfigError, match="nothing says what"):
         sparsepipe.load(place / "weights.pt")
-    model: Model = sparsepipe.load(run)
+    model: Model = sparsepipe.load(run, device=torch.device("cpu"))
+    assert model.predict_samples([]) == []
     for shape in (np.zeros((4, 2)), np.full((4, 3), np.nan), np.zeros((0, 3)), None, ["a", "b"]):
         with pytest.raises(DataError, match="holds no shape"):
             model.predict(shape)
@@ -178,7 +202,10 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import sys, sparsepipe; print('torch' in sys.modules, sparsepipe.__version__)"
+    code = (
+        "import sys, sparsepipe; assert 'load' in dir(sparsepipe); "
+        "print('torch' in sys.modules, sparsepipe.__version__)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", sparsepipe.__version__]
     with pytest.raises(AttributeError, match="has no attribute 'loads'"):

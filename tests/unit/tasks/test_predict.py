@@ -55,6 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         np.savetxt("new/short.xyz", shape("ball", 9).sample(40, seed=0))
         Path("new/broken.stl").write_text("junk")
         os.mkfifo("new/pipe.stl")
+        os.symlink("nowhere", "new/link.ply")
         for name in ("new/a.mtl", "new/b.png", "new/.DS_Store"):
             Path(name).touch()
         yield Path.cwd()
@@ -82,14 +83,16 @@ def test_a_folder_has_a_row_for_each_file(
     directory = predicted(run, "new")
     rows = {row["file"]: row for row in table(directory)}
     assert list(rows) == [
-        *("new/broken.stl", "new/cloud.npy", "new/deeper/$square$.off", "new/round.obj"),
-        "new/short.xyz",
+        *("new/broken.stl", "new/cloud.npy", "new/deeper/$square$.off", "new/link.ply"),
+        *("new/pipe.stl", "new/round.obj", "new/short.xyz"),
     ]
     assert list(rows["new/round.obj"]) == COLUMNS.split()
     broken = rows.pop("new/broken.stl")
     assert "new/broken.stl holds no shape" in broken["error"]
-    assert "replace the file" in broken["remedy"]
+    assert "replace it" in broken["remedy"]
     assert not broken["class"]
+    assert rows.pop("new/link.ply")["error"] == "new/link.ply does not exist"
+    assert "is a pipe" in rows.pop("new/pipe.stl")["error"]
     for row in rows.values():
         assert {row["class"], row["second"], row["third"]} == {"ball", "box", "tube"}
         shares = [float(row[name]) for name in row if "probability" in name]
@@ -105,19 +108,20 @@ def test_a_folder_has_a_row_for_each_file(
     assert [each["class"] for each in first["next"]] == [
         rows[first["file"]][name] for name in ("second", "third")
     ]
-    assert [each["file"] for each in values["unreadable"]] == ["new/broken.stl"]
+    unreadable = ["new/broken.stl", "new/link.ply", "new/pipe.stl"]
+    assert [each["file"] for each in values["unreadable"]] == unreadable
     assert (directory / "predictions.png").stat().st_size > 1_000
     result = read_json(directory / "result.json")
-    assert (result["predicted_files"], result["unreadable_files"]) == (4, 1)
+    assert (result["predicted_files"], result["unreadable_files"]) == (4, 3)
     assert (result["task_name"], result["evaluated_checkpoint"]) == ("predict", "last.ckpt")
     assert result.keys().isdisjoint({"input", "checkpoint"}), "paths are no settings"
     assert "passed over files of other formats: 1 .mtl, 1 .png" in caplog.text
-    assert "1 file cannot be read:\n  new/broken.stl holds no shape" in caplog.text
+    assert "3 files cannot be read:\n  new/broken.stl holds no shape" in caplog.text
     assert f"new/round.obj: {rows['new/round.obj']['class']} " in caplog.text
 
 
 def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
-    shutil.copytree("new", "changing", ignore=shutil.ignore_patterns("pipe.stl"))
+    shutil.copytree("new", "changing", ignore=shutil.ignore_patterns("pipe.stl", "link.ply"))
     first = predicted(run, "changing", "task.gallery=-1")
     assert predicted(run, f"{place}/changing", "data.batch_size=1") == first
     shape("box", 3).export("changing/round.obj")
@@ -151,7 +155,8 @@ def test_files_that_are_found(place: Path) -> None:
     one, others = find_files("new/b.png")
     assert (one, dict(others)) == ([Path("new/b.png")], {}), "as it is named, it is wanted"
     assert find_files("new/*")[0] == [
-        Path("new", name) for name in ("broken.stl", "cloud.npy", "round.obj", "short.xyz")
+        *(Path("new", name) for name in ("broken.stl", "cloud.npy", "link.ply", "pipe.stl")),
+        *(Path("new", name) for name in ("round.obj", "short.xyz")),
     ]
     Path("[odd]").mkdir()
     shutil.copy("new/round.obj", "[odd]/UPPER.OBJ")
@@ -168,6 +173,7 @@ def test_files_that_are_found(place: Path) -> None:
         ("new/b.png", DataError, "new/b.png is of no format that holds a shape"),
         ("new/broken.stl", DataError, "new/broken.stl holds no shape"),
         ("new/pipe.stl", DataError, "new/pipe.stl .*is a pipe"),
+        ("~nosuchuser/new", ConfigError, "there is no file or folder ~nosuchuser/new"),
         ("null", ConfigError, "task=predict needs input"),
     ],
 )
