@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.sweep_environment import announce, given_overrides, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
-from sparsepipe.runs.best import VALIDATION, Mode
+from sparsepipe.runs.best import VALIDATION, Mode, mode_of
 from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail
 from sparsepipe.sweep.record import JobRecord, own_texts, records_of
@@ -65,6 +65,8 @@ class SweepEnd(Callback):
             sys.exit(error.exit_code)  # Hydra passes nothing else on from a callback
         announce(config)
         _running.append(config)
+        if (doubt := doubtful_direction(config)) is not None:
+            log.warning("%s", doubt)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         _running.clear()
@@ -305,17 +307,32 @@ def _searches(config: DictConfig) -> bool:
 def _objective(config: DictConfig, jobs: Sequence[SweepJob]) -> Objective | None:
     """The figure that a sweep is to have the best value of; without one that of the validation."""
     named = OmegaConf.select(config, "objective")
-    direction = OmegaConf.select(config, "hydra.sweeper.direction")
     if named is not None:
-        modes: dict[str, Mode] = {"maximize": "max", "minimize": "min"}
-        return Objective(key=str(named), mode=modes.get(_name_of(direction)))
+        return Objective(key=str(named), mode=_searched_mode(config))
     validated = any(job.result.get(VALIDATION) is not None for job in jobs)
     return Objective(key=VALIDATION) if validated else None
 
 
-def _name_of(direction: Any) -> str:
-    """The name of a direction of Optuna's, which the command line may have made a member."""
-    return str(getattr(direction, "name", direction))
+def doubtful_direction(config: DictConfig) -> str | None:
+    """A warning where a search looks for the worst values, as Optuna, which minimizes by default,
+    does of accuracies; None elsewhere.
+    """
+    objective, mode = OmegaConf.select(config, "objective"), _searched_mode(config)
+    if objective is None or mode is None or mode == mode_of(str(objective)):
+        return None
+    found, other = ("largest", "minimize") if mode == "max" else ("smallest", "maximize")
+    return (
+        f"this searches for the {found} {objective}: hydra.sweeper.direction={other} searches for "
+        "the other end"
+    )
+
+
+def _searched_mode(config: DictConfig) -> Mode | None:
+    """Of which values a sweeper searches the best; None where it does not search."""
+    direction = OmegaConf.select(config, "hydra.sweeper.direction")
+    modes: dict[str, Mode] = {"maximize": "max", "minimize": "min"}
+    # The command line may have made it a member of Optuna's.
+    return modes.get(str(getattr(direction, "name", direction)))
 
 
 def _log_width() -> int | None:

@@ -188,6 +188,29 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
     assert f"a.lr=0.1, run {tmp_path / 'runs' / '0'}" in said.messages[-1]
 
 
+@pytest.mark.parametrize(
+    ("objective", "direction", "doubt"),
+    [
+        ("val/accuracy", "minimize", "the smallest val/accuracy: hydra.sweeper.direction=maximize"),
+        ("val/loss", "maximize", "the largest val/loss: hydra.sweeper.direction=minimize"),
+        ("val/loss", "minimize", None),
+        ("val/accuracy", None, None),
+        (None, "minimize", None),
+    ],
+)
+def test_a_search_for_the_worst_is_doubted(
+    tmp_path: Path, said, objective: str | None, direction: str | None, doubt: str | None
+) -> None:
+    config = config_of(tmp_path)
+    config.objective = objective
+    config.hydra.overrides = {"task": []}
+    config.hydra.sweeper = {"_target_": SEARCHES, "direction": direction}
+    SweepEnd().on_multirun_start(config)
+    warned = [each.getMessage() for each in said.records if each.levelname == "WARNING"]
+    assert len(warned) == (doubt is not None)
+    assert all(doubt in text for text in warned)
+
+
 def test_the_exit_code_is_that_of_the_first_job_that_failed(tmp_path: Path, said) -> None:
     assert callbacks.exit_code_of_sweep() == 0
     records = left(tmp_path)
