@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -53,6 +53,10 @@ from sparsepipe.utils.progress import progress
 from sparsepipe.utils.tables import markdown_table
 
 log = logging.getLogger(__name__)
+
+_PASSES_A_LOAD = 4
+"""Passes over the layers for each batch whose reading is timed: amid them, for the same reason as
+updates are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +183,17 @@ class ProfileLayers(Task):
         adapt_loaders(data, seed=seed)
         seed_epoch(seed, 0)
         loader = data.train_dataloader()
-        read, loads_s = _timed(islice(iter(loader), self.num_batches))
+        read = list(islice(iter(loader), self.num_batches))
+        loads_s: list[float] = []
+        more = _over_and_over(loader)
         with progress("measuring layers, passes") as advance:
 
             def between(number: int) -> None:
                 run.watch.raise_if_stopped()
+                if number % _PASSES_A_LOAD == 0:
+                    begin_s = time.perf_counter()
+                    next(more)
+                    loads_s.append(time.perf_counter() - begin_s)
                 advance(self.num_warmup + self.num_measured)
 
             found = measure(
@@ -200,7 +210,8 @@ class ProfileLayers(Task):
             )
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
-        known = {"cost_s": cost_s, "load_s": statistics.median(loads_s)}
+        # The first one begins to read, beside that.
+        known = {"cost_s": cost_s, "load_s": statistics.median(loads_s[1:] or loads_s)}
         return Profile(layers=found.layers, meta={**found.meta, **known}), length
 
     def _chain(
@@ -268,15 +279,9 @@ def _reading_here(spec: RunSpec) -> RunSpec:
     return spec.replace(data=spec.data.replace(num_workers=0))
 
 
-def _timed(batches: Iterator[Any]) -> tuple[list[Any], list[float]]:
-    """Batches, and seconds in which each was read."""
-    found, times_s = [], []
-    begin_s = time.perf_counter()
-    for batch in batches:
-        times_s.append(time.perf_counter() - begin_s)
-        found.append(batch)
-        begin_s = time.perf_counter()
-    return found, times_s
+def _over_and_over(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
 
 
 def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> State:
