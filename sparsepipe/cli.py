@@ -32,7 +32,12 @@ from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
 from sparsepipe.sweep.record import SweptJob, refusal, scored
-from sparsepipe.sweep.refusals import refuse_several, refuse_unknown_keys, refuse_within_torchrun
+from sparsepipe.sweep.refusals import (
+    refuse_several,
+    refuse_unknown_keys,
+    refuse_within_torchrun,
+    refuse_without_slurm,
+)
 from sparsepipe.utils.memory import no_garbage_collection
 
 log = logging.getLogger(__name__)
@@ -84,6 +89,7 @@ def main() -> None:
         if is_sweep(arguments):
             with no_garbage_collection():
                 refuse_unknown_keys(compose.overrides_of(sys.argv[1:]), loader)
+        refuse_without_slurm(arguments, loader)
         _hydra_main(outcome)
         outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:

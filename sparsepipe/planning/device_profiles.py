@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from sparsepipe.cluster import Device, Inventory
 from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import default_workers
-from sparsepipe.errors import ProfileError
+from sparsepipe.errors import DataError, HardwareError, MissingProfileError, ProfileError
 from sparsepipe.profiling import Profile, graph_profile, read_graph
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
@@ -240,6 +242,68 @@ def _text_of(profiles: Mapping[str, Profile]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def remedy_by_measured(spec: RunSpec, inventory: Inventory) -> Iterator[None]:
+    """Lets the error of a missing profile say which option gives it, and which files there are.
+
+    With an inventory that lacks links these are also named, where they have been measured.
+
+    Raises:
+        MissingProfileError: as the block has raised it.
+    """
+    try:
+        yield
+    except MissingProfileError as error:
+        found = {name: _measured(name, spec) for name in error.devices}
+        files = ", ".join(f'{name}: "{path or "FILE"}"' for name, path in found.items())
+        option = f"'task.profiles={{{files}}}'"
+        if None not in found.values():
+            error.remedy = f"use what was measured: {_measured_links(inventory, spec)}{option}"
+        else:
+            first = next(name for name, path in found.items() if path is None)
+            error.remedy = (
+                f"measure {first} there: task=profile task.device='{first}' with the same model, "
+                f"data and hardware; give its profile.json as {option}, or under 'profile' of the "
+                "device in the hardware inventory"
+            )
+        raise
+
+
+def _measured(device: str, spec: RunSpec) -> Path | None:
+    """The newest profile of a device by finished runs of the same model and workload."""
+    for path in _newest_first(spec, "profile.json"):
+        try:
+            profile = _of_model(Profile.load(path), spec.model.name, spec.model.settings, str(path))
+        except (DataError, ProfileError):  # of something else
+            continue
+        if profile.meta.get("device") == device and not other_workloads({device: profile}, spec):
+            return path
+    return None
+
+
+def _measured_links(inventory: Inventory, spec: RunSpec) -> str:
+    """The options that choose an inventory with its links measured; empty where none is needed."""
+    bare = _without_links(inventory)
+    for path in _newest_first(spec, "hardware.yaml"):
+        try:
+            measured = Inventory.from_yaml(path)
+        except HardwareError:  # of something else
+            continue
+        if measured != inventory and _without_links(measured) == bare:
+            return f"hardware=file hardware.source={path} "
+    return ""
+
+
+def _without_links(inventory: Inventory) -> Inventory:
+    hosts = tuple(replace(host, link=None) for host in inventory.hosts)
+    return replace(inventory, hosts=hosts, link=None)
+
+
+def _newest_first(spec: RunSpec, name: str) -> list[Path]:
+    files = expanded(spec.paths.outputs).absolute().glob(f"*/*/{name}")
+    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def load_profile(name: str) -> Profile:

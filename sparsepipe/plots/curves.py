@@ -108,13 +108,13 @@ def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
         return
     axes.margins(y=0.08)
     bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, 0.0), min(top, 100.5) if in_percent else top)
+    axes.set_ylim(max(bottom, 0.0), min(max(top, 5.0), 100.5) if in_percent else top)
     axes.legend(
         fontsize=style.TICK_PT,
         frameon=True,
         framealpha=0.9,
         edgecolor="none",
-        loc="lower right" if in_percent else "upper right",
+        loc="best",
     )
 
 

@@ -349,9 +349,9 @@ def _legend(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 _MOST_RANKS = 16  # more are too many for a picture
-_WIDTH_IN = 24.0  # of the bars
+_WIDTH_IN = 18.0  # of the bars
 _BACKWARD_TIME = 2.0  # times as long as the forward
-_MINIBATCHES = 3  # of a synchronous schedule
+_MINIBATCHES = 2  # of a synchronous schedule: one, and that it is repeated
 
 
 def draw_schedule(
@@ -379,15 +379,20 @@ def draw_schedule(
     workload, searched = _expected_workload(plan, slowdowns or {})
     plan = workload.plan
     if synchronous is None:
-        name, unit = "Asynchronous", "minibatch"
+        unit = "minibatch"
         schedule = asynchronous(plan, 3 * plan.num_ranks + 2)
     else:
         parts = synchronous.microbatches
-        name, unit = f"Synchronous ({synchronous.schedule})", "microbatch"
+        unit = "microbatch"
         schedule = synchronous_by_name(synchronous.schedule, plan, _MINIBATCHES, microbatches=parts)
         workload = workload.split(parts, batches=plan.replicas(0)) if searched else workload
     instant = Setting(network=Network.flat(plan.num_ranks))
-    times_text = "times as its search expected" if searched else "all stages alike"
+    if searched:
+        times_text = "times as its search expected"
+    elif any(factor != 1 for factor in (slowdowns or {}).values()):
+        times_text = "all stages alike on devices of unlike speed"
+    else:
+        times_text = "all stages alike"
     timeline_picture(
         record_lanes(
             simulate(schedule, workload, instant),
@@ -395,7 +400,7 @@ def draw_schedule(
             unit_s=1e-3 if searched else 1.0,
         ),
         directory.path / "timeline.png",
-        title=f"{name} pipeline {plan.config}, {times_text}",
+        title=f"{_named(plan, synchronous)}, {times_text}",
         unit_name="milliseconds" if searched else f"time (forward of one {unit} = 1)",
         max_width_in=_WIDTH_IN,
     )
@@ -424,7 +429,7 @@ def draw_measured(
     for rank, part, start, end in beside:
         if part in _PARTS:  # waits are what is left
             measured[rank][1].append((_PARTS[part], 0, None, 1e3 * start, 1e3 * end))
-    panels = {"Measured": measured}
+    panels = {f"{_named(kept, synchronous)}, measured": measured}
     workload, searched = _expected_workload(kept, {})
     if searched and not kept.has_grids:
         numbers = {span.action.number for span in spans if span.action.kind == "F"}
@@ -436,6 +441,12 @@ def draw_measured(
         panels[f"Expected by the plan's search{note}"] = _lanes_of(record, names)
     figure = timelines_figure(panels, unit_name="milliseconds", max_width_in=_WIDTH_IN)
     style.save_png(figure, directory.path / "timeline_measured.png")
+
+
+def _named(plan: Plan, synchronous: Synchronous | None) -> str:
+    """A pipeline's schedule and numbers of replicas."""
+    kind = "Asynchronous" if synchronous is None else f"Synchronous ({synchronous.schedule})"
+    return f"{kind} pipeline {plan.config}"
 
 
 def _lanes_of(record: Record, names: Sequence[str]) -> list[tuple[str, list[Row]]]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from sparsepipe.errors import ProfileError
+from sparsepipe.errors import MissingProfileError, ProfileError
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import replacing
 
@@ -279,14 +279,9 @@ _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
 
 
 def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None:
-    """Raises a ProfileError that names the devices without a profile, if there are any."""
+    """Raises a MissingProfileError that names the devices without a profile, if there are any."""
     if missing := [name for name in dict.fromkeys(devices) if name not in profiles]:
-        raise ProfileError(
-            f"there is no profile of {', '.join(missing)} (there is: "
-            f"{', '.join(profiles) or 'none'})",
-            remedy="measure it with task=profile on that device, and name the file under "
-            "'profile' of the device in the hardware inventory",
-        )
+        raise MissingProfileError.of(missing, there=profiles)
 
 
 def check_agreement(profiles: Mapping[str, Profile]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -114,6 +115,24 @@ def _options(override: Override) -> list[str]:
     if override.is_sweep_override():
         return [f"{key}={option}" for option in override.sweep_string_iterator()]
     return [f"{key}={override.get_value_element_as_str()}"]
+
+
+def refuse_without_slurm(arguments: Sequence[str], loader: ConfigLoader) -> None:
+    """Refuses a sweep by jobs of SLURM where it is not at hand; submitit would raise late.
+
+    Raises:
+        ConfigError: the launcher on the command line, or one derived from it, submits such jobs.
+    """
+    words = [word for word in arguments if word.startswith("hydra/launcher=")]
+    if not words or not is_sweep(arguments) or shutil.which("srun"):
+        return
+    way = _way(loader, words)
+    if way and str(way["launcher"].get("_target_")).endswith(".SlurmLauncher"):
+        raise ConfigError(
+            f"{words[-1]} submits jobs to SLURM, and there is no srun on this machine",
+            remedy="give the command on a login node of the cluster; "
+            "hydra/launcher=submitit_local starts the same processes on this machine",
+        )
 
 
 def _swept(word: str, loader: ConfigLoader) -> list[str]:

@@ -9,7 +9,12 @@ from typing import Any, ClassVar
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Search, SearchChoice
-from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, other_workloads
+from sparsepipe.planning.device_profiles import (
+    fingerprint_of,
+    load_profiles,
+    other_workloads,
+    remedy_by_measured,
+)
 from sparsepipe.planning.search import Found, find_plan, plan_table
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
@@ -72,7 +77,8 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     )
     for difference in other_workloads(measured, run.spec):
         log.info("%s: the plan is for what was measured", difference)
-    return find_plan(choice, run.spec, run.inventory, measured)
+    with remedy_by_measured(run.spec, run.inventory):
+        return find_plan(choice, run.spec, run.inventory, measured)
 
 
 def _values(found: Found) -> dict[str, Any]:

@@ -56,14 +56,26 @@ class StartLine(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        counts = {
-            "to train on": num_shapes(trainer.train_dataloader),
-            "to validate": num_shapes(trainer.val_dataloaders),
-            "to test": self.test_shapes,
-        }
-        shapes = ", ".join(f"{count:,} {use}" for use, count in counts.items() if count)
+        limits = self._run.spec.trainer
+        counts = (
+            (num_shapes(trainer.train_dataloader), "to train on", limits.limit_train_batches),
+            (num_shapes(trainer.val_dataloaders), "to validate", limits.limit_val_batches),
+            (self.test_shapes, "to test", limits.limit_test_batches),
+        )
+        shapes = ", ".join(
+            f"{count:,} {use}{limited(limit)}" for count, use, limit in counts if count
+        )
         parts = [self._network, where(self._run) + split(self._run, trainer)]
         log.info("; ".join([*parts, *([f"shapes: {shapes}"] if shapes else [])]))
+
+
+def limited(batches: int | float | None) -> str:
+    """What ``trainer.limit_train_batches`` and its like leave of shapes, as text."""
+    if batches is None:
+        return ""
+    if isinstance(batches, int):
+        return f" ({batches} batches of them)"
+    return f" ({100 * batches:g} % of the batches)"
 
 
 def network(run: Run, module: pl.LightningModule) -> str:

@@ -23,6 +23,7 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of,
     load_profiles,
     other_workloads,
+    remedy_by_measured,
 )
 from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.search import memory_model
@@ -106,7 +107,8 @@ class Simulate(Task):
             inventory = joined_where_missing(inventory, search.bandwidth_bytes_per_s)
         refuse_recompute(spec, inventory)
         profiles = self._profiles(spec, inventory)
-        contest = self._contest(spec, inventory, profiles, scheduled)
+        with remedy_by_measured(spec, inventory):
+            contest = self._contest(spec, inventory, profiles, scheduled)
         outcome = Outcome.of(
             contest,
             minibatches=self.minibatches,
