@@ -29,7 +29,7 @@ _GROUPS = ("model", "data", "backend")
 _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 _SAMPLES = (
-    *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source"),
+    *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
     "evaluated",  # domains
 )
 """Keys of data that say which samples are read, and how many at a time, but not what is made of

@@ -312,7 +312,7 @@ class ShapeDataModule(SplitDataModule):
         say_once(
             f"{int((points.counts_S < wanted).sum())} of {len(points)} {split} clouds have fewer "
             f"points than the {wanted} of data.num_points, the fewest {points.counts_S[fewest]} "
-            f"({points.names[fewest]}): theirs are repeated"
+            f"({(points.files or points.names)[fewest]}): theirs are repeated"
         )
 
     def test_names(self) -> Sequence[str]:

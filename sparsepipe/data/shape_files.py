@@ -136,7 +136,8 @@ def _read(path: Path, suffix: str) -> NDArray[Any]:
                 raise ValueError(f"it has no array points, but {sorted(arrays.names)[:5]}")
             return _coordinates(arrays.read("points"))
     if suffix in TEXT_SUFFIXES:
-        return parse_points(path.read_text(encoding="utf-8-sig"))
+        # Words of a header or a comment may be in another encoding: numbers are the same in it.
+        return parse_points(path.read_text(encoding="utf-8-sig", errors="replace"))
     # From memory and without a resolver, so that no file is opened that this one names.
     scene = trimesh.load_scene(
         io.BytesIO(path.read_bytes()),

@@ -172,8 +172,8 @@ def preprocessing_of(training: Training) -> Preprocessing:
     kind = data.locate()
     if not (isinstance(kind, type) and issubclass(kind, ShapeDataModule)):
         raise ConfigError(
-            f"{training.origin} is of a training on data of {data.path}: only classes of single "
-            "shapes are predicted",
+            f"{training.origin} is of a training on data of {data.path}: only meshes and clouds of "
+            "points are classified",
             remedy="task=evaluate measures this model on the test split of its data",
         )
     # Only the class of the source is of interest, which says how much it keeps of a cloud.

@@ -260,7 +260,7 @@ def explaining_single_values(
     try:
         yield
     except ValueError as error:
-        if "more than 1 value per channel" not in str(error) or not _of_a_batch_norm(error):
+        if not is_of_single_values(error):
             raise
         has = "has 1 sample" if samples == 1 else f"has {samples} samples"
         fewer = f"fewer microbatches than {parts}, or " if parts > 1 else ""
@@ -275,7 +275,11 @@ def explaining_single_values(
         ) from error
 
 
-def _of_a_batch_norm(error: BaseException) -> bool:
-    """Whether an error was raised by a batch norm: group norms raise the same message."""
+def is_of_single_values(error: ValueError) -> bool:
+    """Whether a batch norm got a single value of each channel: group norms raise the same message,
+    which is about something else there.
+    """
+    if "more than 1 value per channel" not in str(error):
+        return False
     frames = traceback.walk_tb(error.__traceback__)
     return any(isinstance(frame.f_locals.get("self"), _BatchNorm) for frame, _ in frames)

@@ -64,7 +64,8 @@ class Predict(Task):
             DataError: not one of the files can be read.
         """
         run.assert_one_rank()
-        path, (files, _) = self.checkpoint(run.spec), find_files(run.spec.input)
+        path = self.checkpoint(run.spec)
+        files, _ = find_files(run.spec.input)
         model = load(str(run.spec.checkpoint), device=_device(run))
         log.info("predicting the classes of %s by %s", _files(len(files)), path)
         found, shapes = self._predict(run, model, files)

@@ -46,6 +46,7 @@ from sparsepipe.runs.metrics import add_to_last_row, read_rows
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.synchronous_worker import is_of_single_values
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.trace import trace_text
@@ -283,12 +284,18 @@ def _fit(
     resume: Resume | None,
 ) -> dict[str, Any]:
     """Trains and returns values for ``result.json``."""
-    trainer.fit(
-        module,
-        datamodule=data,
-        ckpt_path=None if resume is None else resume.path,
-        weights_only=True,
-    )
+    path = None if resume is None else resume.path
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
+    except ValueError as error:
+        if not is_of_single_values(error):
+            raise
+        raise ConfigError(
+            "a batch norm is to normalise a batch in which it sees a single value of each channel, "
+            f"which has no variance ({error})",
+            remedy="where it is the epoch's last batch that has 1 sample, choose another "
+            "data.batch_size, or leave that batch out by trainer.limit_train_batches",
+        ) from error
     done = {
         "steps": trainer.global_step,
         "best_monitored": checkpoint.best,

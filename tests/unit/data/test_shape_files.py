@@ -57,6 +57,11 @@ def text(
     return write
 
 
+def write_latin_1(path: Path, header: str) -> None:
+    text(" ", header)(path)
+    path.write_bytes(path.read_text(encoding="utf-8").encode("latin-1"))
+
+
 CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "npy": ("npy", lambda path: np.save(path, np.hstack([CLOUD_Q3, CLOUD_Q3]))),
     "npz": ("npz", lambda path: np.savez_compressed(path, points=CLOUD_Q3, color=[1])),
@@ -71,6 +76,7 @@ CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tabs and a byte order mark": ("txt", text("\t", "\ufeff")),
     "commas, names": ("csv", text(",", "x,y,z\n")),
     "semicolons, a comment": ("txt", text("; ", "# from a scanner\n\n")),
+    "a comment in Latin-1": ("txt", lambda path: write_latin_1(path, "# für alle Maße\n")),
     "decimal commas": ("csv", text(";", "X;Y;Z\n", comma=True)),
     "columns by name": ("csv", text(",", '"id","x","y","z"\n', (3, 0, 1, 2))),
     "columns by name in a comment": ("txt", text(",", "//X,Y,Z,Intensity\n700\n", (0, 1, 2, 3))),

@@ -197,7 +197,7 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
             *("trainer.limit_train_batches=1", "task.test=false", "data.num_workers=0"),
         )
     ).path
-    with pytest.raises(ConfigError, match="only classes of single shapes are predicted"):
+    with pytest.raises(ConfigError, match="only meshes and clouds of points are classified"):
         sparsepipe.load(images)
 
 

@@ -149,6 +149,15 @@ def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) ->
         again = rows[row["file"]]
         assert again["class"] == row["predicted"]
         assert float(again["probability"]) == pytest.approx(float(row["probability"]), abs=1e-6)
+    other = composed(*measured, f"checkpoint={run}", "hardware.accelerator=cpu", "data.split=0.5")
+    assert len(table(run_job(other).path)) == 12, "other samples are the same kind of input"
+
+
+def test_an_epoch_that_ends_with_a_single_shape_is_explained(place: Path) -> None:
+    settings = ("model=dense_vgg11_bn", "data.batch_size=17")  # of 18 shapes
+    with pytest.raises(ConfigError, match="sees a single value of each channel") as caught:
+        run_job(composed(*TRAINED, *settings))
+    assert "data.batch_size" in caught.value.remedy
 
 
 def test_files_that_are_found(place: Path) -> None:
