@@ -79,9 +79,9 @@ def main() -> None:
             own = map(Path, compose.directories_in(arguments))
             print(help_text([compose.config_dir(), *own]))
             return
-        compose.refuse_printed_sweep(arguments)
         compose.refuse_unreadable(arguments)
         arguments = compose.options_first(from_run(arguments))
+        compose.refuse_printed_sweep(arguments)
         sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
         overrides, loader = _overrides_in(arguments)
         compose.refuse_values_of_groups(overrides, loader)

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.check import unknown_keys
@@ -78,8 +78,9 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
     first: ConfigError | None = None
     try:
         sweep = loader.load_configuration(CONFIG_NAME, [*overrides], run_mode=RunMode.MULTIRUN)
-        params = OmegaConf.select(sweep, "hydra.sweeper.params") or {}
-        words = [*(f"{name}={value}" for name, value in params.items()), *overrides]
+        params = OmegaConf.select(sweep, "hydra.sweeper.params")
+        own: dict[Any, Any] = dict(params) if isinstance(params, DictConfig) else {}
+        words = [*(f"{name}={value}" for name, value in own.items()), *overrides]
         parsed = OverridesParser.create(loader).parse_overrides(words)
         unknown = {each.key_or_group for each in parsed if "." in each.key_or_group}
         for job in _unlike_jobs(parsed):
@@ -100,7 +101,7 @@ def _unlike_jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
     group, or in one ``_target_``.
     """
     options = {each.get_key_element(): _options(each) for each in overrides}
-    first = {key: words[0] for key, words in options.items()}
+    first = {key: words[0] for key, words in options.items() if words}
     yield [*first.values()]
     for key, words in options.items():
         if "." not in key or key.endswith("_target_"):

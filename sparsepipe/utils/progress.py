@@ -100,6 +100,8 @@ class Count:
 
     def __str__(self) -> str:
         elapsed_s = self._clock() - self._begun_s
+        if not self._done and elapsed_s < 1:
+            return self.what
         of = "" if self.total is None else f" of {self.total:,}"
         text = f"{self.what}: {self._done:,}{of} after {duration_text(elapsed_s)}"
         if self.total is None or not self._own or self._done >= self.total:

@@ -90,6 +90,7 @@ def test_a_key_that_no_job_knows_is_refused(words: list[str]) -> None:
         ["model=sparse_vgg16_bn,fcn2d", "model.checkpointing=true"],  # which only one knows
         ["trainer.max_epochs=many,1"],  # wrong for one job
         ["seed=0,1", "data=shaeps"],  # which Hydra refuses
+        ["seed=range(0,0)", "hydra.sweeper.params=null"],  # no job
     ],
 )
 def test_of_other_sweeps_jobs_are_refused_one_by_one(words: list[str]) -> None:
