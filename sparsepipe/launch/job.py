@@ -251,6 +251,7 @@ def _finished(directory: RunDir, spec: RunSpec, *, anew_since_s: float | None = 
         log.info("started anew and finished by another job of this sweep, nothing to do")
         return True
     log.info("finished before, nothing to do; force=true starts anew")
+    task_of(spec).log_finished(directory)
     if _tested_last_weights(directory, spec):
         log.warning(
             "but the test's figures in %s are of the last weights, as in earlier versions, and "

@@ -6,6 +6,7 @@ import glob
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,11 +24,13 @@ from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.runs.checkpoints import best_checkpoint
 from sparsepipe.runs.model import Model, Prediction, load, preprocessing_of
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
-from sparsepipe.utils.files import expanded, write_json
+from sparsepipe.utils.files import expanded, read_mapping, write_json
 from sparsepipe.utils.progress import progress
+from sparsepipe.utils.reading import listing
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
@@ -80,7 +83,7 @@ class Predict(Task):
         unreadable = sum(isinstance(each, SparsePipeError) for each in found.values())
         values = {"predicted_files": len(found) - unreadable, "unreadable_files": unreadable}
         write_result(run, {"evaluated_checkpoint": path.name, **values})
-        _log(run, found)
+        _log(run.directory)
 
     def _predict(
         self, run: Run, model: Model, files: Sequence[Path]
@@ -135,6 +138,11 @@ class Predict(Task):
                 "training",
             )
         return spec
+
+    def log_finished(self, directory: RunDir) -> None:
+        """Logs the answers again."""
+        with suppress(DataError):  # their file was removed
+            _log(directory)
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
         """A digest of places and contents of the files, since these make the run another one."""
@@ -283,22 +291,21 @@ def _draw(
     )
 
 
-def _log(run: Run, found: Mapping[Path, Prediction | SparsePipeError]) -> None:
-    predicted = {file: each for file, each in found.items() if isinstance(each, Prediction)}
-    for file, each in list(predicted.items())[:_LOGGED]:
-        (name, share), *others = (
-            (name, f"{100 * p:.1f} %") for name, p in list(each.probabilities.items())[:3]
+def _log(directory: RunDir) -> None:
+    values = read_mapping(directory.predictions_json, predictions=listing, unreadable=listing)
+    predicted, unreadable = values["predictions"], values["unreadable"]
+    for row in predicted[:_LOGGED]:
+        first, *others = (
+            f"{each['class']} {100 * each['probability']:.1f} %" for each in (row, *row["next"])
         )
-        rest = ", ".join(f"{name} {share}" for name, share in others)
-        log.info("%s: %s %s (%s)", file, name, share, rest)
+        log.info("%s: %s (%s)", row["file"], first, ", ".join(others))
     if len(predicted) > _LOGGED:
         log.info("and %s more", _files(len(predicted) - _LOGGED))
-    counts = Counter(each.name for each in predicted.values()).most_common()
+    counts = Counter(row["class"] for row in predicted).most_common()
     log.info("%s: %s", _files(len(predicted)), ", ".join(f"{n} {name}" for name, n in counts))
-    errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
-    if errors:
-        shown = "\n".join(f"  {each.message} ({each.remedy})" for each in errors[:_LOGGED])
-        log.warning("%s cannot be read:\n%s", _files(len(errors)), shown)
-    log.info("all are listed in %s", run.directory.predictions)
-    if run.directory.gallery.exists():
-        log.info("picture: %s", run.directory.gallery)
+    if unreadable:
+        shown = "\n".join(f"  {row['error']} ({row['remedy']})" for row in unreadable[:_LOGGED])
+        log.warning("%s cannot be read:\n%s", _files(len(unreadable)), shown)
+    log.info("all are listed in %s", directory.predictions)
+    if directory.gallery.exists():
+        log.info("picture: %s", directory.gallery)

@@ -227,6 +227,10 @@ class Task(ABC):
         del inventory
         return ready_data(spec)
 
+    def log_finished(self, directory: RunDir) -> None:
+        """Logs results of a run that was finished before, if the command is there to show these."""
+        del directory
+
     def hardware(self, inventory: Inventory) -> Inventory:
         """The part of the hardware that the results depend on, for the run's identity."""
         return inventory

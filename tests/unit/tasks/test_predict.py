@@ -117,7 +117,11 @@ def test_a_folder_has_a_row_for_each_file(
     assert result.keys().isdisjoint({"input", "checkpoint"}), "paths are no settings"
     assert "passed over files of other formats: 1 .mtl, 1 .png" in caplog.text
     assert "3 files cannot be read:\n  new/broken.stl holds no shape" in caplog.text
-    assert f"new/round.obj: {rows['new/round.obj']['class']} " in caplog.text
+    (answer,) = (text for text in caplog.messages if text.startswith("new/round.obj: "))
+    assert answer.startswith(f"new/round.obj: {rows['new/round.obj']['class']} ")
+    caplog.clear()
+    assert predicted(run, "new") == directory
+    assert {"finished before, nothing to do; force=true starts anew", answer} <= {*caplog.messages}
 
 
 def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
