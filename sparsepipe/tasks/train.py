@@ -321,7 +321,9 @@ def _write_trace(run: Run, found: Measured | None) -> None:
     if process_group.rank() > 0:
         return
     if found is None:
-        log.warning("trainer.trace: the training ended before the minibatches of the trace")
+        log.warning(
+            "no trace: it begins after two minibatches for each rank, and the training had no more"
+        )
         return
     plan = Plan.load(run.directory.plan)
     record = Record(plan=plan, minibatches=0, spans=found.spans)
