@@ -107,8 +107,9 @@ def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
         _say_not_logged(axes)
         return
     axes.margins(y=0.08)
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, 0.0), min(max(top, 5.0), 100.5) if in_percent else top)
+    style.from_zero(axes, "y")
+    if in_percent:
+        axes.set_ylim(top=min(max(axes.get_ylim()[1], 5.0), 100.5))
     axes.legend(
         fontsize=style.TICK_PT,
         frameon=True,
@@ -279,6 +280,9 @@ def _finish_comparison(axes: Axes, x_label: str, y_label: str) -> None:
     axes.margins(y=0.05)
     if not axes.get_lines():
         _say_not_logged(axes)
+        return
+    for axis in ("x", "y"):
+        style.from_zero(axes, axis)
 
 
 def _label(way: str, runs: Sequence[object]) -> str:

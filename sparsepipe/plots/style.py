@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -56,6 +57,16 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=TICK_PT, color=GREY, labelcolor=INK)
     axes.set_axisbelow(True)
     axes.grid(visible=True, color=FAINT, linewidth=0.6)
+
+
+def from_zero(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Lets an axis of values begin at 0 where its margin would reach below, and no value does."""
+    low, least = {
+        "x": (axes.get_xlim()[0], axes.dataLim.xmin),
+        "y": (axes.get_ylim()[0], axes.dataLim.ymin),
+    }[axis]
+    if low < 0 <= least:
+        axes.set(**{f"{axis}lim": (0, None)})
 
 
 def drawable(name: str) -> str:

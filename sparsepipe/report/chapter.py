@@ -39,7 +39,7 @@ class Compare(Enum):
 HOW_COMPARED = (
     'Columns "ratio" have ours over the paper\'s, where that is a ratio itself, such as a speedup, '
     "or what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
-    '"difference" have ours less the paper\'s.'
+    '"difference" have ours less the paper\'s; accuracies have it where both are on ModelNet40.'
 )
 """Explanation for readers of a report."""
 

@@ -84,6 +84,7 @@ def _draw(axes: Axes, column: Column, block: Block) -> None:
     axes.margins(x=0.08)
     if column.compare is Compare.RATIO:
         axes.set_xlim(left=0)
+    style.from_zero(axes, "x")
     axes.set_xlabel(column.title, fontsize=style.LABEL_PT, color=style.INK)
     for place, cell in enumerate(_cells(block, column)):
         if cell is not None and (words := _words(cell)):

@@ -64,6 +64,10 @@ RENAMED = (
     (re.compile(r"\bpaper/(trial|network)="), r"\1="),
     (re.compile(r"\btask=paper/fig9_"), "task=fig9/"),
 )
+WITHOUT_UNIT = {
+    *(("fig9", "time_scale"), ("multi_dsn_memory", "over_two")),
+    *((name, key) for name in ("bigconv", "convnext_tp") for key in ("over_one", "share")),
+}
 TARGET = re.compile(r"(; | )?\S*_target_=[^;\s]*")  # in words and commands of reports
 
 TRAINING = (
@@ -217,7 +221,7 @@ def not_measured(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(path: Path) -> Any:
-    # Times of each rank came to plan files after this was recorded.
+    """A plan file without fingerprints, and without what plans did not have when recorded."""
     return without(without(json.loads(path.read_text()), "fingerprint"), "rank_times_s")
 
 
@@ -259,7 +263,8 @@ def chapter(rows: list[dict[str, str]]) -> dict[str, Any]:
     """Of a report's CSV, by setting: each column as a hash, and cells of the chapters that vary."""
     settings: dict[str, list[dict[str, str]]] = {}
     for row in rows:
-        words = {k: TARGET.sub("", v) for k, v in row.items() if k not in OF_RECORDED_RUNS}
+        words = as_recorded(row)
+        words = {k: TARGET.sub("", v) for k, v in words.items() if k not in OF_RECORDED_RUNS}
         for present, former in RENAMED:
             words["command"] = present.sub(former, words["command"])
         settings.setdefault(words.pop("setting"), []).append(words)
@@ -278,6 +283,21 @@ def chapter(rows: list[dict[str, str]]) -> dict[str, Any]:
             for place, quantities in cells.items():  # the hash has those without a figure, too
                 cells[place] = {name: ours for name, ours in quantities.items() if ours}
     return now
+
+
+def as_recorded(row: dict[str, str]) -> dict[str, str]:
+    """A report's cell as reports had it when they were recorded.
+
+    Then accuracies on generated shapes were set against the paper's, and ratios had no unit.
+    """
+    is_accuracy = row["exhibit"] in {"table2", "fig8"} and row["quantity"].endswith("_accuracy")
+    if is_accuracy and row["comparison"] == "not":
+        ours = row["ours"] if re.fullmatch(r"[\d.]+", row["ours"]) else ""  # else words
+        difference = str(float(ours) - float(row["paper"])) if ours and row["paper"] else ""
+        return {**row, "comparison": "difference", "compared": difference}
+    if (row["exhibit"], row["quantity"]) in WITHOUT_UNIT:
+        return {**row, "unit": ""}
+    return row
 
 
 def digest(texts: list[str]) -> str:

@@ -20,8 +20,6 @@ from sparsepipe.report.commands import Commands
 from sparsepipe.report.dot_plot import wrapped
 from sparsepipe.report.measurements import mean_of
 
-_LINE = 0.08
-"""Height of a line of words, of a panel's."""
 _LOOKS: Mapping[str, Mapping[str, Any]] = {
     # Line, marker and filling distinguish them without colour.
     "dense": {
@@ -41,11 +39,9 @@ _PAPER_LOOKS: Mapping[str, Mapping[str, Any]] = {
 
 def over_resolution(block: Block, columns: Sequence[Column]) -> Figure | None:
     """A panel for each column that has figures of ours; None where none has."""
-    shown = [
-        column
-        for column in columns
-        if any(our_number(cell) is not None for cell in block.cells if cell.column is column)
-    ]
+    keys = {column.key for column in columns}
+    drawn = {cell.column for cell in block.cells if our_number(cell) is not None}
+    shown = [column for column in block.columns if column.key in keys and column in drawn]
     if not shown:
         return None
     grids = list(dict.fromkeys(grid for grid, _ in block.rows))
@@ -76,8 +72,8 @@ def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> Non
     axes.set_xticks(range(len(grids)), grids)
     axes.set_xlim(-0.4, len(grids) - 0.6)
     axes.margins(y=0.15)
-    _write_below(axes, words)
-    axes.set_xlabel("grid", fontsize=style.LABEL_PT, color=style.INK)
+    style.from_zero(axes, "y")
+    axes.set_xlabel("\n".join(["grid", *words]), fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel(column.title, fontsize=style.LABEL_PT, color=style.INK)
 
 
@@ -88,19 +84,6 @@ def _words(network: str, cells: Mapping[str, Cell | None]) -> list[str]:
         if cell is not None and cell.ours is not None and isinstance(cell.ours.value, str):
             found.setdefault(cell.ours.value, []).append(grid)
     return [f"{network} {words}: {', '.join(grids)}" for words, grids in found.items()]
-
-
-def _write_below(axes: Axes, lines: Sequence[str]) -> None:
-    """Lines at the foot of a panel, which gets room for them below its curves."""
-    low, high = axes.get_ylim()
-    share = _LINE * len(lines)
-    axes.set_ylim(low - share / (1 - share) * (high - low), high)
-    for number, line in enumerate(reversed(lines)):
-        axes.annotate(
-            line, (0.02, _LINE * (number + 0.3)), xycoords="axes fraction",
-            fontsize=8, style="italic", color=style.INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-        )  # fmt: skip
 
 
 def _legend(block: Block) -> list[Line2D]:

@@ -135,7 +135,7 @@ TIME = Column(key="minibatch", heading="minibatch", unit="ms", form="{:.1f}", pr
 OFF = Column(
     key="off_simulation", heading="off the simulation", unit="%", form="{:+.1f}", printed=False
 )
-TIME_SCALE = Column(key="time_scale", heading="time scale", printed=False)
+TIME_SCALE = Column(key="time_scale", heading="time scale", unit="x", printed=False)
 PLAN = Column(key="plan", heading="plan", printed=False)
 
 Runs = Mapping[tuple[int, str], Sequence[Row]]

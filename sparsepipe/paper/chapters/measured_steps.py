@@ -25,8 +25,8 @@ MEMORY = Column(
 SAVED = Column(
     key="saved", heading="kept for the backward", unit="MB", form="{:,.1f}", printed=False
 )
-OVER_ONE = Column(key="over_one", heading="memory over one", form="{:.3f}", printed=False)
-SHARE = Column(key="share", heading="1/P", form="{:.3f}", printed=False)
+OVER_ONE = Column(key="over_one", heading="memory over one", unit="x", form="{:.3f}", printed=False)
+SHARE = Column(key="share", heading="1/P", unit="x", form="{:.3f}", printed=False)
 WITHIN = Column(key="within", heading="within the budget", printed=False)
 LARGEST = Column(key="largest", heading="largest size within the budget", printed=False)
 TIMES_LARGER = Column(

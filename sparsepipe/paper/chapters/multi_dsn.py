@@ -221,7 +221,7 @@ MULTI_DSN = Chapter(
 
 _WORKERS = (1, 2, 5, 8)
 _OVER_TWO = Column(
-    key="over_two", heading="over that of a worker of 1 + 1", form="{:.3f}", printed=False
+    key="over_two", heading="over that of a worker of 1 + 1", unit="x", form="{:.3f}", printed=False
 )
 
 

@@ -74,7 +74,7 @@ def _block(rows: Sequence[Row], commands: Commands, *, title: str) -> Block:
         if not any(_is(label[0], paper) for paper in _PAPER)
     ]
     if not measured:
-        others = [(("device at hand", "measured here"), [])]
+        others = [(("this machine", "measured here"), [])]
     cells = [cell for label, paper, runs in of_paper for cell in _cells(label, paper, runs)]
     for label, runs in others:
         cells += _cells(label, None, runs, commands.one())

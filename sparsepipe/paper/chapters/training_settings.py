@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from sparsepipe.report.chapter import Block, Row
+from sparsepipe.report.chapter import Block, Compare, Row
 from sparsepipe.report.commands import Commands, missing_commands
 from sparsepipe.report.overrides import (
     Composed,
@@ -17,8 +17,9 @@ from sparsepipe.report.overrides import (
     overrides_of,
 )
 
+GENERATED = "GeneratedShapes"
 _DATA = {
-    "GeneratedShapes": ("generated shapes", "shapes"),
+    GENERATED: ("generated shapes", "shapes"),
     "NpzBundle": ("ModelNet40 as point clouds", "modelnet40_points"),
     "OffTree": ("meshes as OFF files", "modelnet40"),
     "NormalResampled": ("ModelNet40 with normals", "modelnet40_normal_resampled"),
@@ -223,11 +224,32 @@ def blocks_of(
     made_by = {
         setting: commands_of(setting, theirs, commands) for setting, theirs in settings.items()
     }
-    found = [make(theirs, made_by[setting], setting) for setting, theirs in settings.items()]
+    found = [
+        _compared(make(theirs, made_by[setting], setting), setting.data)
+        for setting, theirs in settings.items()
+    ]
     missing = missing_commands(commands, made_by.values())
-    found += [replace(make([], theirs, None), title=title) for title, theirs in missing.items()]
+    found += [
+        _compared(replace(make([], theirs, None), title=title), None)
+        for title, theirs in missing.items()
+    ]
     first, *others = found
     return [replace(first, notes=(*first.notes, *_left_out(begun))), *others]
+
+
+def _compared(block: Block, source: str | None) -> Block:
+    """The block, with accuracies compared with those on ModelNet40 unless they are of generated
+    shapes, or there are none (``source`` is None).
+    """
+    if source not in (GENERATED, None):
+        return block
+    cells = [
+        replace(cell, column=replace(cell.column, compare=Compare.NOT))
+        if cell.column.compare is Compare.DIFFERENCE
+        else cell
+        for cell in block.cells
+    ]
+    return replace(block, cells=tuple(cells))
 
 
 def _left_out(rows: Sequence[Row]) -> Iterator[str]:

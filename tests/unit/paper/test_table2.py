@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparsepipe.paper.chapters.table2 import TABLE2
-from sparsepipe.report.chapter import Block, Row, our_number
+from sparsepipe.report.chapter import Block, Compare, Row, our_number
 from tests.support.report_cases import cell, fitting, run, training, value
 
 
@@ -45,8 +45,22 @@ def test_seconds_and_batches_are_not_compared() -> None:
     assert cell(block, "batch", *D1).compared is None
 
 
-def test_accuracies_are_compared_in_points() -> None:
-    (block,) = blocks(training("sparse", 32, test=0.88, train=0.9))
+REAL = {"data.source._target_": "sparsepipe.data.sources.OffTree"}
+
+
+def test_accuracies_on_generated_shapes_are_not_compared() -> None:
+    (block,) = blocks(training("sparse", 32, test=0.88))
+    assert value(block, "test_accuracy", *S1) == pytest.approx(88)
+    assert cell(block, "test_accuracy", *S1).compared is None
+    assert {column.compare for column in block.columns} == {Compare.NOT, Compare.RATIO}
+    assert {column.compare for (without,) in [blocks()] for column in without.columns} == {
+        Compare.NOT,
+        Compare.RATIO,
+    }
+
+
+def test_accuracies_on_the_papers_shapes_are_compared_in_points() -> None:
+    (block,) = blocks(training("sparse", 32, test=0.88, train=0.9, **REAL))
     assert cell(block, "test_accuracy", *S1).compared == pytest.approx(88 - 86.28)
     assert cell(block, "train_accuracy", *S1).compared == pytest.approx(90 - 99.95)
 
@@ -288,7 +302,7 @@ def test_our_number_is_none_where_there_are_words_or_nothing() -> None:
 
 
 def test_cells_that_do_not_count_are_not_compared() -> None:
-    (block,) = blocks(training("dense", 32))
+    (block,) = blocks(training("dense", 32, **REAL))
     found = cell(block, "test_accuracy", *D1)
     assert found.compared is not None
     assert found.ours is not None

@@ -95,3 +95,15 @@ def test_drawing_leaves_matplotlibs_global_state_alone(tmp_path):
     before = (dict(matplotlib.rcParams), matplotlib.get_backend())
     learning_curves(run_rows(), tmp_path / "x.png")
     assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == before
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_an_axis_reaches_below_zero_only_where_a_value_does(axis: str) -> None:
+    """Its margin does not: times, shares and positive losses have no negative ticks."""
+    for least, below in ((0.01, False), (0.0, False), (-0.5, True)):
+        axes = style.new_figure(width_in=3, height_in=3).subplots()
+        axes.plot([least, 5.0], [least, 5.0])
+        style.from_zero(axes, axis)
+        low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+        assert (low < 0) == below
+        assert high > 5
