@@ -97,23 +97,45 @@ def removable(where: Path, *, experiment: str | None, keep: KeptCheckpoints) -> 
         NoRunsError: there is no such directory, or no run of that experiment.
         DataError: a directory cannot be read.
     """
-    runs = [RunDir(path.absolute()) for path in run_directories(where)]
-    if experiment is not None:
-        names = sorted({run.path.parent.name for run in runs})
-        runs = [run for run in runs if run.path.parent.name == experiment]
-        if not runs:
-            raise NoRunsError(
-                f"{where} has no runs of the experiment {experiment!r}",
-                remedy=f"name one of {', '.join(names) or 'its experiments'}",
-            )
     found = []
-    for run in runs:
+    for run in _runs(where, experiment):
         files = superfluous(run, keep) if run.done.exists() else []
         if files:
             others = {path for path in run.checkpoints.glob("*.ckpt") if path not in files}
             freed = size_bytes([*files, *others]) - size_bytes(others)
             found.append(Removable(run=run, files=tuple(files), freed_bytes=freed))
     return found
+
+
+def _runs(where: Path, experiment: str | None) -> list[RunDir]:
+    runs = [RunDir(path.absolute()) for path in run_directories(where)]
+    if experiment is None:
+        return runs
+    names = sorted({run.path.parent.name for run in runs})
+    chosen = [run for run in runs if run.path.parent.name == experiment]
+    if not chosen:
+        raise NoRunsError(
+            f"{where} has no runs of the experiment {experiment!r}",
+            remedy=f"name one of {', '.join(names) or 'its experiments'}",
+        )
+    return chosen
+
+
+def unfinished(where: Path, *, experiment: str | None) -> str:
+    """What unfinished runs keep, as a line below a list of checkpoints; empty if they keep none.
+
+    Raises:
+        NoRunsError: see :func:`removable`.
+        DataError: a directory cannot be read.
+    """
+    runs = [run for run in _runs(where, experiment) if not run.done.exists()]
+    files = [[*run.checkpoints.glob("*.ckpt")] for run in runs]
+    count = sum(map(bool, files))
+    if not count:
+        return ""
+    size = size_text(size_bytes([path for each in files for path in each]))
+    several = f"{count} unfinished runs keep" if count > 1 else "1 unfinished run keeps"
+    return f"\n\n{several} {size} of checkpoints, from which the same commands go on"
 
 
 def clean(
@@ -150,9 +172,10 @@ def clean(
             f"there is no directory of runs {place}", remedy="name it as paths.outputs"
         )
     found = removable(place, experiment=experiment, keep=keep)
+    others = unfinished(place, experiment=experiment)
     if not found:
-        return f"no finished run in {place} has a checkpoint to remove"
-    sys.stdout.write(f"{_listing(found)}\n\n")
+        return f"no finished run in {place} has a checkpoint to remove{others}"
+    sys.stdout.write(f"{_listing(found)}{others}\n\n")
     sys.stdout.flush()
     total = size_text(sum(each.freed_bytes for each in found))
     if ask and not _agrees(f"remove these checkpoints ({total})? [y/N] "):

@@ -91,6 +91,7 @@ def test_nothing_is_removed_where_nobody_can_be_asked(
     listed = capsys.readouterr().out
     assert re.search(r"first/1 +\| best.ckpt, last.ckpt \| 2.0 \|", listed)
     assert "first/2" not in listed, "which is not finished"
+    assert "1 unfinished run keeps 1.0 MB of checkpoints, from which" in listed
     assert "together" in listed
     assert [names(RunDir(path)) for path in sorted(outputs.glob("*/*"))] == [
         ["best", "last"], ["last"], ["last"],
@@ -126,7 +127,7 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
     assert cleaned(outputs, experiment="first", ask=False) == "removed checkpoints of 1 run"
     assert (names(first), names(second)) == ([], ["last"])
     assert names(RunDir(outputs / "first" / "2")) == ["last"], "from which it goes on"
-    assert "has a checkpoint to remove" in cleaned(outputs, experiment="first")
+    assert "has a checkpoint to remove\n\n1 unf" in cleaned(outputs, experiment="first")
     with pytest.raises(NoRunsError, match="name one of first, second"):
         cleaned(outputs, experiment="frist")
     with pytest.raises(NoRunsError, match="no directory of runs"):
