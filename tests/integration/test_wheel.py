@@ -20,6 +20,14 @@ DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
 _LOADING = re.compile(
     r"^```python\n((?:(?!^```).)*sparsepipe\.load\((?:(?!^```).)*)^```", re.M | re.S
 )
+_COMMAND = """
+import runpy
+try:
+    runpy.run_module("sparsepipe", run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+"""
+"""The command with the arguments of the process, which goes on with what it has imported."""
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +100,10 @@ def test_what_documents_show_of_a_loaded_model_runs(
         *("trainer.max_epochs=1", "hardware.accelerator=cpu", "data.cache_workers=1"),
     )
     run = str(run_job(composed(*settings)).path)
-    command = ("-m", "sparsepipe", "task=predict", f"checkpoint={run}", "input=part.stl")
-    predicted = python(site, tmp_path, *command)
-    table = (Path(predicted.split()[-1]) / "predictions.csv").read_text().splitlines()
     blocks = [block for path in DOCUMENTS for block in _LOADING.findall(path.read_text())]
     assert blocks
     code = "\n".join(re.sub(r'"outputs/[^"]*"', repr(run), block) for block in blocks)
-    printed = python(site, tmp_path, "-c", code)
-    assert table[1].startswith(f"part.stl,{printed.split()[0]},")
+    command = ("task=predict", f"checkpoint={run}", "input=part.stl")
+    directory, loaded, *_ = python(site, tmp_path, "-c", _COMMAND + code, *command).split()
+    table = (Path(directory) / "predictions.csv").read_text().splitlines()
+    assert table[1].startswith(f"part.stl,{loaded},")
