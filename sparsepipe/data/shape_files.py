@@ -35,6 +35,10 @@ _TEXT_BYTES = 1 << 28
 _HEADER_LINES = 20
 """Lines before the first point of a text file; a header of the PCD format has 11."""
 _COMMENT = re.compile(r"(#|//).*")
+_HAVE_COMMAS = re.compile(r"\s*([^\s,]+(,\d[^\s,]*)?(\s+|$)){3,}")
+"""Three or more words with at most one comma in each, which then is a decimal one."""
+_UNIT = re.compile(r"[\[(][^\])]*[\])]")
+"""Of a column, behind its name."""
 _SEPARATORS = str.maketrans(",;\t", "   ")
 _AXES = ("x", "y", "z")
 
@@ -44,11 +48,11 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
 
     A file's suffix tells its format: ``.stl``, ``.obj``, ``.ply``, ``.glb`` and ``.off`` hold
     meshes, and all but ``.off`` also clouds, where they have no faces; ``.npy`` is an array
-    [Q, 3 or more], ``.npz`` has such an array ``points``. Text files (``.txt``, ``.xyz``,
-    ``.csv``) have a point in each line, with numbers separated by blanks, commas or semicolons;
-    they may have comments and a header, whose names x, y and z choose the columns. Other columns
-    than the coordinates, such as normals, are not read. Nothing but the file itself is: no
-    materials, no textures.
+    [Q, 3 or more], ``.npz`` has such an array ``points``, or no other one. Text files (``.txt``,
+    ``.xyz``, ``.csv``) have a point in each line, with numbers separated by blanks, commas or
+    semicolons, between which commas may be decimal ones; they may have comments and a header, whose
+    names x, y and z choose the columns. Other columns than the coordinates, such as normals, are
+    not read. Nothing but the file itself is: no materials, no textures.
 
     Raises:
         DataError: the file is missing, no regular file, larger than 1 GiB (text: 256 MiB), of
@@ -132,9 +136,10 @@ def _read(path: Path, suffix: str) -> NDArray[Any]:
         return _coordinates(np.load(path, mmap_mode="r", allow_pickle=False))
     if suffix == ".npz":
         with open_npz(path) as arrays:
-            if "points" not in arrays.names:
-                raise ValueError(f"it has no array points, but {sorted(arrays.names)[:5]}")
-            return _coordinates(arrays.read("points"))
+            names = arrays.names & {"points"} or arrays.names
+            if len(names) != 1:
+                raise ValueError(f"it has no array points, but {sorted(names)[:5]}")
+            return _coordinates(arrays.read(*names))
     if suffix in TEXT_SUFFIXES:
         # Words of a header or a comment may be in another encoding: numbers are the same in it.
         return parse_points(path.read_text(encoding="utf-8-sig", errors="replace"))
@@ -162,6 +167,10 @@ def _coordinates(values: NDArray[Any]) -> NDArray[Any]:
         raise ValueError(
             f"its array is of shape {values.shape} and type {values.dtype}, not [points, 3]"
         )
+    if len(values) == 3 < values.shape[1]:
+        raise ValueError(
+            f"its array is of shape {values.shape}, which seems to be [3, points]: transpose it"
+        )
     return values[:, :3]
 
 
@@ -185,7 +194,7 @@ def parse_points(text: str) -> NDArray[np.float64]:
 def _plain(line: str) -> str:
     """Numbers with blanks between them, and points for the decimal commas of some countries."""
     line = _COMMENT.sub("", line)
-    if ";" in line and "." not in line:
+    if "," in line and "." not in line and (";" in line or _HAVE_COMMAS.fullmatch(line)):
         line = line.replace(",", ".")
     return line.translate(_SEPARATORS)
 
@@ -198,7 +207,9 @@ def _is_point(line: str) -> bool:
 
 
 def _columns(header: str) -> Sequence[int]:
-    names = header.lower().strip("#/ ").translate(_SEPARATORS).replace('"', "").split()
+    header = _UNIT.sub("", header).lower().replace('"', "").strip("#/ ")
+    separator = next((each for each in ";,\t" if each in header), None)
+    names = [name.strip() for name in header.split(separator)]  # the first may be empty
     return [names.index(axis) for axis in _AXES] if {*_AXES} <= {*names} else (0, 1, 2)
 
 

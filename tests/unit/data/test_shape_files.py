@@ -78,6 +78,10 @@ CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "semicolons, a comment": ("txt", text("; ", "# from a scanner\n\n")),
     "a comment in Latin-1": ("txt", lambda path: write_latin_1(path, "# für alle Maße\n")),
     "decimal commas": ("csv", text(";", "X;Y;Z\n", comma=True)),
+    "decimal commas between tabs": ("txt", text("\t", comma=True)),
+    "names with units": ("csv", text(";", "Point no.;X [mm];Y [mm];Z [mm]\n", (3, 0, 1, 2))),
+    "an index without a name": ("csv", text(",", ",x,y,z\n", (3, 0, 1, 2))),
+    "an npz with a single array": ("npz", lambda path: np.savez(path, CLOUD_Q3)),
     "columns by name": ("csv", text(",", '"id","x","y","z"\n', (3, 0, 1, 2))),
     "columns by name in a comment": ("txt", text(",", "//X,Y,Z,Intensity\n700\n", (0, 1, 2, 3))),
 }
@@ -114,6 +118,12 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "large text": ("csv", write_large, "more than the 256 MiB"),
     "lies in its header": ("npy", lying_npy, "holds no shape: mmap length"),
     "objects": ("npy", lambda path: np.save(path, np.array([{}] * 3)), "holds no shape"),
+    "an array the other way round": ("npy", lambda path: np.save(path, CLOUD_Q3.T), "transpose it"),
+    "several arrays": (
+        "npz",
+        lambda path: np.savez(path, a=CLOUD_Q3, b=CLOUD_Q3),
+        "no array points",
+    ),
     "names": ("npy", lambda path: np.save(path, np.array([["a", "b", "c"]])), "of shape"),
     "prose": ("txt", lambda path: path.write_text("A list of parts.\n" * 30), "at least three"),
     "binary text": ("csv", lambda path: path.write_bytes(bytes(range(256))), "holds no shape"),
