@@ -27,6 +27,7 @@ from sparsepipe.tasks.emulate import as_emulated
 from sparsepipe.tasks.partition import Partition
 from sparsepipe.tasks.task import Task, task_class, task_of
 from sparsepipe.tasks.train import Train
+from sparsepipe.tracking.loggers import refuse_missing
 
 
 def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
@@ -51,6 +52,7 @@ def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
             "model",
             remedy="choose parallel=hete_mp, pipeline or gpipe, or leave trainer.trace out",
         )
+    refuse_missing(spec.logger.values())
     spec = task.configured(spec, inventory)
     refuse_recompute(spec, inventory)
     refuse_few_microbatches(spec)

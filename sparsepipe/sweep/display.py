@@ -87,7 +87,8 @@ class SweepState:
 
     @property
     def summary(self) -> str:
-        parts = [f"{len(self.ended)} of {self.total} jobs done"]
+        done = sum(row.state in ("finished", "before") for row in self.ended)
+        parts = [f"{done} of {self.total} jobs done"]
         for state in ("failed", "stopped"):
             if count := sum(row.state == state for row in self.ended):
                 parts.append(f"{count} {state}")

@@ -8,7 +8,7 @@ import netrc
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,10 +19,13 @@ from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
+from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.tracking.history import STEP, History
 from sparsepipe.utils.files import free_name
 
+_PACKAGES = {f"{__name__}.{package}_logger": package for package in ("mlflow", "tensorboard")}
+"""What loggers need beside what is always installed, by their targets."""
 _SET_VARIABLES: dict[str, str] = {}
 """Environment variables that a run of this process has set: settings that ``wandb.init`` lacks."""
 _BEGUN: set[str] = set()
@@ -140,6 +143,17 @@ def mlflow_logger(
         tags={"job_type": job_type, **dict.fromkeys(tags, "true")},
         run_id=runs[0].info.run_id if runs else None,
     )
+
+
+def refuse_missing(loggers: Iterable[Target]) -> None:
+    """Refuses loggers of this file whose package is missing, before data are prepared for them.
+
+    Raises:
+        ConfigError: names the extra that installs it.
+    """
+    for each in loggers:
+        if each.path in _PACKAGES:
+            _require(_PACKAGES[each.path])
 
 
 def _require(package: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -58,6 +59,21 @@ def test_settings_of_other_trainings_are_refused_first(
         resolve_run(composed("experiment=tiny", override))
     assert remedy in refused.value.remedy
     resolve_run(composed("experiment=tiny", "parallel=gpipe", "trainer.trace=true"))
+
+
+@pytest.mark.parametrize("package", ["mlflow", "tensorboard"])
+def test_a_logger_without_its_package_is_refused_with_its_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == package else found(name, *more),
+    )
+    with pytest.raises(ConfigError, match=f"{package}, which is not installed") as refused:
+        resolve_run(composed("experiment=tiny", f"logger=[csv,{package}]"))
+    assert f"pip install 'sparsepipe[{package}]'" in refused.value.remedy
 
 
 @pytest.mark.parametrize(

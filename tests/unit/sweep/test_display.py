@@ -60,7 +60,7 @@ def test_the_table() -> None:
     assert "wrong [red]key[/red]" in jobs[0], "what a job says is no mark-up"
     assert "90 s" in jobs[3], "three quarters are left"
     assert "epoch 1/4" in jobs[3]
-    assert summary.strip().startswith("3 of 6 jobs done, 1 failed, 1 running, about")
+    assert summary.strip().startswith("2 of 6 jobs done, 1 failed, 1 running, about")
 
 
 def test_what_runs_counts_where_room_is_short() -> None:
@@ -87,7 +87,9 @@ def test_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
             lines.show(lambda: STATE)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "job 4: seed=3"
-    assert said[1].startswith("job 1 failed after 3 s: wrong [red]key[/red] (3 of 6 jobs done, ")
+    assert said[1].startswith(
+        "job 1 failed after 3 s: wrong [red]key[/red] (2 of 6 jobs done, 1 failed, "
+    )
     assert said[2].startswith("job 2 was finished before (")
     assert said[3].startswith("job 3 finished after 60 s (")
     assert said[4] == f"{STATE.summary}\n  job 4 after 30 s: epoch 1/4", "without its figures"
@@ -115,7 +117,7 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
             sys.stdout.write("outputs/tiny/abc\n")  # a run's directory, above the table
             live.ended(ROWS[0], lambda: STATE)
             live.show(lambda: STATE)
-        expected, seen = ("3 of 6 jobs done", "outputs/tiny/abc"), ""
+        expected, seen = ("2 of 6 jobs done", "outputs/tiny/abc"), ""
         # On a busy machine a terminal hands over what was written piece by piece.
         while not all(text in seen for text in expected) and select.select([ours], [], [], 10)[0]:
             seen += os.read(ours, 100_000).decode(errors="replace")
@@ -160,10 +162,10 @@ def test_a_sweep_in_a_line() -> None:
     ]
     state = SweepState(rows=rows, total=5, done_s=[60.0])
     assert state.waiting == 2
-    assert state.summary == "2 of 5 jobs done, 1 failed, 1 running, about 3 min left"
+    assert state.summary == "1 of 5 jobs done, 1 failed, 1 running, about 3 min left"
     assert [state.eta(row) for row in rows] == ["", "", "40 s"]
     over = SweepState(rows=rows[:2], total=2, done_s=[60.0])
-    assert over.summary == "2 of 2 jobs done, 1 failed"
+    assert over.summary == "1 of 2 jobs done, 1 failed"
 
 
 def test_jobs_are_called_by_what_is_their_own() -> None:

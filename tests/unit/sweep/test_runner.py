@@ -170,7 +170,7 @@ def test_jobs_whose_turn_never_came_have_a_record(small: None, tmp_path: Path) -
     assert [(one.number, one.status) for one in records_of(tmp_path)] == [
         (0, "stopped"), (1, "stopped"), (3, "not started"), (4, "not started"),
     ]  # fmt: skip
-    assert states[-1] == "3 of 9 jobs done, 2 stopped"
+    assert states[-1] == "1 of 9 jobs done, 2 stopped"
 
 
 def broken() -> None:
