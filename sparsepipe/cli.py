@@ -162,7 +162,8 @@ def _swept(hydra_config: HydraConf) -> SweptJob:
     """A job of a sweep that another launcher than ours has come to."""
     logs.configure()  # it may be another process than the sweep's
     overrides = hydra_config.overrides.task
-    log.info("job %d: %s", hydra_config.job.num + 1, " ".join(overrides))
+    words = (str(word).lstrip("+") for word in overrides)  # as they were given
+    log.info("job %d: %s", hydra_config.job.num + 1, " ".join(words))
     return SweptJob(
         number=int(hydra_config.job.num),
         overrides=tuple(map(str, overrides)),

@@ -6,6 +6,7 @@ They are read from the run's directory, so that this works for any task, with or
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,8 @@ from sparsepipe.tasks.task import Run
 from sparsepipe.tracking.loggers import WandbRunLogger, end_tracking, wandb_logger
 from sparsepipe.utils.files import read_mapping
 from sparsepipe.utils.tables import read_csv
+
+log = logging.getLogger(__name__)
 
 _MOST_ROWS = 10_000  # of a table there
 
@@ -34,6 +37,8 @@ def log_outcome(run: Run) -> None:
         _log_result(logger.experiment, run)
         if media := dict(_media(run.directory)):
             logger.experiment.log(media)
+        if logger.upload is not None:
+            log.info("logged without a network; `%s` uploads it", logger.upload)
 
 
 def log_report(

@@ -218,6 +218,11 @@ class WandbRunLogger(WandbLogger):
             return bool(run.id == self._id)
         return bool(run.sweep_id == os.environ.get(_SWEEP))  # whose agent has given no id
 
+    @property
+    def upload(self) -> str | None:
+        """The command that uploads what was written; None where that is at the server already."""
+        return f"wandb sync {self._folder}" if self._offline else None
+
     def _begin(self) -> Any:
         import wandb
 

@@ -25,8 +25,10 @@ TRACKED = ("logger=wandb", "trainer.log_every_n_steps=1")
 MEASURED = ("train/loss_step", "train/accuracy_step", "val/loss", "val/accuracy", "test/loss", "lr")
 
 
-def test_what_a_training_shows(job: Job) -> None:
+def test_what_a_training_shows(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sparsepipe")
     run = job(*TRACKED, "trainer.max_epochs=1", "tags=[a,b]")
+    assert f"`wandb sync {run / 'wandb'}` uploads it" in caplog.text
     assert sys.modules["wandb"].run is None
     assert not {"WANDB_DATA_DIR", "WANDB_SILENT", "WANDB__SERVICE_WAIT"} & set(os.environ)
     assert {path.name for path in Path.cwd().iterdir()} == {"outputs"}
