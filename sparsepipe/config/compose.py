@@ -227,7 +227,7 @@ def refuse_values_of_groups(arguments: Sequence[str], loader: ConfigLoader) -> N
         if override.is_delete() or not (name in groups or is_of_hydra):
             continue
         for option in _given_options(override):
-            if not isinstance(option, str):
+            if not isinstance(option, (str, dict)):  # a mapping stands in the place of one
                 written = "null" if option is None else str(option)
                 listed = ", ".join(sorted(_options(name, loader)))
                 raise ConfigError(

@@ -432,7 +432,9 @@ def draw_measured(
     panels = {f"{_named(kept, synchronous)}, measured": measured}
     workload, searched = _expected_workload(kept, {})
     if searched and not kept.has_grids:
-        numbers = {span.action.number for span in spans if span.action.kind == "F"}
+        last = kept.num_stages - 1  # earlier stages are ahead of it
+        own = [span.action for span in spans if kept.stage_of(span.rank) == last]
+        numbers = {action.number for action in own if action.kind == "F"}
         first, count = min(numbers), len(numbers)
         expected = _expected_spans(workload, synchronous, first=first, count=count)
         record = Record(plan=kept, minibatches=0, spans=expected)

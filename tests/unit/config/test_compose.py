@@ -282,9 +282,9 @@ def test_an_option_like_none_that_there_is_has_them_listed_once() -> None:
     assert refused.message.count("two_speeds") == 1
 
 
-def test_names_of_options_are_taken() -> None:
+def test_names_of_options_and_mappings_in_their_place_are_taken() -> None:
     given = ["logger=[csv,wandb]", "data=shapes,digits", "~hparams_search", "seed=1"]
-    given += ["experiment=glob(ta*)", "data='shapes'"]
+    given += ["experiment=glob(ta*)", "data='shapes'", "callbacks={own: {_target_: a.B}}"]
     compose.refuse_values_of_groups(given, compose.config_loader())
 
 
