@@ -19,7 +19,7 @@ from typing_extensions import override
 from sparsepipe.callbacks.reading import Place, TrainingReads
 from sparsepipe.config.recomputation import with_spans
 from sparsepipe.config.trained import RECORD
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import CheckpointError, ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.runs.randomness import get_randomness
 from sparsepipe.runs.rundir import RunDir
@@ -27,6 +27,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.trainer_internals import optimizer_steps
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import write_text_atomic, writing
 
 log = logging.getLogger(__name__)
@@ -49,14 +50,23 @@ class Resume(Place):
     metrics: dict[str, Tensor]
 
     @classmethod
-    def read(cls, path: Path, callbacks: dict[str, Any]) -> Resume:
-        """Takes the place from the callback states of a loaded checkpoint."""
-        state = callbacks[STATE_KEY]
+    def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
+        """Takes the place from what a checkpoint holds.
+
+        Raises:
+            CheckpointError: no training of a run has written it.
+        """
+        remedy = "remove it, and the run begins anew"
+        with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
+            callbacks = reading.mapping(content.get("callbacks"), "callbacks")
+            state = reading.mapping(callbacks.get(STATE_KEY), STATE_KEY)
+            epoch, batches = (reading.whole(state.get(key), key) for key in ("epoch", "batches"))
+            randomness = reading.listing(state.get("randomness"), "randomness")
         return cls(
             path=path,
-            epoch=state["epoch"],
-            batches=state["batches"],
-            randomness=state["randomness"],
+            epoch=epoch,
+            batches=batches,
+            randomness=randomness,
             loaders=state.get("loaders", []),
             steps=state.get("steps", 0),
             metrics=state.get("metrics", {}),

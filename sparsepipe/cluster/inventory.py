@@ -210,7 +210,7 @@ class Inventory:
         if found.num_devices > _MOST_DEVICES:
             raise HardwareError(
                 f"the inventory has {found.num_devices:,} devices, more than {_MOST_DEVICES:,}",
-                remedy="give each device the 'count' of its like in one host",
+                remedy="lower 'count', the number of like devices in one host",
             )
         return found
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -180,7 +179,10 @@ def _check_argument(item: Any, name: str, target: Parameters, path: str) -> Iter
 
 def _check_value(value: Any, hint: Any, path: str) -> Iterator[str]:
     if not fits(value, hint):
-        yield f"'{path}' must be {describe(hint)}, not {value!r}{_nearest_name(value, hint)}"
+        what = f"'{path}' must be {describe(hint)}"
+        if is_number(value) and not _is_computable(value):
+            what += f" of at most {_LARGEST:g} in size"
+        yield f"{what}, not {value!r}{_nearest_name(value, hint)}"
 
 
 def _nearest_name(value: Any, hint: Any) -> str:
@@ -223,8 +225,8 @@ def describe(hint: Any) -> str:
         limits = [str(limit) for limit in arguments[1:] if isinstance(limit, Limits)]
         return " ".join([describe(arguments[0]), *limits])
     words = _WORDS.get(hint if origin is None else origin, str(hint))
-    if origin is list or arguments[1:] == (...,):
-        return f"{words}, each {describe(arguments[0])}"
+    if (origin is list or arguments[1:] == (...,)) and arguments[0] in _PLURALS:
+        return f"{words} of {_PLURALS[arguments[0]]}"
     return words
 
 
@@ -244,14 +246,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> bool:
-    """Whether a value is a number that a float can be, too; a whole one may be larger than any."""
-    return is_number(value) and abs(value) <= sys.float_info.max
+_LARGEST = 3.4e38
+"""Networks are computed in single precision, which has no larger numbers."""
+
+
+def _is_computable(value: Any) -> bool:
+    """Whether a value is a number that computations can take."""
+    return is_number(value) and abs(value) <= _LARGEST
 
 
 _FITS: dict[Any, Callable[[Any], bool]] = {
     int: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    float: _is_finite,
+    float: _is_computable,
     bool: lambda value: isinstance(value, bool),
     str: lambda value: isinstance(value, str),
     DottedPath: is_dotted_path,
@@ -273,6 +279,9 @@ _WORDS: dict[Any, str] = {
     tuple: "a list",
     dict: "a mapping",
 }
+
+
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def _join(path: str, name: Any) -> str:

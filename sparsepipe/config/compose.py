@@ -157,21 +157,43 @@ def directories_in(arguments: Sequence[str]) -> list[str]:
 def refuse_unreadable(arguments: Sequence[str]) -> None:
     """Refuses chosen options of further directories that Hydra would wait for or choke on.
 
+    So are the files that their defaults lists name.
+
     Raises:
         ConfigError: such a file is no regular one, or no YAML; the message names it.
     """
     chosen = [item.lstrip("+").partition("=") for item in arguments if not item.startswith("-")]
     for directory in directories_in(arguments):
-        for group, _, options in chosen:
-            for option in options.strip("[]").split(","):
-                file = Path(directory, group.partition("@")[0], f"{option}.yaml")
-                if not os.path.lexists(file):
-                    continue
-                remedy = "correct the file, or leave it out of --config-dir"
-                with reading.explained(file, "configuration", error=ConfigError, remedy=remedy):
-                    text = reading.read_text(file, limit_bytes=SETTINGS_BYTES)
-                    if (value := reading.parse_yaml(text)) is not None:
-                        reading.mapping(value, "the whole")
+        ahead = [
+            Path(directory, group.partition("@")[0], f"{option}.yaml")
+            for group, _, options in chosen
+            for option in options.strip("[]").split(",")
+        ]
+        seen = set[Path]()
+        while ahead:
+            file = ahead.pop()
+            if file in seen or not os.path.lexists(file):
+                continue
+            seen.add(file)
+            remedy = "correct the file, or leave it out of --config-dir"
+            with reading.explained(file, "configuration", error=ConfigError, remedy=remedy):
+                text = reading.read_text(file, limit_bytes=SETTINGS_BYTES)
+                if (value := reading.parse_yaml(text)) is not None:
+                    found = reading.mapping(value, "the whole")
+                    ahead += _defaults_of(found, file=file, root=Path(directory))
+
+
+def _defaults_of(value: Mapping[str, Any], *, file: Path, root: Path) -> Iterator[Path]:
+    """The files that a defaults list names, which need not be there. Raises a ValueError where it
+    is no list.
+    """
+    for entry in reading.listing(value.get("defaults") or [], "defaults"):
+        for name, options in entry.items() if isinstance(entry, Mapping) else ((entry, ""),):
+            words = str(name).partition("@")[0].split()  # such as "override /data"
+            group = words[-1] if words else ""
+            place = Path(root, group[1:]) if group.startswith("/") else file.parent / group
+            for option in options if isinstance(options, list) else (options,):
+                yield place / f"{option}.yaml" if options else place.with_name(f"{place.name}.yaml")
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:

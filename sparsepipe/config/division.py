@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Division:
         num_layers: layers that a plan file is for.
         devices: that a plan file names, one for each rank; None where there is no file.
         details: further entries of a plan file.
+        file: the plan file.
     """
 
     config: str | None
@@ -41,6 +44,7 @@ class Division:
     num_layers: int | None = None
     devices: tuple[str, ...] | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = field(default=None, compare=False)
 
     @property
     def searched(self) -> bool:
@@ -79,6 +83,16 @@ class Division:
         Raises:
             PlanError: the plan covers other layers than the model has, or has more stages.
         """
+        with self.naming_file():
+            self._check(num_layers)
+
+    def naming_file(self) -> AbstractContextManager[None]:
+        """Names the plan file, if there is one, in errors that the block raises."""
+        if self.file is None:
+            return nullcontext()
+        return reading.explained(self.file, "plan", error=PlanError, remedy="correct it")
+
+    def _check(self, num_layers: int) -> None:
         if self.num_layers not in (None, num_layers):
             raise PlanError(
                 f"the plan covers {self.num_layers} layers, the model has {num_layers}",
@@ -187,6 +201,7 @@ def read_plan_file(
         num_layers=read.num_layers,
         devices=tuple(name for stage in read.stages for name in stage.devices),
         details=read.details,
+        file=path,
     )
 
 

@@ -162,7 +162,7 @@ class Parallel:
 
     devices: int | str
     num_nodes: int
-    grace_s: float
+    grace_s: Annotated[float, Limits(0, 1e9)]
     strategy: Target | None = field(
         metadata=_node(
             *("cluster_environment", "config", "cuts", "balance"),

@@ -12,6 +12,7 @@ from sparsepipe.sparse.coordinates import MAX_COORDINATE
 
 MAX_RESOLUTION = MAX_COORDINATE + 1
 """Voxels on an axis that sparse coordinates can represent."""
+_MOST = 2**32
 
 
 def check_resolution(resolution: int) -> None:
@@ -44,13 +45,18 @@ def check_share(val_share: float) -> None:
 
 
 def check_numbers(*, least_1: Mapping[str, int | None], least_0: Mapping[str, int | None]) -> None:
-    """Raise ``ConfigError`` for numbers below 1 or 0; None stands for a default chosen later."""
+    """Raise ``ConfigError`` for numbers below 1 or 0, or above 2^32; None stands for a default."""
     for least, settings in ((1, least_1), (0, least_0)):
         for name, value in settings.items():
             if value is not None and value < least:
                 raise ConfigError(
                     f"data.{name}={value} is too small",
                     remedy=f"set data.{name} to {least} or more",
+                )
+            if value is not None and value > _MOST:
+                raise ConfigError(
+                    f"data.{name}={value} is too large",
+                    remedy=f"set data.{name} to {_MOST} or less",
                 )
 
 

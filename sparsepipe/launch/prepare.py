@@ -29,6 +29,8 @@ from sparsepipe.tasks.task import Task, task_class, task_of
 from sparsepipe.tasks.train import Train
 from sparsepipe.tracking.loggers import refuse_missing
 
+_LONGEST_S = 1e9
+
 
 def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     """A configuration as its task runs it, the hardware, and the number of processes on that.
@@ -39,6 +41,7 @@ def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     refuse_printing_task(spec)
     spec = as_emulated(spec)
     refuse_search(spec)
+    _refuse_timeout(spec)
     inventory = build_inventory(spec)
     task = task_of(spec)
     if spec.input is not None and not task.reads_input:
@@ -85,6 +88,15 @@ def prepare(spec: RunSpec, inventory: Inventory) -> RunDir:
         profiles_fingerprint=None if profiles is None else fingerprint_of_profiles(profiles),
         threads=chosen_threads(task, inventory, ranks=ranks),
     )
+
+
+def _refuse_timeout(spec: RunSpec) -> None:
+    timeout_s = spec.parallel.argument("timeout_s")
+    if timeout_s is not None and not 0 < timeout_s <= _LONGEST_S:
+        raise ConfigError(
+            f"parallel.strategy.timeout_s={timeout_s:g} is no time that ranks can wait",
+            remedy=f"set it to seconds above 0, {_LONGEST_S:g} at most",
+        )
 
 
 def refuse_search(spec: RunSpec) -> None:

@@ -75,9 +75,15 @@ class ReportContents:
         requests: Sequence[Request] = (),
     ) -> Self:
         """The contents for the arguments of ``task=report``, or of a sweep with its scales and
-        unfinished requests. Raises a ConfigError for an unknown exhibit.
+        unfinished requests. Raises a ConfigError for an unknown exhibit or a ``where`` that is
+        not there.
         """
         names = _names(name, exhibits)
+        if where is not None and not expanded(where).exists():
+            raise ConfigError(
+                f"task.where={where}: there is no such directory or file",
+                remedy="give a directory of runs, or the file of a ledger",
+            )
         given = name not in (ALL, NONE, *CHAPTERS)
         return cls(
             exhibits=tuple(names),

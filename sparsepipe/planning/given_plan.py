@@ -85,7 +85,8 @@ def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
         )
     division.check(num_layers=num_layers)
     made = Plan.of(config=config, cuts=cuts or (), num_layers=num_layers)
-    devices = iter(_devices(division, inventory, made.num_ranks))
+    with division.naming_file():
+        devices = iter(_devices(division, inventory, made.num_ranks))
     return Plan(
         stages=tuple(
             Stage(layers=stage.layers, devices=tuple(next(devices) for _ in stage.devices))

@@ -108,6 +108,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is broken, holds more than values, or is no checkpoint of a module.
     """
+    remedy = "remove it if it was cut off; a run with force=true starts anew"
+    with reading.explained(path, "checkpoint", error=CheckpointError, remedy=remedy):
+        reading.check_regular(path)
     try:
         value = load_values(path)
     except Exception as error:
@@ -120,18 +123,43 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {reason}",
-            remedy="remove it if it was cut off; a run with force=true starts anew",
+            remedy=remedy,
         ) from error
     for key in _WEIGHTS:
         if isinstance(value, Mapping) and isinstance(value.get(key), Mapping):
+            _check_weights(path, value[key])
+            _check_record(path, value.get(RECORD))
             return {**value, "state_dict": value[key]}
     if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
+        _check_weights(path, value)
         return {"state_dict": value}
     raise CheckpointError(
         f"{path} holds no 'state_dict'",
         remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
         "path) did",
     )
+
+
+def _check_weights(path: Path, weights: Mapping[str, Any]) -> None:
+    """Refuses what no module takes, or takes in part, as of a complex tensor."""
+    for name, value in weights.items():
+        is_plain = isinstance(value, Tensor) and value.layout == torch.strided
+        if not is_plain or value.is_meta or value.is_complex():
+            raise CheckpointError(
+                f"{path}: its weight {name} is no plain tensor of real numbers",
+                remedy="give a checkpoint that Lightning wrote, or what "
+                "torch.save(model.state_dict(), path) did",
+            )
+
+
+def _check_record(path: Path, record: Any) -> None:
+    """Refuses what does not say what was trained as our checkpoints do."""
+    remedy = "give the checkpoint as its training wrote it, or without that entry"
+    with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
+        known = reading.mapping({} if record is None else record, f"'{RECORD}'")
+        reading.mapping(known.get("config") or {}, "'config'")
+        for number, name in enumerate(reading.listing(known.get(CLASSES) or [], f"'{CLASSES}'")):
+            reading.name(name, f"{CLASSES}[{number}]")
 
 
 def classes_of(path: Path, content: Mapping[str, Any]) -> list[str]:
@@ -141,7 +169,7 @@ def classes_of(path: Path, content: Mapping[str, Any]) -> list[str]:
     nobody knows.
     """
     recorded = (content.get(RECORD) or {}).get(CLASSES)
-    return list(map(str, recorded)) if recorded else _tested_classes(path)
+    return list(recorded) if recorded else _tested_classes(path)
 
 
 def _tested_classes(path: Path) -> list[str]:

@@ -105,7 +105,7 @@ def load_results(
         DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
     """
     source = expanded(where)
-    if source.is_file():
+    if source.exists() and not source.is_dir():
         rows = _chosen(_rows_of_file(source), "name", experiment, source)
     else:
         rows = _rows_below(source, experiment)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import write_text_atomic
 from sparsepipe.utils.tables import read_csv
 
@@ -63,8 +64,28 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; none if there is no file."""
-    return read_metrics(path) if path.exists() else []
+    """The rows of a run's metrics file; none if there is no file.
+
+    Raises:
+        DataError: it is no such table, or has other cells than numbers and blanks.
+    """
+    rows = read_metrics(path) if path.exists() else []
+    for line, row in enumerate(rows, 2):
+        for name, cell in row.items():
+            if not (cell.isdecimal() if name == "epoch" else _is_number_or_blank(cell)):
+                raise DataError(
+                    f"metrics file {path}, line {line}: {name} is {reading.shown(cell)}, "
+                    "not a number",
+                    remedy="correct it, or give force=true, which runs anew",
+                )
+    return list(rows)
+
+
+def _is_number_or_blank(cell: str) -> bool:
+    try:
+        return not cell or isinstance(float(cell), float)
+    except ValueError:
+        return False
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

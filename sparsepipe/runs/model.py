@@ -166,9 +166,15 @@ def preprocessing_of(training: Training) -> Preprocessing:
     """What became of shapes in the test of a training; its data need not be there.
 
     Raises:
-        ConfigError: it was not on shapes with a class each.
+        ConfigError: it was not on shapes with a class each, or nobody knows what it was on.
     """
-    data = Target.parse(training.values["data"])
+    given = training.values.get("data")
+    if not isinstance(given, Mapping) or not isinstance(given.get("_target_"), str):
+        raise ConfigError(
+            f"{training.origin} does not say what data it was trained on",
+            remedy="give the directory of its run, or a checkpoint that a run has written",
+        )
+    data = Target.parse(given)
     kind = data.locate()
     if not (isinstance(kind, type) and issubclass(kind, ShapeDataModule)):
         raise ConfigError(

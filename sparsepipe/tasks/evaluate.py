@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from sparsepipe.callbacks.checkpoint import STATE_KEY
+from sparsepipe.callbacks.checkpoint import STATE_KEY, Resume
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
@@ -124,7 +124,7 @@ class Evaluate(Task):
         module = build_module(run.spec, data, plan=run.directory.plan)
         load_weights(module, content["state_dict"], path)
         if process_group.rank() == 0:
-            log.info("evaluating %s%s", path, _epoch_of(content))
+            log.info("evaluating %s%s", path, _epoch_of(path, content))
             _log_differences(run.spec, different)
         seed = int(run.spec.seed)
         adapt_loaders(data, seed=seed)
@@ -247,10 +247,12 @@ class Evaluate(Task):
             write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
 
 
-def _epoch_of(content: Mapping[str, Any]) -> str:
+def _epoch_of(path: Path, content: Mapping[str, Any]) -> str:
     """After which epoch a checkpoint of a run was written, as text; empty for others."""
-    state = (content.get("callbacks") or {}).get(STATE_KEY)
-    return "" if state is None else f", of epoch {state['epoch'] + bool(state['batches'])}"
+    if STATE_KEY not in (content.get("callbacks") or {}):
+        return ""
+    place = Resume.read(path, content)
+    return f", of epoch {place.epoch + bool(place.batches)}"
 
 
 def _log_differences(spec: RunSpec, different: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from sparsepipe.callbacks.checkpoint import STATE_KEY
+from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.runs.checkpoints import read_checkpoint
 from sparsepipe.runs.metrics import read_rows
@@ -43,9 +43,9 @@ def begin_with_shorter(spec: RunSpec, directory: RunDir) -> None:
         )
         return
     content, rows = read_checkpoint(shorter.last), read_rows(shorter.metrics)
-    place = content["callbacks"][STATE_KEY]
-    reason = _why_not(spec, content, ended_early=place["epoch"] < _epochs_of(shorter))
-    if reason is None and (place["batches"] or place["epoch"] != len(rows)):
+    place = Resume.read(shorter.last, content)
+    reason = _why_not(spec, content, ended_early=place.epoch < _epochs_of(shorter))
+    if reason is None and (place.batches or place.epoch != len(rows)):
         reason = "its checkpoint is of the middle of an epoch"
     if reason is not None:
         log.warning(

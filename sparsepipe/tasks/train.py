@@ -348,7 +348,7 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
     if last.exists():
         content = read_checkpoint(last)
         load_weights(module, content["state_dict"], last)
-        place = Resume.read(last, content["callbacks"])
+        place = Resume.read(last, content)
         log.info("going on at epoch %d, batch %d", place.epoch + 1, place.batches + 1)
         return place
     if first is not None:

@@ -36,21 +36,31 @@ class Case:
         subject: which of the files it is.
         kind: of the fault.
         name: of the variant.
-        file: is written, relative to the folder of the case.
+        file: is written, relative to the folder of the case; None: the command line lies.
         content: of the file: bytes, or what makes it at a path.
         arguments: of the command, in the folder of the case.
+        named: what the message must name: the file, or a key.
+        removed: files that are not there.
+        is_refused: the command must end with an error; else it may also do without the file.
     """
 
     subject: str
     kind: str
     name: str
-    file: str
+    file: str | None
     content: bytes | Callable[[Path], object]
     arguments: tuple[str, ...]
+    named: str
+    removed: tuple[str, ...] = ()
+    is_refused: bool = True
 
     def write(self, folder: Path, valid: Path) -> None:
         """Copies the valid files, and replaces the one."""
         shutil.copytree(valid, folder, symlinks=True)
+        for name in self.removed:
+            (folder / name).unlink(missing_ok=True)
+        if self.file is None:
+            return
         path = folder / self.file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -70,6 +80,20 @@ class Subject:
     name: str
     file: str
     arguments: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    is_refused: bool = True
+
+    def case(
+        self, kind: str, name: str, content: bytes | Callable[[Path], object], **other: Any
+    ) -> Case:
+        """A malformed variant; see :class:`Case`."""
+        values: dict[str, Any] = {
+            "named": Path(self.file).name,
+            "removed": self.removed,
+            "is_refused": self.is_refused,
+            **other,
+        }
+        return Case(self.name, kind, name, self.file, content, self.arguments, **values)
 
 
 def valid_files(folder: Path) -> None:
@@ -83,6 +107,7 @@ def valid_files(folder: Path) -> None:
     (folder / "run" / "config.yaml").write_text(RUN)
     (folder / "settings" / "experiment").mkdir(parents=True)
     (folder / "settings" / "experiment" / "mine.yaml").write_text(EXPERIMENT)
+    (folder / "settings" / "experiment" / "part.yaml").write_text(PART)
 
 
 INVENTORY = {
@@ -141,18 +166,25 @@ PLAN = {
         {"layers": [2, 3], "devices": ["two/fast/0", "two/fast/1"]},
     ],
     "bottleneck_s": 0.01,
+    "rank_times_s": [
+        {"device": name, "forward": 0.001, "backward": 0.002, "update": 0.0}
+        for name in ("slow", "fast", "fast")
+    ],
+    "measured": {"slow": "profile.json"},
 }
 GRAPH = "".join(
     f"node{n} -- Linear(4, 4) -- forward_compute_time=1.0, backward_compute_time=2.0, "
     "activation_size=1000.0, parameter_size=100.0\n"
     for n in range(1, 5)
 ) + "".join(f"\tnode{n} -- node{n + 1}\n" for n in range(1, 4))
-EXPERIMENT = "# @package _global_\nname: mine\ntask:\n  minibatches: 4\n"
+EXPERIMENT = "# @package _global_\ndefaults: [part]\nname: mine\n"
+PART = "# @package _global_\ntask:\n  minibatches: 4\n"
 RUN = "task: {_target_: sparsepipe.tasks.simulate.Simulate}\nhydra: {overrides: [seed=1]}\n"
 
 _OUTPUTS = "paths.outputs=outputs"
 _SIMULATE = ("task=simulate", "task.minibatches=4", "task.timeline_minibatches=4", _OUTPUTS)
 _FILES = ("hardware=file", "hardware.source=inventory.yaml")
+_OWN = ("--config-dir", "settings", "experiment=mine", *_SIMULATE, "parallel=dp", *_FILES)
 _BOTH = "task.profiles={{slow: {0}, fast: {0}}}"
 
 SUBJECTS: Mapping[str, Subject] = {
@@ -178,8 +210,9 @@ SUBJECTS: Mapping[str, Subject] = {
         Subject(
             "settings",
             "settings/experiment/mine.yaml",
-            ("--config-dir", "settings", "experiment=mine", *_SIMULATE, "parallel=dp", *_FILES),
+            _OWN,
         ),
+        Subject("part of settings", "settings/experiment/part.yaml", _OWN),
     )
 }
 
@@ -192,29 +225,27 @@ def cases() -> list[Case]:
         ("profile", PROFILE),
         ("plan", PLAN),
     ):
-        found += _of_document(SUBJECTS[subject], document)
+        found += of_document(SUBJECTS[subject], document)
     found += _of_graph(SUBJECTS["graph"])
     found += _of_plan(SUBJECTS["plan"])
     for subject in SUBJECTS.values():
-        found += _special(subject)
+        found += special(subject)
     return found
 
 
 _NUMBER_KEYS = (
     *("count", "memory_bytes", "tflops", "memory_bytes_per_s", "bytes_per_s", "latency_s"),
     *("forward_s", "backward_s", "activation_bytes", "parameter_bytes", "saved_bytes"),
-    *("index", "input_bytes", "layers."),
+    *("index", "input_bytes", "layers.", "bottleneck_s", "forward", "backward", "update"),
 )
-_NAME_KEYS = ("name", "kind", "devices.", "profile.")
-_OPTIONAL = ("tflops", "memory_bytes", "memory_bytes_per_s", "saved_bytes")
+_NAME_KEYS = ("name", "kind", "device", "devices.", "profile.", "slow")
 
 
-def _of_document(subject: Subject, document: Any) -> Iterator[Case]:
-    """The document with one value of it replaced, or one key left out."""
+def of_document(subject: Subject, document: Any) -> Iterator[Case]:
+    """The document with one value of it replaced."""
 
     def case(kind: str, name: str, value: Any) -> Case:
-        text = _text(value, as_yaml=subject.file.endswith("yaml"))
-        return Case(subject.name, kind, name, subject.file, text, subject.arguments)
+        return subject.case(kind, name, _text(value, as_yaml=subject.file.endswith("yaml")))
 
     for path, value in _places(document):
         last = path[-1] if isinstance(path[-1], str) else f"{path[-2]}."
@@ -274,10 +305,7 @@ def _of_graph(subject: Subject) -> Iterator[Case]:
     for number in ("inf", "1e400", "nan", "1e308", "-1", "many", "[1;inf]", ""):
         for name in ("forward_compute_time=1.0", "activation_size=1000.0"):
             text = GRAPH.replace(name, f"{name.partition('=')[0]}={number}", 1)
-            yield Case(
-                subject.name, "numbers", f"{name}={number}", subject.file, text.encode(),
-                subject.arguments,
-            )  # fmt: skip
+            yield subject.case("numbers", f"{name}={number}", text.encode())
     for name, text in {
         "cycle": GRAPH + "\tnode4 -- node1\n",
         "self": GRAPH + "\tnode2 -- node2\n",
@@ -286,7 +314,7 @@ def _of_graph(subject: Subject) -> Iterator[Case]:
         "no fields": "node1 -- Linear(4, 4)\n",
         "prose": "Once upon a time\n",
     }.items():
-        yield Case(subject.name, "structure", name, subject.file, text.encode(), subject.arguments)
+        yield subject.case("structure", name, text.encode())
 
 
 def _of_plan(subject: Subject) -> Iterator[Case]:
@@ -303,24 +331,21 @@ def _of_plan(subject: Subject) -> Iterator[Case]:
         plan: dict[str, Any] = copy.deepcopy({**PLAN, **more})
         for stage, layers in zip(plan["stages"], stages, strict=True):
             stage["layers"] = layers
-        text = _text(plan, as_yaml=False)
-        yield Case(subject.name, "structure", name, subject.file, text, subject.arguments)
+        yield subject.case("structure", name, _text(plan, as_yaml=False))
 
 
-def _special(subject: Subject) -> Iterator[Case]:
+def special(subject: Subject) -> Iterator[Case]:
     """What any file may be in place of one of its kind."""
-
-    def case(kind: str, name: str, content: bytes | Callable[[Path], object]) -> Case:
-        return Case(subject.name, kind, name, subject.file, content, subject.arguments)
-
-    drawn = random.Random(0)
+    case, drawn = subject.case, random.Random(0)
     yield case("special files", "pipe", os.mkfifo)
     yield case("special files", "/dev/zero", lambda path: path.symlink_to("/dev/zero"))
     yield case("special files", "directory", Path.mkdir)
-    yield case("special files", "missing", lambda path: None)
+    is_option = "settings" in subject.file  # which Hydra calls by its name
+    named = Path(subject.file).stem if is_option else Path(subject.file).name
+    yield case("special files", "missing", lambda path: None, named=named)
     yield case("special files", "link to itself", lambda path: path.symlink_to(path.name))
     yield case("special files", "a file of 8 GB of zeros", _sparse)
-    if subject.name != "settings":  # of an option that sets nothing
+    if not is_option:  # one may set nothing
         yield case("structure", "empty", b"")
     yield case("structure", "binary", drawn.randbytes(4096))
     yield case("structure", "zeros", bytes(4096))

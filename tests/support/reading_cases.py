@@ -435,7 +435,7 @@ def train(
     data, net = Loaders(kind, workers), Net(0.5 if strategy in ("single", "dp") else 0.0)
     place = None
     if run.last.exists():
-        place = Resume.read(run.last, read_checkpoint(run.last)["callbacks"])
+        place = Resume.read(run.last, read_checkpoint(run.last))
         assert STATE_KEY == "RunCheckpoint"
     adapt_loaders(data, seed=SEED)
     watch = Watch()

@@ -24,9 +24,11 @@ import torch  # noqa: F401
 import sparsepipe.cli
 import sparsepipe.launch.job
 import sparsepipe.paper.report_task
-import sparsepipe.tasks.evaluate
+import sparsepipe.tasks.compare
 import sparsepipe.tasks.partition
+import sparsepipe.tasks.predict
 import sparsepipe.tasks.simulate
+import sparsepipe.tasks.train
 
 _LONGEST_S = 25
 _MOST_BYTES = 3 << 30

@@ -9,7 +9,7 @@ import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.config.build import build_module
-from sparsepipe.config.division import division_of
+from sparsepipe.config.division import Division, division_of, read_plan_file
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.runs.rundir import run_dir
 from sparsepipe.schedule import Plan
@@ -98,7 +98,8 @@ def test_refused(settings: list[str], error: type[Exception], words: list[str]) 
     ("setting", "message"),
     [
         ("parallel.plan.cut=[1]", "(nearest: 'parallel.plan.cuts')"),
-        ("parallel.plan.cuts=3", "'parallel.plan.cuts' must be a list or null"),
+        ("parallel.plan.cuts=3", "'parallel.plan.cuts' must be a list of whole numbers or null"),
+        ("parallel.plan.cuts=[a]", "a list of whole numbers or null, not ['a']"),
         ("parallel.plan.balance=time", "must be one of 'flops', 'parameters', 'layers'"),
         ("parallel.max_restarts=-1", "'parallel.max_restarts' must be a whole number from 0"),
         ("parallel.strategy.mod=stash", "(nearest: 'parallel.strategy.mode')"),
@@ -157,3 +158,12 @@ def test_identity_is_what_the_plan_says_and_not_where(file: str) -> None:
     assert identity(by_hand[0], "parallel.plan.cuts=[2]") != base
     assert identity(by_hand[0]) != base
     assert identity(*by_hand, "parallel.strategy.mode=none") != base
+
+
+def test_what_does_not_fit_is_said_of_the_plan_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(Plan.of(config="1-1", cuts=[1], num_layers=3).to_json())
+    with pytest.raises(PlanError, match=r"mine\.json: the plan covers 3 layers, the model has 4"):
+        read_plan_file(path).check(num_layers=4)
+    with pytest.raises(PlanError, match=r"^a plan of 2 stages"):
+        Division(config="1-1", cuts=None, balance="flops").check(num_layers=1)

@@ -36,14 +36,14 @@ def test_a_run_may_be_started_anew_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, anew = leave(tmp_path, "a/1"), leave(tmp_path, "a/2")
-    read = run_tree.read_json
+    read = run_tree.read_mapping
 
-    def while_others_work(path: Path) -> Any:
+    def while_others_work(path: Path, **needed: Any) -> Any:
         if anew in path.parents and anew.exists():
             shutil.rmtree(anew)
-        return read(path)
+        return read(path, **needed)
 
-    monkeypatch.setattr(run_tree, "read_json", while_others_work)
+    monkeypatch.setattr(run_tree, "read_mapping", while_others_work)
     with caplog.at_level(logging.WARNING):
         tree = read_tree(tmp_path)
     assert list(tree.rows) == [kept]
