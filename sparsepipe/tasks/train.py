@@ -33,7 +33,7 @@ from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import has_own_scales
 from sparsepipe.config.trained import CLASSES, recorded_settings
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import CheckpointError, ConfigError
 from sparsepipe.models import Classifier
 from sparsepipe.partition.explanation import rank_times
 from sparsepipe.runs.checkpoints import (
@@ -347,6 +347,11 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
     last, first = run.directory.last, run.spec.checkpoint
     if last.exists():
         content = read_checkpoint(last)
+        if lacking := [key for key in ("optimizer_states", "loops") if key not in content]:
+            raise CheckpointError(
+                f"{last} holds no training to go on with: it has no {' and no '.join(lacking)}",
+                remedy="remove it, and the run begins anew",
+            )
         load_weights(module, content["state_dict"], last)
         place = Resume.read(last, content)
         log.info("going on at epoch %d, batch %d", place.epoch + 1, place.batches + 1)

@@ -24,8 +24,8 @@ from tests.support.sweep_cases import leave_record
 _COMMANDS = Path(lies.__file__).parent / "programs" / "forked_commands.py"
 _MOST_S = 20.0
 _MOST_BYTES = 1.5 * 2**30
-_QUICK = 40
-"""Cases of the quick suite of each kind, drawn anew by no run: a failure can be repeated."""
+_QUICK = 20
+"""Cases of each half in the quick suite, drawn anew by no run: a failure can be repeated."""
 _STARTED = 10
 """Cases that go through a command of their own, which takes seconds to start."""
 SUBJECTS = {**lies.SUBJECTS, **lies_of_runs.SUBJECTS}
@@ -109,8 +109,12 @@ def _check(commands: Commands, cases: list[lies.Case]) -> None:
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
-def test_a_valid_file_is_taken(commands: Commands, subject: lies.Subject) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [*lies.SUBJECTS, *(pytest.param(n, marks=pytest.mark.full) for n in lies_of_runs.SUBJECTS)],
+)
+def test_a_valid_file_is_taken(commands: Commands, name: str) -> None:
+    subject = SUBJECTS[name]
     folder = commands.new_folder()
     subject.case("", "", (commands.valid / subject.file).read_bytes()).write(folder, commands.valid)
     ended = commands(folder, subject.arguments)
