@@ -384,7 +384,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-_NAMED = {"optim.optimizer.lr": "optim.optimizer", "model.width": "sparsepipe.models."}
+_NAMED = {"optim.optimizer.lr": "optim.optimizer", "model.width": "model"}
 """What messages name where torch refuses a value."""
 
 
