@@ -99,10 +99,22 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All hosts a run may use, and the link between any two of them."""
+    """All hosts a run may use, and the link between any two of them.
+
+    Raises:
+        HardwareError: they have more than 10,000 devices.
+    """
 
     hosts: tuple[Host, ...]
     link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_devices > _MOST_DEVICES:
+            raise HardwareError(
+                f"the inventory has {self.num_devices:,} devices, more than {_MOST_DEVICES:,}",
+                remedy="lower 'count', the number of like devices in one host, or, of the machine "
+                "at hand, hardware.cpu_devices",
+            )
 
     @property
     def num_devices(self) -> int:
@@ -206,13 +218,7 @@ class Inventory:
         hosts = tuple(_host(host, f"hosts[{n}]") for n, host in enumerate(value["hosts"]))
         _distinct([host.name for host in hosts], "the inventory", "hosts")
         _one_speed(hosts)
-        found = cls(hosts=_in_use(hosts), link=_link(value.get("link"), "link"))
-        if found.num_devices > _MOST_DEVICES:
-            raise HardwareError(
-                f"the inventory has {found.num_devices:,} devices, more than {_MOST_DEVICES:,}",
-                remedy="lower 'count', the number of like devices in one host",
-            )
-        return found
+        return cls(hosts=_in_use(hosts), link=_link(value.get("link"), "link"))
 
 
 def _host(value: Any, place: str) -> Host:

@@ -180,7 +180,7 @@ def _check_argument(item: Any, name: str, target: Parameters, path: str) -> Iter
 def _check_value(value: Any, hint: Any, path: str) -> Iterator[str]:
     if not fits(value, hint):
         what = f"'{path}' must be {describe(hint)}"
-        if is_number(value) and not _is_computable(value):
+        if is_number(value) and not _is_computable(value) and fits(0.5, hint):
             what += f" of at most {_LARGEST:g} in size"
         yield f"{what}, not {value!r}{_nearest_name(value, hint)}"
 
