@@ -180,7 +180,7 @@ def cases(valid: Path) -> list[Case]:
 
 
 def _cut(subject: Subject, content: bytes) -> Iterator[Case]:
-    is_text = subject.file.endswith((".csv", ".txt", ".obj"))
+    is_text = subject.file.endswith((".csv", ".txt", ".obj", ".ply"))
     for share in () if is_text else (0.3, 0.9):  # a shorter text is a text
         yield subject.case("structure", f"{share:.0%} of it", content[: int(share * len(content))])
 
@@ -188,7 +188,9 @@ def _cut(subject: Subject, content: bytes) -> Iterator[Case]:
 def _of_table(subject: Subject, text: str) -> Iterator[Case]:
     head, *lines = text.splitlines()
     yield subject.case("structure", "no heading", "\n".join(lines).encode())
-    yield subject.case("structure", "semicolons", text.replace(",", ";").encode())
+    other = text.replace(",", ";").encode()  # which tables of users may have
+    refused = subject.is_refused and subject.name != "split"
+    yield subject.case("structure", "semicolons", other, is_refused=refused)
     long = f'{head}\n"{"a" * 200_000}"\n'.encode()  # which only Python's own reader refuses
     yield subject.case("structure", "a long field", long, is_refused=False)
     yield subject.case("structure", "another heading", f"a,b\n{lines[0]}\n".encode())
