@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOCK = ".ledger.lock"
+_LIMIT_BYTES = 1 << 28
+"""Of a ledger's file: a run takes a few kilobytes."""
 _LIMIT_S = 60.0
 """A ledger of thousands of runs takes seconds: who takes longer has been stopped."""
 
@@ -231,7 +233,7 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
         reader = readers.get(source.suffix.lower())
         if reader is None:
             raise ValueError("its name ends in neither .parquet nor .csv")
-        reading.check_regular(source)
+        reading.check_regular(source, limit_bytes=_LIMIT_BYTES)
         rows = reader(source)
     except (OSError, ValueError) as error:  # pyarrow's and pandas' own are of these
         raise _no_ledger(source, str(error).partition("\n")[0].rstrip(".")) from error
