@@ -44,7 +44,8 @@ def sweep_directory(config: DictConfig) -> Path:
 
 def given_overrides(config: DictConfig) -> list[str]:
     """The overrides of a sweep's command; what it sweeps is written there as a list."""
-    return [str(each) for each in OmegaConf.select(config, "hydra.overrides.task") or ()]
+    given = OmegaConf.select(config, "hydra.overrides.task")
+    return [] if given is None else list(map(str, OmegaConf.to_container(given, resolve=False)))
 
 
 def command_of(overrides: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.sweep_environment import announce, given_overrides, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
@@ -306,9 +307,8 @@ def _searches(config: DictConfig) -> bool:
 
 def _objective(config: DictConfig, jobs: Sequence[SweepJob]) -> Objective | None:
     """The figure that a sweep is to have the best value of; without one that of the validation."""
-    named = OmegaConf.select(config, "objective")
-    if named is not None:
-        return Objective(key=str(named), mode=_searched_mode(config))
+    if (named := _named_objective(config)) is not None:
+        return Objective(key=named, mode=_searched_mode(config))
     validated = any(job.result.get(VALIDATION) is not None for job in jobs)
     return Objective(key=VALIDATION) if validated else None
 
@@ -317,14 +317,22 @@ def doubtful_direction(config: DictConfig) -> str | None:
     """A warning where a search looks for the worst values, as Optuna, which minimizes by default,
     does of accuracies; None elsewhere.
     """
-    objective, mode = OmegaConf.select(config, "objective"), _searched_mode(config)
-    if objective is None or mode is None or mode == mode_of(str(objective)):
+    objective, mode = _named_objective(config), _searched_mode(config)
+    if objective is None or mode is None or mode == mode_of(objective):
         return None
     found, other = ("largest", "minimize") if mode == "max" else ("smallest", "maximize")
     return (
         f"this searches for the {found} {objective}: hydra.sweeper.direction={other} searches for "
         "the other end"
     )
+
+
+def _named_objective(config: DictConfig) -> str | None:
+    try:
+        named = OmegaConf.select(config, "objective")
+    except OmegaConfBaseException:
+        return None  # jobs are refused for it
+    return None if named is None else str(named)
 
 
 def _searched_mode(config: DictConfig) -> Mode | None:
