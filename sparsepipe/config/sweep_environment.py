@@ -45,7 +45,9 @@ def sweep_directory(config: DictConfig) -> Path:
 def given_overrides(config: DictConfig) -> list[str]:
     """The overrides of a sweep's command; what it sweeps is written there as a list."""
     given = OmegaConf.select(config, "hydra.overrides.task")
-    return [] if given is None else list(map(str, OmegaConf.to_container(given, resolve=False)))
+    # As they are: a value that cannot be made out is for the jobs to refuse.
+    texts = OmegaConf.to_container(given, resolve=False) if OmegaConf.is_list(given) else []
+    return [str(each) for each in texts] if isinstance(texts, list) else []
 
 
 def command_of(overrides: Sequence[str]) -> str:

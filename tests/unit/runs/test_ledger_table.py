@@ -16,6 +16,7 @@ from pandas.testing import assert_frame_equal
 
 from sparsepipe.runs.ledger import gather, load_results
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, cell_text, cell_value, frame_of, rows_of
+from sparsepipe.utils.files import read_json, write_json
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["", " ", "null", "true", "NaN", "Infinity", "-1", "1e5", "12e456789012", "1e999", "[1]", '"x"',
@@ -57,15 +58,15 @@ def test_runs_parquet_and_csv_are_one_table(
     for number, result in enumerate(results):
         directory = root / f"run{number}"
         directory.mkdir(parents=True)
-        (directory / "result.json").write_text(json.dumps(result))
+        write_json(directory / "result.json", result)  # as runs do: without NaN and infinities
         (directory / "DONE.json").write_text("{}")
     written = gather(root)
     for source in (root, root / "ledger.parquet", root / "ledger.csv"):
         assert_frame_equal(load_results(source), written, check_exact=True)
     assert_frame_equal(pd.read_parquet(root / "ledger.parquet"), written, check_exact=True)
     assert list(written["run_id"]) == [f"run{number}" for number in range(len(results))]
-    for number, result in enumerate(results):
-        for key, value in result.items():
+    for number in range(len(results)):
+        for key, value in read_json(root / f"run{number}" / "result.json").items():
             _assert_is(written[key][number], value)
 
 
