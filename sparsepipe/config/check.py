@@ -211,7 +211,7 @@ def fits(value: Any, hint: Any) -> bool:
     test = _FITS.get(hint if origin is None else origin)
     if test is None:
         return True
-    of_one_kind = origin is list or arguments[1:] == (...,)
+    of_one_kind = arguments and (origin is list or arguments[1:] == (...,))
     return test(value) and not (of_one_kind and any(not fits(item, arguments[0]) for item in value))
 
 
@@ -225,7 +225,7 @@ def describe(hint: Any) -> str:
         limits = [str(limit) for limit in arguments[1:] if isinstance(limit, Limits)]
         return " ".join([describe(arguments[0]), *limits])
     words = _WORDS.get(hint if origin is None else origin, str(hint))
-    if (origin is list or arguments[1:] == (...,)) and arguments[0] in _PLURALS:
+    if arguments and (origin is list or arguments[1:] == (...,)) and arguments[0] in _PLURALS:
         return f"{words} of {_PLURALS[arguments[0]]}"
     return words
 

@@ -45,7 +45,9 @@ def check_share(val_share: float) -> None:
 
 
 def check_numbers(*, least_1: Mapping[str, int | None], least_0: Mapping[str, int | None]) -> None:
-    """Raise ``ConfigError`` for numbers below 1 or 0, or above 2^32; None stands for a default."""
+    """Raise ``ConfigError`` for numbers below 1 or 0, or above 2^32, which only seeds may be; None
+    stands for a default.
+    """
     for least, settings in ((1, least_1), (0, least_0)):
         for name, value in settings.items():
             if value is not None and value < least:
@@ -53,7 +55,7 @@ def check_numbers(*, least_1: Mapping[str, int | None], least_0: Mapping[str, in
                     f"data.{name}={value} is too small",
                     remedy=f"set data.{name} to {least} or more",
                 )
-            if value is not None and value > _MOST:
+            if value is not None and value > _MOST and not name.endswith("seed"):
                 raise ConfigError(
                     f"data.{name}={value} is too large",
                     remedy=f"set data.{name} to {_MOST} or less",

@@ -32,11 +32,15 @@ SHAPE_SUFFIXES = tuple(sorted((*_ARRAYS, *_MESHES, ".off", *TEXT_SUFFIXES)))
 
 _TEXT_BYTES = 1 << 28
 """Limit of a file of text, which takes several times its size in memory while it is read."""
+_MOST_COLUMNS = 16
+"""Of an array of points: coordinates, normals, colours and the like."""
 _HEADER_LINES = 20
 """Lines before the first point of a text file; a header of the PCD format has 11."""
 _COMMENT = re.compile(r"(#|//).*")
-_HAVE_COMMAS = re.compile(r"\s*([^\s,]+(,\d[^\s,]*)?(\s+|$)){3,}")
-"""Three or more words with at most one comma in each, which then is a decimal one."""
+_NUMBERS = re.compile(r"\s*([^\s,;]+(,\d[^\s,;]*)?([\s;]+|$)){3,}")
+"""Three or more words with at most one comma in each."""
+_COMMA_BEFORE_LAST = re.compile(r",\d[^\s,;]*[\s;]+\S")
+"""In a word that others follow."""
 _UNIT = re.compile(r"[\[(][^\])]*[\])]")
 """Of a column, behind its name."""
 _SEPARATORS = str.maketrans(",;\t", "   ")
@@ -167,7 +171,7 @@ def _coordinates(values: NDArray[Any]) -> NDArray[Any]:
         raise ValueError(
             f"its array is of shape {values.shape} and type {values.dtype}, not [points, 3]"
         )
-    if len(values) == 3 < values.shape[1]:
+    if len(values) == 3 and values.shape[1] > _MOST_COLUMNS:
         raise ValueError(
             f"its array is of shape {values.shape}, which seems to be [3, points]: transpose it"
         )
@@ -185,23 +189,33 @@ def parse_points(text: str) -> NDArray[np.float64]:
     if start is None:
         raise ValueError("it does not begin with lines of at least three numbers")
     header = next((line for line in reversed(lines[:start]) if line.strip()), "")
-    plain = (_plain(line) for line in islice(lines, start, None))
+    rows = [_COMMENT.sub("", line) for line in islice(lines, start, None)]
+    decimal = "." if _has_decimal_commas(rows) else " "
+    plain = (line.replace(",", decimal).translate(_SEPARATORS) for line in rows)
     # Columns by their names where the header has them, since the first may be a number or a time.
     points_Q3: NDArray[np.float64] = np.loadtxt(plain, usecols=_columns(header), ndmin=2)
     return points_Q3
 
 
-def _plain(line: str) -> str:
-    """Numbers with blanks between them, and points for the decimal commas of some countries."""
-    line = _COMMENT.sub("", line)
-    if "," in line and "." not in line and (";" in line or _HAVE_COMMAS.fullmatch(line)):
-        line = line.replace(",", ".")
-    return line.translate(_SEPARATORS)
+def _has_decimal_commas(rows: Sequence[str]) -> bool:
+    """Whether commas in a file's lines are those of some countries' numbers.
+
+    Where one line has a decimal point, or is no row of numbers then, they separate columns; as do
+    commas between blanks that come before the last column alone, such as an intensity.
+    """
+    rows = [row for row in rows if row.strip()]
+    return (
+        any("," in row for row in rows)
+        and not any("." in row for row in rows)
+        and all(_NUMBERS.fullmatch(row) for row in rows)
+        and any(";" in row or _COMMA_BEFORE_LAST.search(row) for row in rows)
+    )
 
 
 def _is_point(line: str) -> bool:
+    words = _COMMENT.sub("", line).translate(_SEPARATORS).split()
     try:
-        return len([float(word) for word in _plain(line).split()[:3]]) == 3
+        return len([float(word) for word in words[:3]]) == 3
     except ValueError:
         return False
 

@@ -141,12 +141,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _check_weights(path: Path, weights: Mapping[str, Any]) -> None:
-    """Refuses what no module takes, or takes in part, as of a complex tensor."""
+    """Refuses what no module takes: no tensor, or one without values."""
     for name, value in weights.items():
-        is_plain = isinstance(value, Tensor) and value.layout == torch.strided
-        if not is_plain or value.is_meta or value.is_complex():
+        if not isinstance(value, Tensor) or value.is_meta:
             raise CheckpointError(
-                f"{path}: its weight {name} is no plain tensor of real numbers",
+                f"{path}: its weight {name} is no tensor with values",
                 remedy="give a checkpoint that Lightning wrote, or what "
                 "torch.save(model.state_dict(), path) did",
             )
@@ -247,7 +246,7 @@ def load_weights(
     fitting, rows = {}, []
     for name, value in own.items():
         theirs = names.get(name)
-        found = None if theirs is None else _fitted(name, weights[theirs], value.shape)
+        found = None if theirs is None else _fitted(name, weights[theirs], value)
         if theirs is None:
             rows.append((name, "", MISSING))
         elif found is None:
@@ -290,7 +289,7 @@ def _names_in(
                     found.setdefault(there if there in own else _as_kernel(there), name)
             found = {name: there for name, there in found.items() if name in own}
             score = sum(
-                _fitted(name, weights[there], own[name].shape) is not None
+                _fitted(name, weights[there], own[name]) is not None
                 for name, there in found.items()
             )
             if score > best[0]:
@@ -317,8 +316,11 @@ def _as_kernel(name: str) -> str:
     return f"{name.removesuffix('weight')}kernel" if f".{name}".endswith(".weight") else name
 
 
-def _fitted(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """A tensor of a file in the model's shape; None where it does not fit."""
+def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
+    """A tensor of a file in the shape of the model's; None where it does not fit."""
+    shape = own.shape
+    if (value.is_complex(), value.layout) != (own.is_complex(), own.layout):
+        return None
     if value.shape == shape:
         return value
     if name.endswith("kernel") and value.ndim == 5:  # spconv's; ours is [K^3, C_in, C_out]

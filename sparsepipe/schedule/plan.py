@@ -317,6 +317,7 @@ def _check_details(value: Mapping[str, Any]) -> None:
         reading.name(reading.mapping(times, place).get("device"), f"{place}.device")
         for key in ("forward", "backward", "update"):
             reading.amount(times.get(key), f"{place}.{key}")
+        reading.amount(times.get("load", 0.0), f"{place}.load")
 
 
 def _wholes(value: Any, place: str) -> list[int]:

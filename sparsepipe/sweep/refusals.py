@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.check import unknown_keys
-from sparsepipe.config.compose import CONFIG_NAME
+from sparsepipe.config.compose import CONFIG_NAME, groups_of
 from sparsepipe.config.scales import is_sweep
 from sparsepipe.errors import ConfigError
 from sparsepipe.sweep.composition import compose_job
@@ -83,7 +84,7 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
         words = [*(f"{name}={value}" for name, value in own.items()), *overrides]
         parsed = OverridesParser.create(loader).parse_overrides(words)
         unknown = {each.key_or_group for each in parsed if "." in each.key_or_group}
-        for job in _unlike_jobs(parsed):
+        for job in _unlike_jobs(parsed, {*groups_of(loader)}):
             refused = compose_job(loader, sweep, job, number=0).refused
             if not isinstance(refused, ConfigError):
                 return
@@ -96,26 +97,28 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
         raise first
 
 
-def _unlike_jobs(overrides: Sequence[Override]) -> Iterator[list[str]]:
+def _unlike_jobs(overrides: Sequence[Override], groups: Collection[str]) -> Iterator[list[str]]:
     """The overrides of a sweep's first job, and of those that differ from it in the option of one
     group, or in one ``_target_``.
     """
-    options = {each.get_key_element(): _options(each) for each in overrides}
-    first = {key: words[0] for key, words in options.items() if words}
+    first = {key: word for each in overrides for key, word in islice(_options(each), 1)}
     yield [*first.values()]
-    for key, words in options.items():
-        if "." not in key or key.endswith("_target_"):
-            yield from ([*{**first, key: other}.values()] for other in words[1:])
+    for each in overrides:
+        if each.key_or_group in groups or each.key_or_group.endswith("_target_"):
+            yield from (
+                [*{**first, key: word}.values()] for key, word in islice(_options(each), 1, None)
+            )
 
 
-def _options(override: Override) -> list[str]:
-    """The overrides that the jobs of a sweep have in place of one of its command."""
+def _options(override: Override) -> Iterator[tuple[str, str]]:
+    """The key of an override, and what the jobs of a sweep have in its place."""
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):
-        return [f"{key}={value.start}"]
-    if override.is_sweep_override():
-        return [f"{key}={option}" for option in override.sweep_string_iterator()]
-    return [f"{key}={override.get_value_element_as_str()}"]
+        yield key, f"{key}={value.start}"
+    elif override.is_sweep_override():
+        yield from ((key, f"{key}={option}") for option in override.sweep_string_iterator())
+    else:
+        yield key, f"{key}={override.get_value_element_as_str()}"
 
 
 def refuse_without_slurm(arguments: Sequence[str], loader: ConfigLoader) -> None:

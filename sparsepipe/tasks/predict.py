@@ -6,7 +6,6 @@ import glob
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +29,7 @@ from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.utils.files import expanded, read_mapping, write_json
 from sparsepipe.utils.progress import progress
-from sparsepipe.utils.reading import listing
+from sparsepipe.utils.reading import amount, listing, mapping, name
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
@@ -74,16 +73,17 @@ class Predict(Task):
         found, shapes = self._predict(run, model, files)
         _refuse_unreadable(found)
         write_csv(run.directory.predictions, [_row(*each) for each in found.items()])
+        lists = _lists(found)
         write_json(
             run.directory.predictions_json,
-            {"checkpoint": path, "classes": model.classes, **_lists(found)},
+            {"checkpoint": path, "classes": model.classes, **lists},
         )
         if shapes:
             _draw(run, model, {f: each for f, each in found.items() if f in shapes}, shapes)
         unreadable = sum(isinstance(each, SparsePipeError) for each in found.values())
         values = {"predicted_files": len(found) - unreadable, "unreadable_files": unreadable}
         write_result(run, {"evaluated_checkpoint": path.name, **values})
-        _log(run.directory)
+        _log(run.directory, lists)
 
     def _predict(
         self, run: Run, model: Model, files: Sequence[Path]
@@ -141,8 +141,9 @@ class Predict(Task):
 
     def log_finished(self, directory: RunDir) -> None:
         """Logs the answers again."""
-        with suppress(DataError):  # their file was removed
-            _log(directory)
+        path = directory.predictions_json
+        if path.exists():
+            _log(directory, read_mapping(path, predictions=_answers, unreadable=_faults))
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
         """A digest of places and contents of the files, since these make the run another one."""
@@ -291,9 +292,24 @@ def _draw(
     )
 
 
-def _log(directory: RunDir) -> None:
-    values = read_mapping(directory.predictions_json, predictions=listing, unreadable=listing)
-    predicted, unreadable = values["predictions"], values["unreadable"]
+def _answers(value: Any, place: str) -> None:
+    """Checks a list of predictions, see :func:`_lists`; raises a ValueError."""
+    for row in listing(value, place):
+        name(mapping(row, place).get("file"), f"{place}: file")
+        for each in (row, *listing(row.get("next"), f"{place}: next")):
+            name(mapping(each, place).get("class"), f"{place}: class")
+            amount(each.get("probability"), f"{place}: probability")
+
+
+def _faults(value: Any, place: str) -> None:
+    """Checks a list of files that cannot be read; raises a ValueError."""
+    for row in listing(value, place):
+        for key in ("file", "error", "remedy"):
+            name(mapping(row, place).get(key), f"{place}: {key}")
+
+
+def _log(directory: RunDir, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    predicted, unreadable = lists["predictions"], lists["unreadable"]
     for row in predicted[:_LOGGED]:
         first, *others = (
             f"{each['class']} {100 * each['probability']:.1f} %" for each in (row, *row["next"])

@@ -192,8 +192,8 @@ class ProfileLayers(Task):
                 run.watch.raise_if_stopped()
                 if number % _PASSES_A_LOAD == 0:
                     begin_s = time.perf_counter()
-                    next(more)
-                    loads_s.append(time.perf_counter() - begin_s)
+                    if next(more, None) is not None:
+                        loads_s.append(time.perf_counter() - begin_s)
                 advance(self.num_warmup + self.num_measured)
 
             found = measure(
@@ -210,8 +210,9 @@ class ProfileLayers(Task):
             )
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
-        # The first one begins to read, beside that.
-        known = {"cost_s": cost_s, "load_s": statistics.median(loads_s[1:] or loads_s)}
+        known = {"cost_s": cost_s}
+        if loads_s:  # the first one begins to read, beside that
+            known["load_s"] = statistics.median(loads_s[1:] or loads_s)
         return Profile(layers=found.layers, meta={**found.meta, **known}), length
 
     def _chain(
@@ -280,8 +281,13 @@ def _reading_here(spec: RunSpec) -> RunSpec:
 
 
 def _over_and_over(loader: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader
+    """Batches of as many passes as are asked for; ends where a pass has none, as of a stream."""
+    empty = False
+    while not empty:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
 
 
 def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> State:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trimesh
 
-from sparsepipe.data.shape_files import read_shape
+from sparsepipe.data.shape_files import parse_points, read_shape
 from sparsepipe.errors import DataError
 
 MESH = trimesh.creation.annulus(0.5, 1.0, 0.4)
@@ -199,3 +199,17 @@ def test_malformed_files_are_read_or_refused(tmp_path: Path, suffix: str) -> Non
             refused.append(error)
     assert refused
     assert all(str(path) in error.message and error.remedy for error in refused)
+
+
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        ("1 2 3,255\n4 5 6,7\n", [[1, 2, 3], [4, 5, 6]]),
+        ("0 0 0,5\n1.5 2 3,5\n", [[0, 0, 0], [1.5, 2, 3]]),
+        ("0,5 1 2,5\n1,5 2 3\n", [[0.5, 1, 2.5], [1.5, 2, 3]]),
+        ("1;2;3,5\n1;2;3\n", [[1, 2, 3.5], [1, 2, 3]]),
+        ("1,2,3\n4,5,6\n", [[1, 2, 3], [4, 5, 6]]),
+    ],
+)
+def test_commas_mean_the_same_in_all_lines_of_a_file(text: str, points: list[list[float]]) -> None:
+    assert parse_points(text).tolist() == points
