@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.checks import check_class_names
-from sparsepipe.data.files import check_regular, digest_values, explaining_storage, scan_files
+from sparsepipe.data.files import digest_values, explaining_storage, scan_files
 from sparsepipe.data.npz_files import open_npz
 from sparsepipe.data.points import (
     SPLITS,
@@ -62,9 +62,11 @@ class NpzBundle:
         self._needs_labels = needs_labels
         self.root = require_root(root, what="an npz bundle of point clouds", where_from=WHERE_FROM)
         for split in SPLITS:
-            if not (self.root / f"{split}.npz").exists():
+            path = self.root / f"{split}.npz"
+            if not path.exists():
                 raise wrong_layout(self.root, expected="train.npz and test.npz")
-            check_regular(self.root / f"{split}.npz")
+            with _explained(path), open_npz(path):
+                pass  # what is no archive is refused before all of it is read for its fingerprint
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """The clouds of a split; see ``Source.load``."""
