@@ -339,7 +339,7 @@ def _of_archive(subject: Subject, arrays: Mapping[str, bytes]) -> Iterator[Case]
             archive.writestr("points.npy", content)
         yield subject.case("arrays", name, stream.getvalue())
     yield subject.case("arrays", "a single array", _npy(_CLOUD))
-    yield subject.case("arrays", "no points", _npz(other=_CLOUD))
+    yield subject.case("arrays", "no points", _npz(other=_CLOUD, another=_CLOUD))
     yield subject.case("arrays", "much", _bomb("points.npy"))
     whole = CLOUDS[".npz"]
     at = whole.index(b"PK\x01\x02")
