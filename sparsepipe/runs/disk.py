@@ -85,20 +85,10 @@ class Removable:
     freed_bytes: int
 
 
-def removable(where: Path, *, experiment: str | None, keep: KeptCheckpoints) -> list[Removable]:
-    """Checkpoints of finished runs, by run.
-
-    Args:
-        where: a directory of runs.
-        experiment: only runs in a directory of this name.
-        keep: as ``trainer.checkpoints``.
-
-    Raises:
-        NoRunsError: there is no such directory, or no run of that experiment.
-        DataError: a directory cannot be read.
-    """
+def removable(runs: Iterable[RunDir], *, keep: KeptCheckpoints) -> list[Removable]:
+    """Checkpoints of those runs that are finished; ``keep`` is as ``trainer.checkpoints``."""
     found = []
-    for run in _runs(where, experiment):
+    for run in runs:
         files = superfluous(run, keep) if run.done.exists() else []
         if files:
             others = {path for path in run.checkpoints.glob("*.ckpt") if path not in files}
@@ -121,15 +111,9 @@ def _runs(where: Path, experiment: str | None) -> list[RunDir]:
     return chosen
 
 
-def unfinished(where: Path, *, experiment: str | None) -> str:
-    """What unfinished runs keep, as a line below a list of checkpoints; empty if they keep none.
-
-    Raises:
-        NoRunsError: see :func:`removable`.
-        DataError: a directory cannot be read.
-    """
-    runs = [run for run in _runs(where, experiment) if not run.done.exists()]
-    files = [[*run.checkpoints.glob("*.ckpt")] for run in runs]
+def unfinished(runs: Iterable[RunDir]) -> str:
+    """What unfinished runs keep, as a line below a list of checkpoints; empty if they keep none."""
+    files = [[*run.checkpoints.glob("*.ckpt")] for run in runs if not run.done.exists()]
     count = sum(map(bool, files))
     if not count:
         return ""
@@ -162,7 +146,7 @@ def clean(
 
     Raises:
         ConfigError: nobody can be asked; nothing is removed.
-        NoRunsError: see :func:`removable`.
+        NoRunsError: there is no such directory, or no run of that experiment.
         OutputError: a file cannot be removed.
     """
     del directories, width
@@ -171,8 +155,8 @@ def clean(
         raise NoRunsError(
             f"there is no directory of runs {place}", remedy="name it as paths.outputs"
         )
-    found = removable(place, experiment=experiment, keep=keep)
-    others = unfinished(place, experiment=experiment)
+    runs = _runs(place, experiment)
+    found, others = removable(runs, keep=keep), unfinished(runs)
     if not found:
         return f"no finished run in {place} has a checkpoint to remove{others}"
     sys.stdout.write(f"{_listing(found)}{others}\n\n")
