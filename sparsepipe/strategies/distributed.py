@@ -200,9 +200,11 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        super().teardown()
-        self._stay()
-        self._world_of_one.close()
+        try:
+            super().teardown()
+        finally:  # what has ended a fit by an exception may end this as well
+            self._stay()
+            self._world_of_one.close()
 
     def _stay(self) -> None:
         """From now on this rank may outlive what has started it."""

@@ -151,7 +151,7 @@ def _check_interrupted(sweep: Sweep, ledger: pd.DataFrame) -> None:
     run = str(trained["run_id"].iloc[0])
     (record,) = [one for one in records_of(_ended(sweep)) if Path(str(one.run)).name == run]
     undisturbed = Sweep(
-        command=f"sparsepipe -m {record.text} paths.outputs=undisturbed",
+        command=f"sparsepipe -m {' '.join(record.overrides)} paths.outputs=undisturbed",
         place=sweep.place,
         outputs=sweep.place / "undisturbed" / "table2",
     )
