@@ -115,7 +115,7 @@ class RunSpec:
         parsed = _parsed(_Schema, kept)
         known = {entry.name for entry in fields(cls)}
         parsed = {name: value for name, value in parsed.items() if name in known}
-        parsed["tags"] = tuple(parsed.get("tags") or ())
+        parsed["tags"] = tuple(map(str, parsed.get("tags") or ()))
         return cls(**parsed, _values=kept)
 
     def to_dict(self) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class NodeMap:
     node: Node = field(default_factory=Node)
 
 
+LONGEST_S = 1e9
+"""The longest time that may be set for ranks to wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Range of a number, both ends included."""
@@ -162,7 +166,7 @@ class Parallel:
 
     devices: int | str
     num_nodes: int
-    grace_s: Annotated[float, Limits(0, 1e9)]
+    grace_s: Annotated[float, Limits(0, LONGEST_S)]
     strategy: Target | None = field(
         metadata=_node(
             *("cluster_environment", "config", "cuts", "balance"),
@@ -333,7 +337,7 @@ class Config:
     callbacks: Any = field(metadata=_node_map())
     checkpoint_strict: bool = True
     input: str | None = None
-    tags: list[str] = field(default_factory=list)
+    tags: list[str | int] = field(default_factory=list)
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs
     runs: list[Any] = field(default_factory=list)  # of task=compare; not recorded either

@@ -18,6 +18,7 @@ from pathlib import Path
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.data.sources.base import said_so_far
 from sparsepipe.emulate import (
     NotPermitted,
     announce_hosts,
@@ -45,7 +46,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.meeting_point import LOOPBACK
 from sparsepipe.runtime.collectives.process_group import first_to_report
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.runtime.launch import launch, run_with_restarts
+from sparsepipe.runtime.launch import environment_variables, launch, run_with_restarts
 from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils import reading
@@ -170,7 +171,8 @@ def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
                 address=LOOPBACK if layout is None else layout.stations[0].launcher,
             )
 
-        with hosts_emulated(spec, inventory, directory):
+        said = environment_variables(said_so_far())
+        with hosts_emulated(spec, inventory, directory), said:
             run_with_restarts(start, max_restarts=spec.parallel.max_restarts)
 
 

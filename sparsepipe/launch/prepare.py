@@ -10,7 +10,7 @@ from sparsepipe.config.compose import refuse_printing_task
 from sparsepipe.config.division import division_of
 from sparsepipe.config.recomputation import is_automatic, refuse_recompute, synchronous_stages_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
+from sparsepipe.config.schema import LONGEST_S, MICROBATCHES_KEY, SearchChoice
 from sparsepipe.config.sweep_environment import announced_threads
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory.microbatches import check_microbatches
@@ -28,8 +28,6 @@ from sparsepipe.tasks.partition import Partition
 from sparsepipe.tasks.task import Task, task_class, task_of
 from sparsepipe.tasks.train import Train
 from sparsepipe.tracking.loggers import refuse_missing
-
-_LONGEST_S = 1e9
 
 
 def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
@@ -92,10 +90,10 @@ def prepare(spec: RunSpec, inventory: Inventory) -> RunDir:
 
 def _refuse_timeout(spec: RunSpec) -> None:
     timeout_s = spec.parallel.argument("timeout_s")
-    if timeout_s is not None and not 0 < timeout_s <= _LONGEST_S:
+    if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
         raise ConfigError(
             f"parallel.strategy.timeout_s={timeout_s:g} is no time that ranks can wait",
-            remedy=f"set it to seconds above 0, {_LONGEST_S:g} at most",
+            remedy=f"set it to seconds above 0, {LONGEST_S:g} at most",
         )
 
 

@@ -225,9 +225,15 @@ def _threads(device: Device, inventory: Inventory) -> str | None:
     return os.environ.get("OMP_NUM_THREADS", str(share))
 
 
-def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:
-    """Fingerprint of the profiles of an inventory; see :func:`load_profiles`."""
+def fingerprint_of(
+    inventory: Inventory, model: str, *, given: Mapping[str, str], spec: RunSpec | None = None
+) -> str:
+    """Fingerprint of the profiles of an inventory (see :func:`load_profiles`), as far as they count
+    in a training of this configuration (see :func:`as_loaded`).
+    """
     profiles = load_profiles(inventory, model, given=given)
+    if spec is not None:
+        profiles = as_loaded(profiles, spec, inventory)
     return _digest(inventory.to_yaml() + _text_of(profiles))
 
 

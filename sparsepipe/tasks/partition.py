@@ -64,7 +64,7 @@ class Partition(Task):
 
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
         """A fingerprint of the profiles, which it reads in place of data."""
-        return fingerprint_of(inventory, spec.model.name, given=self.profiles or {})
+        return fingerprint_of(inventory, spec.model.name, given=self.profiles or {}, spec=spec)
 
 
 def _found(run: Run, choice: SearchChoice) -> Found:

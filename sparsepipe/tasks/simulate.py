@@ -134,8 +134,9 @@ class Simulate(Task):
         """
         spec = spec.replace(parallel=self.parallel)
         division, search = division_of(spec), spec.plan_search
+        given = self._given(spec)
         words = {
-            "profiles": fingerprint_of(inventory, spec.model.name, given=self._given(spec)),
+            "profiles": fingerprint_of(inventory, spec.model.name, given=given, spec=spec),
             "plan": None if division is None else [division.arguments(), division.devices],
             "search": None if search is None else {**asdict(search), "profiles": None},
         }

@@ -154,6 +154,12 @@ def write_json(path: PathLike, value: Any) -> Path:
     return target
 
 
+_ANEW = (
+    "Remove the file, and DONE.json beside it where there is one, and run again: it will be "
+    "written anew."
+)
+
+
 def read_json(path: PathLike) -> Any:
     """Reads a JSON file.
 
@@ -171,7 +177,7 @@ def read_json(path: PathLike) -> Any:
     except ValueError as error:
         raise DataError(
             f"{source} cannot be read: {error}",
-            remedy="Remove the file and run again, it will be written anew.",
+            remedy=_ANEW,
         ) from error
 
 
@@ -194,7 +200,7 @@ def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[st
     except ValueError as error:
         raise DataError(
             f"{path} does not hold what a run writes there: {error}",
-            remedy="Remove the file and run again, it will be written anew.",
+            remedy=_ANEW,
         ) from error
     return values
 

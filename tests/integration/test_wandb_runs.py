@@ -27,7 +27,7 @@ MEASURED = ("train/loss_step", "train/accuracy_step", "val/loss", "val/accuracy"
 
 def test_what_a_training_shows(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sparsepipe")
-    run = job(*TRACKED, "trainer.max_epochs=1", "tags=[a,b]")
+    run = job(*TRACKED, "trainer.max_epochs=1", "tags=[a,2026]")
     assert f"`wandb sync {run / 'wandb'}` uploads it" in caplog.text
     assert sys.modules["wandb"].run is None
     assert not {"WANDB_DATA_DIR", "WANDB_SILENT", "WANDB__SERVICE_WAIT"} & set(os.environ)
@@ -38,7 +38,7 @@ def test_what_a_training_shows(job: Job, caplog: pytest.LogCaptureFixture) -> No
         "run_id": f"tiny-{run.name}",
         "run_group": "tiny",
         "job_type": "train",
-        "tags": ["a", "b"],
+        "tags": ["a", "2026"],
     }
     assert found.config["data"]["batch_size"] == 4
     assert found.config["trainer"]["max_epochs"] == 1

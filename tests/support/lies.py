@@ -167,7 +167,7 @@ PLAN = {
     ],
     "bottleneck_s": 0.01,
     "rank_times_s": [
-        {"device": name, "forward": 0.001, "backward": 0.002, "update": 0.0}
+        {"device": name, "forward": 0.001, "backward": 0.002, "update": 0.0, "load": 0.001}
         for name in ("slow", "fast", "fast")
     ],
     "measured": {"slow": "profile.json"},
@@ -237,6 +237,7 @@ _NUMBER_KEYS = (
     *("count", "memory_bytes", "tflops", "memory_bytes_per_s", "bytes_per_s", "latency_s"),
     *("forward_s", "backward_s", "activation_bytes", "parameter_bytes", "saved_bytes"),
     *("index", "input_bytes", "layers.", "bottleneck_s", "forward", "backward", "update"),
+    "load",
 )
 _NAME_KEYS = ("name", "kind", "device", "devices.", "profile.", "slow")
 

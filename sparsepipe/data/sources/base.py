@@ -39,7 +39,8 @@ _FOLDERS = ("*/*", "*/train/*", "train/*/*")
 _MOST_SEEN = 10_000
 LOCK_WAIT_S = 7_200.0
 SAID = "SPARSEPIPE_SAID"
-"""Environment variable: checksums of what :func:`say_once` has logged."""
+"""Environment variable of ranks: checksums of what the process that starts them has logged."""
+_said = set(os.environ.get(SAID, "").split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +72,17 @@ class CacheSettings:
 
 def say_once(message: str) -> None:
     """Log what was found in the data, once: this process may open them several times, and the ranks
-    that it starts open them again.
+    that it starts open them again (see :func:`said_so_far`).
     """
-    said = os.environ.get(SAID, "").split()
     mark = f"{zlib.crc32(message.encode(errors='replace')):08x}"
-    if mark not in said:
-        os.environ[SAID] = " ".join([*said, mark])
+    if mark not in _said:
+        _said.add(mark)
         _LOG.info(message)
+
+
+def said_so_far() -> dict[str, str]:
+    """Environment variables with which ranks do not repeat what this process has logged."""
+    return {SAID: " ".join(sorted(_said))}
 
 
 class Source(Protocol):

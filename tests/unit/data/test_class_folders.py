@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,15 +15,16 @@ import trimesh
 
 from sparsepipe.data.points import SPLITS
 from sparsepipe.data.sources import CacheSettings, ClassFolder, OffTree
-from sparsepipe.data.sources.base import SAID
+from sparsepipe.data.sources.base import SAID, said_so_far, say_once
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
+from tests.support.paths import python_path
 
 
 @pytest.fixture(autouse=True)
 def _said_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level("INFO")
-    monkeypatch.delenv(SAID, raising=False)
+    monkeypatch.setattr("sparsepipe.data.sources.base._said", set())
 
 
 def touched(root: Path, *names: str) -> Path:
@@ -232,3 +235,25 @@ def test_shapes_of_all_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert moved.fingerprint() == fingerprint
     other = ClassFolder(elsewhere, split=0.5).fingerprint(CacheSettings(directory=tmp_path / "c"))
     assert fingerprint != other, "how shapes are divided is part of what was read"
+
+
+def test_ranks_do_not_repeat_what_the_process_that_starts_them_has_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    say_once("2 files are passed over")
+    say_once("2 files are passed over")
+    assert caplog.messages == ["2 files are passed over"]
+    assert SAID not in os.environ, "other processes have not said it"
+    program = (
+        "import logging; logging.basicConfig(level='INFO', format='%(message)s')\n"
+        "from sparsepipe.data.sources.base import say_once\n"
+        "say_once('2 files are passed over'); say_once('3 files')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": python_path(), **said_so_far()},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert ended.stderr.splitlines() == ["3 files"]

@@ -16,6 +16,7 @@ from sparsepipe.partition.explanation import rank_times
 from sparsepipe.planning.device_profiles import (
     as_loaded,
     check_devices,
+    fingerprint_of,
     load_profiles,
     remedy_by_measured,
 )
@@ -65,6 +66,24 @@ def test_the_first_stage_has_fewer_layers_where_it_reads_batches_itself(
     assert ["load" in each for each in rank_times(plan)] == [bottleneck_s > 2, False]
     emulated = as_loaded({name: own}, composed(*MODEL, *TWO, "hardware.emulate=true"), inventory)
     assert emulated[name].load_s is None, "it reads nothing"
+
+
+@pytest.mark.parametrize("workers", ["null", "0"])
+def test_a_fingerprint_knows_whether_reading_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    config = composed("model=sparse_vgg11_bn", *TWO, f"data.num_workers={workers}")
+    inventory = build_inventory(config)
+    name = inventory.hosts[0].devices[0].name
+
+    def fingerprint(cores: int, meta: dict[str, Any]) -> str:
+        monkeypatch.setattr("sparsepipe.data.dataloaders.usable_cores", lambda: cores)
+        file = Profile(layers=profile([1.0]).layers, meta=meta).save(tmp_path / "profile.json")
+        return fingerprint_of(inventory, config.model.name, given={name: str(file)}, spec=config)
+
+    is_alike = fingerprint(2, {"load_s": 2.0}) == fingerprint(64, {"load_s": 2.0})
+    assert is_alike == (workers == "0")
+    assert fingerprint(2, {}) == fingerprint(64, {})
 
 
 def check(meta: dict[str, Any], *settings: str, inventory: Inventory | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import tempfile
@@ -91,6 +92,19 @@ def test_names_of_other_programs_are_recognised(kind: str, tmp_path: Path) -> No
     assert loaded.complete
     assert bool(loaded.notes) == (kind not in ("as it is", "biases as rows"))
     assert ("spconv" in str(loaded)) == ("spconv" in kind)
+
+
+def test_complex_weights_are_those_of_a_complex_model_alone(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    source = nn.ModuleDict({"layers": nn.Linear(3, 2, dtype=torch.complex64)})
+    module = copy.deepcopy(source).requires_grad_(False)
+    module["layers"].weight.zero_()
+    torch.save(source.state_dict(), path)
+    assert load_weights(module, read_checkpoint(path)["state_dict"], path).complete
+    assert torch.equal(module["layers"].weight, source["layers"].weight)
+    real = nn.ModuleDict({"layers": nn.Linear(3, 2)})
+    with pytest.raises(CheckpointError, match=r"layers\.weight"):
+        load_weights(real, read_checkpoint(path)["state_dict"], path)
 
 
 def test_weights_of_spconv_compute_what_a_dense_convolution_does(tmp_path: Path) -> None:

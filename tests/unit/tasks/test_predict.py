@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import trimesh
 from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
 from sparsepipe.launch.job import run_job
 from sparsepipe.tasks.predict import find_files
-from sparsepipe.utils.files import read_json
+from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import composed
 
 TRAINED = (
@@ -140,6 +141,26 @@ def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
     assert after.pop("changing/short\\udcff.xyz")["class"], "whose name is no text"
     assert before == after, "what is predicted of a file depends on nothing but it"
     assert not (first / "predictions.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("predictions", value) for value in (7, [7], [{"file": "a", "class": "b"}])),
+        *(("unreadable", value) for value in (None, [{"file": "a", "error": 7, "remedy": ""}])),
+    ],
+)
+def test_malformed_answers_of_a_finished_run_are_named(run: Path, key: str, value: Any) -> None:
+    path = predicted(run, "new/round.obj", "task.gallery=0") / "predictions.json"
+    whole = read_json(path)
+    write_json(path, {**whole, key: value})
+    with pytest.raises(SparsePipeError, match=f"(?s){path}.*{key}") as refused:
+        predicted(run, "new/round.obj", "task.gallery=0")
+    assert "Remove the file, and DONE.json beside it" in refused.value.remedy
+    path.unlink()
+    path.with_name("DONE.json").unlink()
+    predicted(run, "new/round.obj", "task.gallery=0")
+    assert read_json(path) == whole
 
 
 def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) -> None:
