@@ -317,7 +317,7 @@ def _fit(run: Run, callbacks: list[pl.Callback], *, steps: int) -> None:
 
 
 def _line(found: Mapping[str, Any]) -> str:
-    size = " x ".join(map(str, found["size"]))
+    size = f"samples of {' x '.join(map(str, found['size']))} elements"
     if found["peak_bytes"] is None:
         return f"{size}: {found['limited_by'].replace('_', ' ')}"
     over = "" if found["fits"] else ", over the budget"
