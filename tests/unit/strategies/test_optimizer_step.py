@@ -261,7 +261,7 @@ def test_waits_for_norms_have_a_limit() -> None:
     found = outcomes(train_without_the_first, 2, limit_s=50, awaited=[1], join_group=False)
     last = found[1]
     assert isinstance(last.error, TransportError)
-    said = "stage 0) did not take part in taking the norm of all stages' gradients"
+    said = "stage 0) did not take part in taking the norm of all ranks' gradients"
     assert said in str(last.error)
     assert any("update of minibatch 0" in note for note in last.error.__notes__)
 
