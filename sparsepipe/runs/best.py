@@ -32,12 +32,14 @@ class BestRun:
             a ledger that is kept elsewhere.
         checkpoint: its best checkpoint, else its last one; None where none is left.
         result: its row of the ledger, values by columns.
+        same: how many other runs have the same value.
     """
 
     value: float
     directory: Path | None
     checkpoint: Path | None
     result: Mapping[str, Any] = field(repr=False)
+    same: int = 0
 
 
 def mode_of(key: str) -> Mode:
@@ -48,17 +50,31 @@ def mode_of(key: str) -> Mode:
     return "min" if _SMALLER.search(key) else "max"
 
 
-def best_of(values: Sequence[Any], *, mode: Mode) -> int | None:
-    """The place of the first best number; None without one. What is no finite number is passed."""
+def best_of(results: Sequence[Mapping[str, Any]], key: str, *, mode: Mode) -> list[int]:
+    """The places of the results with the best value of a figure, that of the best run first.
+
+    Of runs with the same value it is the one that was begun first, and of those that were begun in
+    the same second the one whose id comes first. What has no finite number is passed over.
+    """
     numbers = {
-        place: float(value)
-        for place, value in enumerate(values)
-        if is_number(value) and math.isfinite(value)
+        place: float(result[key])
+        for place, result in enumerate(results)
+        if is_number(result.get(key)) and math.isfinite(result[key])
     }
     if not numbers:
-        return None
-    choose = max if mode == "max" else min
-    return choose(numbers, key=numbers.__getitem__)
+        return []
+    best_value = (max if mode == "max" else min)(numbers.values())
+    return in_order({p: results[p] for p, value in numbers.items() if value == best_value})
+
+
+def in_order(results: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """The places of results with the same value, by the rule of :func:`best_of`."""
+
+    def began(place: int) -> tuple[bool, str, str]:
+        moment = results[place].get("started_at")
+        return moment is None, str(moment), str(results[place].get("run_id"))
+
+    return sorted(results, key=began)
 
 
 def best(
@@ -75,7 +91,8 @@ def best(
 
     Args:
         where: as of :func:`sparsepipe.results.load_results`.
-        objective: a column of the ledger with numbers; of runs with equal values the first counts.
+        objective: a column of the ledger with numbers; of runs with equal values the one that was
+            begun first, see :func:`best_of`.
         mode: ``max`` or ``min``; None: by the name, see :func:`mode_of`.
         experiment: only its runs.
 
@@ -89,21 +106,22 @@ def best(
     if mode not in (None, "max", "min"):
         raise ConfigError(f"mode={mode!r}", remedy="choose 'max' or 'min', or leave it out")
     rows = rows_of(load_results(where, experiment=experiment))
-    place = best_of([row.get(objective) for row in rows], mode=mode or mode_of(objective))
-    if place is None:
+    places = best_of(rows, objective, mode=mode or mode_of(objective))
+    if not places:
         raise without_figure(
             f"no finished run of {where} has {objective}",
             objective,
             {key for row in rows for key, value in row.items() if is_number(value)},
             remedy="name another column of the ledger that has numbers",
         )
-    row = rows[place]
+    row = rows[places[0]]
     directory = _directory_of(row, expanded(str(where)))
     return BestRun(
         value=float(row[objective]),
         directory=directory,
         checkpoint=None if directory is None else RunDir(directory).kept_checkpoint,
         result=row,
+        same=len(places) - 1,
     )
 
 

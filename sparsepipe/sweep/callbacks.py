@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.sweep_environment import announce, given_overrides, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
-from sparsepipe.runs.best import VALIDATION, Mode, mode_of
+from sparsepipe.runs.best import VALIDATION, Mode, in_order, mode_of
 from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail
 from sparsepipe.sweep.record import JobRecord, own_texts, records_of
@@ -144,14 +144,18 @@ class SweepSearch(Callback):
             return
         with reading.explained(file, "result of a search", error=DataError, remedy=_SEARCH_AGAIN):
             found = _without_plus(reading.parse_yaml(reading.read_text(file)))
-        run = _run_of_best(found, records_of(directory))
-        if run is not None:
-            found["best_run"] = near(Path(run))
+        run = None
+        if (job := _job_of_best(found, records_of(directory))) is not None and job.run:
+            run = found["best_run"] = near(Path(job.run))
+            given = dict(word.lstrip("+").split("=", 1) for word in job.overrides if "=" in word)
+            params = found.get("best_params") or {}
+            changed = {n for n, value in params.items() if given.get(n, str(value)) != str(value)}
+            params.update({name: reading.parse_yaml(given[name]) for name in changed})
         write_text_atomic(file, yaml.safe_dump(found, sort_keys=False))
         log.info(
             "the best of the search: %s%s",
             near(file),
-            "" if run is None else f", run {near(Path(run))}",
+            "" if run is None else f", run {run}",
         )
 
 
@@ -354,16 +358,16 @@ def _log_width() -> int | None:
         return None
 
 
-def _run_of_best(found: Any, records: Sequence[JobRecord]) -> str | None:
-    """The run of the first job with a search's best value and parameters; None where there is none,
-    as where an earlier sweep has found them.
+def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
+    """The job whose run is the best of a search, by the rule of
+    :func:`sparsepipe.runs.best.best_of`; None where there is none, as where an earlier sweep has
+    found the best value.
     """
     if not isinstance(found, dict) or "best_value" not in found:
         return None  # of several objectives
-    params = {f"{name}={value}" for name, value in (found.get("best_params") or {}).items()}
     same = [record for record in records if record.run and record.value == found["best_value"]]
-    exact = [record for record in same if params <= {each.lstrip("+") for each in record.overrides}]
-    return next((record.run for record in (*exact, *same)), None)
+    results = {place: _result_of(Path(job.run)) for place, job in enumerate(same) if job.run}
+    return next((same[place] for place in in_order(results)), None)
 
 
 def _row_of(job: JobRecord) -> SweepJob:

@@ -100,7 +100,8 @@ def sweep_rows(
 ) -> list[dict[str, Any]]:
     """A row for each job, with the same keys in all: overrides, figures, status and directory.
 
-    The objective is the first figure, and the first row with its best value has ``*`` as ``best``.
+    The objective is the first figure, and the row of the best run by it has ``*`` as ``best``, see
+    :func:`sparsepipe.runs.best.best_of`.
     Overrides that are the same in all jobs are left out, as are figures that no job has, equal
     numbers of ranks or of an epoch's minibatches, and that figures are measured where all are. A
     ratio is of shapes a second, measured, simulated or emulated, to those of the first job that
@@ -120,7 +121,7 @@ def sweep_rows(
             if first and row.get(rate) is not None:
                 row[_RATIO] = row[rate] / first
     keys = [figure.key for figure in shown if _is_shown(figure.key, found)]
-    marks = _marks(found, objective)
+    marks = _marks(jobs, objective)
     return [
         {
             **{name: job.overrides.get(name, "") for name in differing},
@@ -173,14 +174,13 @@ def best_line(
         is_tested = len(jobs) > 1 and any("test/accuracy" in job.result for job in jobs)
         return _UNVALIDATED if is_tested else None
     mode = objective.mode or mode_of(objective.key)
-    values = [job.result.get(objective.key) for job in jobs]
-    place = best_of(values, mode=mode)
-    if place is None:
+    places = best_of([job.result for job in jobs], objective.key, mode=mode)
+    if not places:
         return None
+    place, same = places[0], len(places) - 1
     extreme = "largest" if mode == "max" else "smallest"
-    same = sum(value == values[place] for value in values) - 1
     others = f"; {same} more with the same value" if same else ""
-    text = _figure_of(objective.key).text(values[place])
+    text = _figure_of(objective.key).text(jobs[place].result[objective.key])
     return (
         f"best, by the {extreme} {objective.key} ({text}): {texts[place]}, run {jobs[place].run}"
         f"{others}"
@@ -295,12 +295,12 @@ def _figure_of(key: str) -> _Figure:
     return known.get(key) or _Figure(key, key, "{:.4g}".format)
 
 
-def _marks(found: Sequence[Mapping[str, Any]], objective: Objective | None) -> list[str]:
-    place = None
+def _marks(jobs: Sequence[SweepJob], objective: Objective | None) -> list[str]:
+    places: list[int] = []
     if objective is not None:
         mode = objective.mode or mode_of(objective.key)
-        place = best_of([row.get(objective.key) for row in found], mode=mode)
-    return ["*" if number == place else "" for number in range(len(found))]
+        places = best_of([job.result for job in jobs], objective.key, mode=mode)
+    return ["*" if number in places[:1] else "" for number in range(len(jobs))]
 
 
 def _is_shown(key: str, found: Sequence[Mapping[str, Any]]) -> bool:

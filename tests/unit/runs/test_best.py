@@ -42,7 +42,7 @@ def test_the_best_by_the_validation_and_its_checkpoint(outputs: Path, place: str
     found = best(outputs / place)
     assert found.directory == outputs / "first" / ("b" * 12)
     assert found.checkpoint == found.directory / "checkpoints" / "last.ckpt", "no best one is kept"
-    assert (found.value, found.result["test/accuracy"]) == (0.75, 0.25)
+    assert (found.value, found.result["test/accuracy"], found.same) == (0.75, 0.25, 1)
 
 
 def test_another_figure_has_to_be_named(outputs: Path) -> None:
@@ -83,11 +83,22 @@ def test_no_runs_at_all(tmp_path: Path) -> None:
         best(tmp_path)
 
 
+def results(*values: Any) -> list[dict[str, Any]]:
+    return [{"v": value} for value in values]
+
+
 def test_figures_by_their_names() -> None:
     smaller = ["val/loss", "val/error", "epoch_time_s", "test_time_s", "peak_memory_bytes"]
     smaller += ["bottleneck_s", "bubble_share"]
     larger = ["val/accuracy", "val/mean_iou", "train_shapes_per_s", "flops_per_s", "best_monitored"]
     assert {mode_of(key) for key in smaller} == {"min"}
     assert {mode_of(key) for key in larger} == {"max"}
-    assert best_of([None, float("nan"), True, "2"], mode="max") is None
-    assert best_of([1, 3.0, None, 3, float("inf")], mode="max") == 1
+    assert best_of(results(None, float("nan"), True, "2"), "v", mode="max") == []
+    assert best_of(results(1, 3.0, None, 3, float("inf")), "v", mode="max") == [1, 3]
+
+
+def test_of_equal_runs_the_one_that_was_begun_first_is_the_best() -> None:
+    begun = [None, "2026-11-27T23:21:55+00:00", "2026-11-27T23:21:44+00:00"]
+    ids = "abcd"
+    equal = [{"v": 1, "started_at": s, "run_id": ids[n]} for n, s in enumerate([*begun, begun[2]])]
+    assert best_of(equal[::-1], "v", mode="min") == [1, 0, 2, 3], "by their ids within a second"

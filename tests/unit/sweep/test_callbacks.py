@@ -157,13 +157,14 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
     for number, (lr, loss) in enumerate(((0.1, 0.5), (0.2, 0.25), (0.3, 0.25))):
         run = tmp_path / "runs" / str(number)
         figures = {"val/loss": loss, "val/accuracy": 0.5, "test/accuracy": loss}
+        figures["started_at"] = f"2026-11-27T23:21:5{9 - number}+00:00"
         write_json(run / "result.json", figures)
         leave_record(tmp_path, number, f"++a.lr={lr}", "name=x", run=run, value=loss)
     config = config_of(tmp_path)
     config.objective = "val/loss"
     config.hydra.sweeper = {"n_trials": 4, "direction": "minimize"}
     config.hydra.overrides = {"task": ["++a.lr=interval(0,1)", "name=x"]}
-    found = {"name": "optuna", "best_params": {"++a.lr": 0.3}, "best_value": 0.25}
+    found = {"name": "optuna", "best_params": {"++a.lr": 0.2}, "best_value": 0.25}
     (tmp_path / "optimization_results.yaml").write_text(yaml.safe_dump(found))
     monkeypatch.setenv("COLUMNS", "50")
     SweepSearch().on_multirun_end(config)
@@ -175,7 +176,7 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
     assert message.startswith("4 jobs, 1 not started (")
     assert "table.md, which has more columns)" in message
     assert max(len(line) for line in message.splitlines() if line.startswith("|")) <= 50
-    line = f"best, by the smallest val/loss (0.25): a.lr=0.2, run {tmp_path / 'runs' / '1'}"
+    line = f"best, by the smallest val/loss (0.25): a.lr=0.3, run {tmp_path / 'runs' / '2'}"
     assert line in message
     text = (tmp_path / "table.md").read_text()
     assert line in text
