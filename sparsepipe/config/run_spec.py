@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -29,6 +30,8 @@ _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
 SETTINGS_BYTES = 4 << 20
 """Of a config.yaml, which has a few kB."""
+DIRECTORY = "directory"
+"""The key below ``hydra`` of the working directory, from which relative paths were meant."""
 _UNUSED = "none"
 """Target of a group that a run does not use."""
 NOT_IDENTITY = (
@@ -143,10 +146,11 @@ class RunSpec:
                 raise ValueError(str(error)) from error
 
     def to_yaml(self) -> str:
-        """The text of ``config.yaml``: everything but ``force``."""
+        """The text of ``config.yaml``: everything but ``force``, and where relative paths begin."""
         from omegaconf import OmegaConf
 
         settings = {key: value for key, value in self._values.items() if key != "force"}
+        settings["hydra"] = {**(settings.get("hydra") or {}), DIRECTORY: os.getcwd()}
         return OmegaConf.to_yaml(OmegaConf.create(settings))
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **groups: Any) -> Self:

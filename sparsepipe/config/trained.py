@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from sparsepipe.config.run_spec import NOT_IDENTITY, flatten, read_settings
+from sparsepipe.config.run_spec import DIRECTORY, NOT_IDENTITY, flatten, read_settings
 from sparsepipe.config.target import Target, present_name
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import is_trusted
@@ -34,6 +35,8 @@ _SAMPLES = (
 )
 """Keys of data that say which samples are read, and how many at a time, but not what is made of
 one: what is evaluated may differ in them."""
+_PLACES = ("cache_dir", "root", "split")
+"""Keys within data that may be paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def training_of(source: str) -> Training | None:
     run = path.parent.parent if path.parent.name == "checkpoints" else path
     for config in dict.fromkeys((path / "config.yaml", run / "config.yaml")):
         if (known := _configured(config)) is not None:
-            return Training(config, known)
+            return Training(config, _located(known))
     files = (path, *(run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")))
     path = next((file for file in files if file.is_file()), path)
     recorded = _recorded(path) if path.is_file() else None
@@ -118,6 +121,26 @@ def _configured(path: Path) -> dict[str, Any] | None:
         log.warning("%s cannot be read (%s): what the checkpoint says itself counts", path, reason)
         return None
     return values or None  # empty where it was cut off
+
+
+def _located(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with data in the directory of the training where that was another one.
+
+    Paths that lead nowhere there stay as they are: a run may have come from another machine.
+    """
+    command = values.get("hydra")
+    directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
+    if not isinstance(directory, str) or directory == os.getcwd():
+        return values
+
+    def located(node: Any, key: str = "") -> Any:
+        if isinstance(node, Mapping):
+            return {name: located(value, str(name)) for name, value in node.items()}
+        path = os.path.join(directory, node) if key in _PLACES and isinstance(node, str) else ""
+        access = os.R_OK | os.W_OK if key == "cache_dir" else os.R_OK
+        return path if node and os.access(path, access) else node
+
+    return {**values, "data": located(values["data"])}
 
 
 def _recorded(path: Path) -> dict[str, Any] | None:

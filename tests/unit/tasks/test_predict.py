@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trimesh
 
+import sparsepipe
 from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
 from sparsepipe.launch.job import run_job
 from sparsepipe.tasks.predict import find_files
@@ -25,6 +26,10 @@ TRAINED = (
     *("data.cached_points=512", "data.num_points=256", "data.resolution=12", "data.batch_size=4"),
     *("data.num_workers=0", "data.cache_workers=1", "model.width=0.0625", "trainer.max_epochs=3"),
     *("hardware.accelerator=cpu", "task.gallery=0", "seed=3"),
+)
+MEASURED = (
+    *("task=evaluate", "task.gallery=0", "task.timed_batches=0", "task.warmup_batches=0"),
+    "hardware.accelerator=cpu",
 )
 COLUMNS = "file class probability second second_probability third third_probability error remedy"
 
@@ -164,9 +169,7 @@ def test_malformed_answers_of_a_finished_run_are_named(run: Path, key: str, valu
 
 
 def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) -> None:
-    measured = ("task=evaluate", "task.gallery=0", "task.timed_batches=0", "task.warmup_batches=0")
-    evaluated = run_job(composed(*measured, f"checkpoint={run}", "hardware.accelerator=cpu")).path
-    tested = table(evaluated)
+    tested = table(run_job(composed(*MEASURED, f"checkpoint={run}")).path)
     assert len(tested) == 6
     rows = {row["file"]: row for row in table(predicted(run, f"{place}/parts/**/*"))}
     assert len(rows) == 24
@@ -174,8 +177,31 @@ def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) ->
         again = rows[row["file"]]
         assert again["class"] == row["predicted"]
         assert float(again["probability"]) == pytest.approx(float(row["probability"]), abs=1e-6)
-    other = composed(*measured, f"checkpoint={run}", "hardware.accelerator=cpu", "data.split=0.5")
+    other = composed(*MEASURED, f"checkpoint={run}", "data.split=0.5")
     assert len(table(run_job(other).path)) == 12, "other samples are the same kind of input"
+
+
+def test_a_training_is_used_from_any_directory(
+    run: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = run_job(composed(*MEASURED, f"checkpoint={run}"))
+    monkeypatch.chdir(tmp_path)
+    there = run_job(composed(*MEASURED, f"checkpoint={run}"))
+    assert there.run_id == here.run_id
+    assert table(there.path) == table(here.path)
+    assert not Path("data").exists(), "the cache is that of the training"
+    model = sparsepipe.load(run)
+    for row in table(here.path):
+        found = model.predict(row["file"])
+        assert found.probability == pytest.approx(float(row["probability"]), abs=1e-6)
+    (place / "parts").rename(place / "moved")
+    try:
+        with pytest.raises(DataError, match=r"parts is not a directory.*this is the data.root of"):
+            run_job(composed(*MEASURED, f"checkpoint={run}"))
+        moved = (*MEASURED, f"checkpoint={run}", f"data.root={place}/moved")
+        assert run_job(composed(*moved)).run_id == here.run_id
+    finally:
+        (place / "moved").rename(place / "parts")
 
 
 def test_an_epoch_that_ends_with_a_single_shape_is_explained(place: Path) -> None:
