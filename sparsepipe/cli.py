@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe import __version__
 from sparsepipe.config import compose
+from sparsepipe.config.completion import completion_arguments
 from sparsepipe.config.listing import help_text
 from sparsepipe.config.rerun import from_run
 from sparsepipe.config.run_spec import RunSpec
@@ -58,7 +59,7 @@ class _Outcome:
 
 def main() -> None:
     """Composes the configuration and runs its task; see ``sparsepipe --help``."""
-    arguments = sys.argv[1:]
+    arguments = given = sys.argv[1:]
     if "--version" in arguments:
         print(_versions())
         return
@@ -82,7 +83,7 @@ def main() -> None:
         compose.refuse_unreadable(arguments)
         arguments = compose.options_first(from_run(arguments))
         compose.refuse_printed_sweep(arguments)
-        sys.argv[1:] = compose.admit(compose.completion_arguments(arguments, os.environ))
+        sys.argv[1:] = compose.admit(completion_arguments(arguments, os.environ))
         overrides, loader = _overrides_in(arguments)
         compose.refuse_values_of_groups(overrides, loader)
         refuse_several(arguments, loader)
@@ -95,7 +96,7 @@ def main() -> None:
     except SparsePipeError as error:
         _report(error, outcome)
     except (HydraException, OmegaConfBaseException) as error:
-        _report(_explained(error, arguments), outcome)
+        _report(_explained(error, arguments, given), outcome)
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         outcome.exit_code = 130
@@ -217,8 +218,8 @@ def _reports(message: str, *, sure: bool) -> bool:
     return sure or first_to_report(message)
 
 
-def _explained(error: Exception, arguments: list[str]) -> ConfigError:
-    return compose.explain(error, *_overrides_in(arguments))
+def _explained(error: Exception, arguments: list[str], given: list[str]) -> ConfigError:
+    return compose.explain(error, *_overrides_in(arguments), command=given)
 
 
 def _overrides_in(arguments: list[str]) -> tuple[list[str], ConfigLoader]:

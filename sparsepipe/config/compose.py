@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,7 @@ _NOT_RECORDED = (
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
-_COMPLETION_FLAGS = {"-sc", "--shell-completion"}
 _DIRECTORY_OPTIONS = ("--config-dir", "-cd")
-_CONFIG_DIRECTORY = re.compile(r"(?:--config-dir|-cd)[= ]\s*(\S+)\s")
 _PLUGIN = re.compile(r"Could not find 'hydra/(launcher|sweeper)/(\w+)'")
 _EXTRAS = {
     "joblib": "joblib",
@@ -212,8 +211,21 @@ def options_first(arguments: Sequence[str]) -> list[str]:
 
 
 def overrides_of(arguments: Sequence[str]) -> list[str]:
-    """What a command has beside its options, as Hydra reads it."""
-    return [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
+    """What a command has beside its options, as Hydra reads it.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    parser = get_args_parser()
+    parser.prog = "sparsepipe"
+    given, unknown = parser.parse_known_intermixed_args(list(arguments))
+    if unknown:
+        options = re.findall(r"--[\w-]+", parser.format_usage())
+        raise ConfigError(
+            f"there is no option {unknown[0]}{nearest(unknown[0], options)}",
+            remedy="`sparsepipe --help` lists what there is",
+        )
+    return [*given.overrides]
 
 
 def refuse_printed_sweep(arguments: Sequence[str]) -> None:
@@ -370,8 +382,23 @@ def _given() -> dict[str, Any]:
     }
 
 
-def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
-    """The error that explains why Hydra could not compose."""
+def explain(
+    error: Exception,
+    overrides: Sequence[str],
+    loader: ConfigLoader,
+    *,
+    command: Sequence[str] = (),
+) -> ConfigError:
+    """The error that explains why Hydra could not compose.
+
+    Args:
+        error: Hydra's.
+        overrides: that it was given.
+        loader: knows the groups.
+        command: all arguments as somebody gave them; empty: the overrides.
+    """
+    if (no_setting := _no_setting(overrides_of(command))) is not None:
+        return no_setting
     for problem in _name_problems(overrides, loader):
         return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
     if missing := _PLUGIN.search(_first_line(error)):
@@ -383,7 +410,7 @@ def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) ->
             else "install the plugin of Hydra that has it, or name another",
         )
     for text in overrides:
-        if (found := _problem_of(text, error)) is not None:
+        if (found := _problem_of(text, error, command or overrides)) is not None:
             return found
     return ConfigError(
         f"the configuration cannot be composed: {_first_line(error)}",
@@ -391,10 +418,31 @@ def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) ->
     )
 
 
-def _problem_of(text: str, error: Exception) -> ConfigError | None:
+def _no_setting(words: Sequence[str]) -> ConfigError | None:
+    """The error of a word that sets nothing, which may belong to the value before it."""
+    are_bare = ["=" not in word and not word.startswith("~") for word in words]
+    if True not in are_bare:
+        return None
+    first = are_bare.index(True)
+    word, last = words[first], [*are_bare, False].index(False, first)
+    hint = f"give settings as {word}=VALUE; `sparsepipe --help` lists what there is"
+    if word in ("help", "version"):
+        hint = f"`sparsepipe --{word}` is meant"
+    elif first and _takes(words[first - 1].partition("=")[0], "str"):
+        whole = " ".join(words[first - 1 : last])
+        hint = f"a value with spaces needs quotes: {shlex.quote(whole)}"
+    return ConfigError(f"'{word}' is no setting, which is a key=value", remedy=hint)
+
+
+def _takes(key: str, *kinds: str) -> bool:
+    """Whether a key may have a value of such a kind; true of those whose kind is not known here."""
+    return "." in key or any(k in str(Config.__annotations__.get(key.lstrip("+"))) for k in kinds)
+
+
+def _problem_of(text: str, error: Exception, command: Sequence[str]) -> ConfigError | None:
     """What is wrong with an override that Hydra cannot read, or takes for several."""
     key, _, value = text.partition("=")
-    quoted = f"'{key}=\"{value}\"'"
+    quoted = shlex.quote(f'{key}="{value}"')
     try:
         override = OverridesParser.create().parse_override(_with_home_quoted(text))
     except HydraException as unreadable:
@@ -406,8 +454,9 @@ def _problem_of(text: str, error: Exception) -> ConfigError | None:
     if override.is_sweep_override() and _first_line(error).startswith("Ambiguous value"):
         return ConfigError(
             f"{text} has several values",
-            remedy=f"to sweep over them add -m: sparsepipe -m {text}; a list is "
-            f"{key}=[{value}], a text with commas {quoted}",
+            remedy=f"to sweep over them add -m: {shlex.join(['sparsepipe', '-m', *command])}"
+            + f"; a list is {shlex.quote(f'{key}=[{value}]')}" * _takes(key, "list", "Any")
+            + f"; a text with commas is {quoted}" * _takes(key, "str"),
         )
     return None
 
@@ -479,32 +528,6 @@ def _first_line(error: BaseException) -> str:
         cause = error.__cause__
     lines = [line for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__
-
-
-def completion_arguments(
-    arguments: Sequence[str], environment: MutableMapping[str, str]
-) -> list[str]:
-    """The command's arguments, with which Hydra can complete the line of a shell.
-
-    Unchanged where no shell completes; else the line in ``environment`` is made readable for Hydra.
-    """
-    line = environment.get("COMP_LINE")
-    if line is None or not _COMPLETION_FLAGS & set(arguments):
-        return list(arguments)
-    environment["COMP_LINE"] = readable(line)
-    # Hydra does not look in these by itself.
-    directories = [f"--config-dir={found}" for found in _CONFIG_DIRECTORY.findall(line)]
-    return [*arguments, *directories]
-
-
-def readable(line: str) -> str:
-    """A line for Hydra to complete, whose words before the last it can compose.
-
-    It composes them to know which keys there are, and offers nothing where one is refused that our
-    command takes; see :func:`admit`.
-    """
-    before, space, last = line.rpartition(" ")
-    return " ".join(admit(before.split())) + space + last
 
 
 def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.config.compose import completion_arguments, readable
+from sparsepipe.config.completion import completion_arguments, readable
 from tests.support.paths import CONF
 
 # The command under its own name, from wherever the tests run.

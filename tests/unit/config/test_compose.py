@@ -241,8 +241,16 @@ def test_command_line_refuses(tmp_path: Path, arguments: list[str], code: int, m
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["seed=0,1"], "add -m: sparsepipe -m seed=0,1; a list is seed=[0,1]"),
+        (
+            ["data=shapes", "seed=0,1", "scale=smoke", "name=a b"],
+            "to sweep over them add -m: sparsepipe -m data=shapes seed=0,1 scale=smoke 'name=a b'",
+        ),
+        (["tags=a,b"], "; a list is 'tags=[a,b]'; a text with commas is 'tags=\"a,b\"'"),
+        (["data.root=/a/b, c"], "add -m: sparsepipe -m 'data.root=/a/b, c'; a list is"),
         (["++data.resolution=16,32"], "data.resolution=16,32 has several values"),
+        (["data.root=my", "mixed", "parts", "seed=0"], "quotes: 'data.root=my mixed parts'"),
+        (["scale=desk", "help"], "`sparsepipe --help` is meant"),
+        (["data=shapes", "seed"], "'seed' is no setting, which is a key=value"),
         (["data.root=/a=b/c"], "'data.root=\"/a=b/c\"'"),
         (["data.root=~/parts", "seed=0,1"], "seed=0,1 has several values"),
         (["hydra/launcher=nowhere"], "hydra/launcher=nowhere is not installed"),
@@ -253,7 +261,15 @@ def test_what_hydra_refuses_is_explained(overrides: list[str], message: str) -> 
     with pytest.raises(HydraException) as error:
         loader.load_configuration(CONFIG_NAME, compose.admit(overrides), run_mode=RunMode.RUN)
     plain = [text.lstrip("+") for text in overrides]
-    assert message in str(compose.explain(error.value, plain, loader))
+    settings = [text for text in plain if "=" in text]
+    text = str(compose.explain(error.value, settings, loader, command=plain))
+    assert message in text
+    assert "seed=[" not in text, "it takes no list"
+
+
+def test_an_option_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"there is no option --hlep \(nearest: '--help'\)"):
+        compose.options_first(["data=shapes", "--hlep"])
 
 
 @pytest.mark.parametrize(("launcher", "extra"), [("joblib", "joblib"), ("submitit_slurm", "slurm")])
