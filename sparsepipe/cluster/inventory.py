@@ -349,10 +349,14 @@ def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inv
 
 
 def how_to_give_links(inventory: Inventory) -> str:
-    """A remedy that names every link without a bandwidth, so that one refusal is enough."""
+    """A remedy that names every link without a bandwidth, so that one refusal is enough; empty
+    where all have one.
+    """
     several = [host for host in inventory.hosts if sum(each.count for each in host.devices) > 1]
     places = [f"host {host.name}" for host in several if host.link is None]
     if inventory.link is None and len(inventory.hosts) > 1:
         places.append("the inventory, between its hosts")
+    if not places:
+        return ""
     listed = " and for ".join(places)
     return f"write link: {{bytes_per_s: ...}} for {listed}, as task=bandwidth measures it"

@@ -105,15 +105,18 @@ def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMo
     if (domains := getattr(data, "domains", None)) is not None:
         given["domains"] = list(domains)
     own = spec.model.get("num_classes")
+    wrong = ConfigError(
+        f"model.num_classes={own}, but the data have {num_classes} classes: {_some(classes)}",
+        remedy="leave model.num_classes out, which follows from the data; to train on fewer "
+        "classes, choose them in the data",
+    )
     if own is not None and own < num_classes:
-        raise ConfigError(
-            f"model.num_classes={own}, but the data have {num_classes} classes: {_some(classes)}",
-            remedy="leave model.num_classes out, which follows from the data; to train on fewer "
-            "classes, choose them in the data",
-        )
+        raise wrong
     model = spec.model.build_with(**given)
-    if isinstance(model, pl.LightningModule):
+    if isinstance(model, pl.LightningModule):  # which may have a use for further outputs
         return model
+    if own is not None and own > num_classes:
+        raise wrong
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
     built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
     module: pl.LightningModule

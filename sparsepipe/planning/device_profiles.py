@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Device, Inventory
+from sparsepipe.cluster.inventory import how_to_give_links
 from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import default_workers
@@ -254,7 +255,7 @@ def _digest(text: str) -> str:
 def remedy_by_measured(spec: RunSpec, inventory: Inventory) -> Iterator[None]:
     """Lets the error of a missing profile say which option gives it, and which files there are.
 
-    With an inventory that lacks links these are also named, where they have been measured.
+    With an inventory that lacks links these are also named, measured or not.
 
     Raises:
         MissingProfileError: as the block has raised it.
@@ -265,8 +266,9 @@ def remedy_by_measured(spec: RunSpec, inventory: Inventory) -> Iterator[None]:
         found = {name: _measured(name, spec) for name in error.devices}
         files = ", ".join(f'{name}: "{path or "FILE"}"' for name, path in found.items())
         option = f"'task.profiles={{{files}}}'"
+        links = _measured_links(inventory, spec)
         if None not in found.values():
-            error.remedy = f"use what was measured: {_measured_links(inventory, spec)}{option}"
+            error.remedy = f"use what was measured: {links}{option}"
         else:
             first = next(name for name, path in found.items() if path is None)
             error.remedy = (
@@ -274,6 +276,8 @@ def remedy_by_measured(spec: RunSpec, inventory: Inventory) -> Iterator[None]:
                 f"data and hardware; give its profile.json as {option}, or under 'profile' of the "
                 "device in the hardware inventory"
             )
+        if not links and (lacking := how_to_give_links(inventory)):
+            error.remedy += f"; links lack a bandwidth as well: {lacking}"
         raise
 
 

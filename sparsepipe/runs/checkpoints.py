@@ -80,6 +80,15 @@ def _such_as(path: Path) -> str:
 
 def _not_kept(run: RunDir, path: Path) -> CheckpointError:
     """The error for a checkpoint of a finished run that is not there any more."""
+    spec = None
+    with suppress(ConfigError):  # that of a training, as far as one can tell
+        spec = RunSpec.load(run.config)
+    if spec is not None and not spec.task.path.endswith(".Train"):
+        return CheckpointError(
+            f"there is no checkpoint at {path}: it is the directory of a run that did not train "
+            f"({spec.task.path.rpartition('.')[2]})",
+            remedy=f"give checkpoint={spec.checkpoint or 'RUN, the directory of a training'}",
+        )
     kept = run.kept_checkpoint
     others = "" if kept is None else f"; the run has {kept}"
     remedy = "" if kept is None else f"give checkpoint={kept}, or "

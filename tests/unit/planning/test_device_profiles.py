@@ -177,6 +177,7 @@ def test_a_missing_profile_has_the_files_that_were_measured_as_its_remedy(tmp_pa
     assert "task=profile task.device='half-speed'" in remedy("full-speed", "half-speed")
     assert f'full-speed: "{full}", half-speed: "FILE"' in remedy("full-speed", "half-speed")
     half = measured("half-speed")
+    assert remedy("half-speed").endswith("for host here, as task=bandwidth measures it")
     hosts = tuple(replace(host, link=Link(bytes_per_s=1e9)) for host in inventory.hosts)
     links = tmp_path / "links" / "a" / "hardware.yaml"
     links.write_text(replace(inventory, hosts=hosts).to_yaml())
