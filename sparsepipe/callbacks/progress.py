@@ -221,16 +221,17 @@ class EpochLines(pl.Callback):
             log.info("epoch %d/%s %s", trainer.current_epoch + 1, last, shown)
 
 
-_PACED_BATCHES, _PACED_S, _LONG_S = 3, 5.0, 600.0
+_PACED_BATCHES, _PACED_S = 3, 5.0
+_SHORT_S, _LONG_S = 30.0, 600.0
 _SLOW_S = 30.0
 """After so long fewer batches give a pace, too."""
 
 
 class Forecast(pl.Callback):
-    """Logs once, after a few batches, how long the rest of a training takes if that is long.
+    """Logs once, after a few batches, how long the rest of a training takes.
 
     Args:
-        shorter: what makes it short, for the end of the line.
+        shorter: what makes it short, for the end of the line where it is long.
         clock: seconds that only grow.
     """
 
@@ -265,12 +266,12 @@ class Forecast(pl.Callback):
             if isinstance(timer, Timer) and (limit_s := timer.time_remaining()) is not None
         ]
         left_s = min([left_s, *limits_s])
-        if _LONG_S < left_s < math.inf:
+        if _SHORT_S < left_s < math.inf:
             log.info(
-                "about %s of training are left, at %.3g s a batch and without validation: %s",
+                "about %s of training are left, at %.3g s a batch and without validation%s",
                 duration_text(left_s),
                 elapsed_s / paced,
-                self._shorter,
+                f": {self._shorter}" if left_s > _LONG_S else "",
             )
 
 

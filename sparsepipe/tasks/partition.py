@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.inventory import joined_where_missing
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Search, SearchChoice
 from sparsepipe.planning.device_profiles import (
@@ -77,7 +78,8 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     )
     for difference in other_workloads(measured, run.spec):
         log.info("%s: the plan is for what was measured", difference)
-    with remedy_by_measured(run.spec, run.inventory):
+    joined = joined_where_missing(run.inventory, choice.bandwidth_bytes_per_s)
+    with remedy_by_measured(run.spec, joined):
         return find_plan(choice, run.spec, run.inventory, measured)
 
 

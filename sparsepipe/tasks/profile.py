@@ -362,7 +362,8 @@ def _share_of_training(found: Profile, training_s: float | None) -> str:
     if training_s is None:
         return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
     share = found.meta["cost_s"] / training_s
-    return f"{share:.1%} of the training that it serves, on this device"
+    part = f"{share:.1%} of" if share < 1 else f"{share:,.1f} times"
+    return f"{part} the training that it serves, on this device"
 
 
 def _layer_table(found: Profile) -> str:

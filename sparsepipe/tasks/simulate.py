@@ -117,6 +117,10 @@ class Simulate(Task):
             batch_size=_batch_size(profiles, spec),
             rooms=_rooms(inventory, contest.plan.workload.plan),
         )
+        log.info(
+            "an epoch is taken to have task.minibatches=%d, whatever the data have",
+            self.minibatches,
+        )
         title = _title(spec.parallel, scheduled.name, outcome.plan)
         write_outcome(outcome, run.directory, title=title)
         write_result(run, {**outcome.values(), **_plan_values(contest.plan, scheduled.name)})
