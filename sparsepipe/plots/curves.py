@@ -146,7 +146,8 @@ _PANELS = (
     ("train/loss", "training loss (nats)", 1.0),
     ("val/accuracy", "validation accuracy (%)", 100.0),
 )
-_TIME = "time/epoch_s"
+TIME = "time/epoch_s"
+"""The metric by which an epoch is placed in time: only rows of trained epochs have it."""
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
 """Units of the axis of time: how many are a minute, and from how many minutes on they are used."""
 _MARKS = 10
@@ -173,6 +174,11 @@ class Curve:
     mean: tuple[float, ...]
     least: tuple[float, ...]
     largest: tuple[float, ...]
+
+    def meets(self, other: Curve) -> bool:
+        """Whether the two have a point in common."""
+        own = {*zip(self.epochs, self.mean, strict=True)}
+        return not own.isdisjoint(zip(other.epochs, other.mean, strict=True))
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
@@ -228,20 +234,22 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
     unit, per_minute, _ = next(each for each in _UNITS if longest >= each[2])
     drawn = 0
     for (over_epochs, over_time), (name, label, scale) in zip(panels, _PANELS, strict=True):
-        for line, way, look in zip(found[name], ways_labels, _LOOKS, strict=False):
+        drawings = zip(found[name], ways_labels, _LOOKS, strict=False)
+        for place, (line, way, look) in enumerate(drawings, 1):
             if not line.epochs:
                 continue
             drawn += 1
+            over = sum(line.meets(other) for other in found[name][place:])
             times = [minutes * per_minute for minutes in line.minutes]
-            _draw(over_epochs, line, line.epochs, scale, label=way, look=look)
-            _draw(over_time, line, times, scale, label=way, look=look)
+            _draw(over_epochs, line, line.epochs, scale, label=way, look=look, over=over)
+            _draw(over_time, line, times, scale, label=way, look=look, over=over)
         _finish_comparison(over_epochs, "epoch", label)
         _finish_comparison(over_time, f"training time ({unit})", "")
         over_epochs.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if not drawn:
         raise DataError(
             f"there is nothing to draw: no run has {' or '.join(n for n, _, _ in _PANELS)} with "
-            f"{_TIME}",
+            f"{TIME}",
             remedy="Give metrics of runs of task=train, with data.val_share above 0.",
         )
     panels[0][0].legend(fontsize=style.TICK_PT, frameon=True, framealpha=0.9, edgecolor="none")
@@ -256,7 +264,11 @@ def _draw(
     *,
     label: str,
     look: tuple[object, ...],
+    over: int,
 ) -> None:
+    """Draws a curve; wider the more curves (``over``) are drawn over some of its points, so that
+    it is seen around them.
+    """
     colour, line, marker = look
     low, high = ([value * scale for value in edge] for edge in (found.least, found.largest))
     axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -267,9 +279,9 @@ def _draw(
         color=colour,
         linestyle=line,
         marker=marker,
-        markersize=4.5,
+        markersize=4.5 + 3 * over,
         markevery=max(1, len(places) // _MARKS),
-        linewidth=1.6,
+        linewidth=1.6 + 1.6 * over,
     )
 
 
@@ -300,7 +312,7 @@ def _by_epoch(rows: Sequence[Row], name: str) -> dict[int, float]:
 
 def _minutes(rows: Sequence[Row]) -> dict[int, float]:
     """Training time until the end of each epoch; none after an epoch whose time is unknown."""
-    seconds = _by_epoch(rows, _TIME)
+    seconds = _by_epoch(rows, TIME)
     known = [epoch for epoch in sorted(seconds) if all(e in seconds for e in range(epoch))]
     ends = accumulate(seconds[epoch] for epoch in known)
     return {epoch: end / 60 for epoch, end in zip(known, ends, strict=True)}

@@ -25,6 +25,11 @@ _NAMED = 2
 """Settings by which a curve is named beside its run, at most."""
 _NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
 """Settings that say where a run was begun, and not what it computes."""
+_NO_MATTER = (
+    *("name", "objective", "tags", "scale", "input", "checkpoint_strict"),
+    *("task", "logger", "callbacks"),
+)
+"""Settings that change no training, by which no curve is named where others differ."""
 _OF_ONE_RUN = ("name", "run_id", "started_at", "finished_at")
 _OF_THE_MACHINE = (
     *("ranks", "starts", "hardware_hosts", "hardware_memory_bytes"),
@@ -183,7 +188,7 @@ def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
     return [
         [key, *(_text(run.settings[key]) if key in run.settings else "-" for run in runs)]
         for key in keys
-        if not any(key == each or key.startswith(f"{each}.") for each in _NOT_COMPARED)
+        if not _is_below(key, _NOT_COMPARED)
         and len({_text(run.settings.get(key)) for run in runs}) > 1
     ]
 
@@ -214,13 +219,24 @@ def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[
 
 
 def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
-    """Labels of runs with the first settings in which they differ."""
-    differing = [row for row in settings_that_differ(runs) if row[0] != "name"][:_NAMED]
+    """Labels of runs with the settings that tell most of them apart, seeds after others."""
+    differing = [row for row in settings_that_differ(runs) if row[0] != "name"]
+    left = [row for row in differing if not _is_below(row[0], _NO_MATTER)] or differing
+    left.sort(key=lambda row: row[0].endswith("seed"))
+    chosen: list[list[str]] = []
+    while left and len(chosen) < _NAMED:
+        by = [row[1:] for row in chosen]
+        chosen.append(max(left, key=lambda row: len({*zip(*by, row[1:], strict=True)})))
+        left = [row for row in left if row[1:] != chosen[-1][1:]]
     names = []
     for number, run in enumerate(runs, 1):
-        values = [f"{row[0].rpartition('.')[2]}={row[number]:.24}" for row in differing]
+        values = [f"{row[0].rpartition('.')[2]}={row[number]:.24}" for row in chosen]
         names.append(f"{run.label}: {', '.join(values)}" if values else run.label)
     return names
+
+
+def _is_below(key: str, names: Sequence[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in names)
 
 
 def _text(value: Any) -> str:
@@ -239,13 +255,17 @@ def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
     """Draws learning curves; says where they are, or why there are none."""
     from sparsepipe.plots import curves  # matplotlib, for which a refusal need not wait
 
-    files = {
-        name: [run.directory.metrics]
-        for name, run in zip(curve_names(runs), runs, strict=True)
-        if run.directory.metrics.exists()
-    }
     try:
-        curves.compare(files, picture)
+        rows = [read_rows(run.directory.metrics) for run in runs]
+        trained = [any(row.get(curves.TIME) for row in each) for each in rows]
+        named = zip(curve_names(runs), rows, trained, strict=True)
+        curves.compare({name: [each] for name, each, has_some in named if has_some}, picture)
     except (DataError, NoRunsError) as error:
         return f"No curves: {error.message}"
-    return f"Curves: {picture}"
+    others = [
+        f"{run.label} ({run.result.get('task_name', 'unfinished')})"
+        for run, has_some in zip(runs, trained, strict=True)
+        if not has_some
+    ]
+    without = f"; without {', '.join(others)}, where no epoch was trained" if others else ""
+    return f"Curves: {picture}{without}"

@@ -76,8 +76,16 @@ def test_settings_figures_and_curves(outputs: Path) -> None:
     [
         (
             [{"name": "x", "seed": 0, "a.lr": 0.1, "b": 1}, {"name": "y", "seed": 1, "a.lr": 0.2}],
-            ["one: seed=0, lr=0.1", "two: seed=1, lr=0.2"],
+            ["one: lr=0.1, b=1", "two: lr=0.2, b=-"],
         ),
+        (
+            [
+                {"seed": 0, "objective": "val/loss", "data.root": "a", "data.val_share": 0.2},
+                {"seed": 1, "objective": None, "data.root": "a", "data.val_share": 0.1},
+            ],
+            ["one: val_share=0.2, seed=0", "two: val_share=0.1, seed=1"],
+        ),
+        ([{"objective": "x"}, {"objective": None}], ["one: objective=x", "two: objective=null"]),
         ([{"name": "x", "seed": 0}, {"name": "y", "seed": 0}], ["one", "two"]),
     ],
 )
@@ -96,6 +104,13 @@ def test_an_unfinished_run_is_called_so(outputs: Path, tmp_path: Path) -> None:
     assert ["steps", "8,000", "-"] in rows(text)
     assert "What else differs" not in text, "from nothing"
     assert (tmp_path / "there" / "curves.png").is_file()
+
+
+def test_a_run_that_trained_nothing_is_called_so(outputs: Path, tmp_path: Path) -> None:
+    path = made(tmp_path / "x" / "ddd", lr=0.1, task_name="predict")
+    (path / "metrics.csv").unlink()
+    text = compared(outputs, "bbb", path, to=str(tmp_path / "there"))
+    assert text.endswith("/curves.png; without x/ddd (predict), where no epoch was trained")
 
 
 def test_without_curves_it_says_so(outputs: Path, tmp_path: Path) -> None:
