@@ -72,12 +72,14 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
             values = np.asarray(_read(path, suffix), np.float64)
     except DataError:
         raise
+    except _Refused as error:
+        raise _no_shape(path, error) from error
     except MemoryError as error:
         raise _no_shape(path, "its values would need more memory than there is") from error
     except OSError as error:
-        raise (unreadable if error.errno else _no_shape)(path, error) from error
+        raise (unreadable(path, error) if error.errno else _broken(path, error)) from error
     except Exception as error:  # each format's reader has its own
-        raise _no_shape(path, str(error) or type(error).__name__) from error
+        raise _broken(path, error) from error
     return _checked(path, values)
 
 
@@ -125,7 +127,8 @@ def _checked(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]
     if values.shape[1:] not in ((3,), (3, 3)):
         raise _no_shape(source, f"it has the shape {list(values.shape)}, not [points, 3]")
     if not len(values):
-        raise _no_shape(source, "it has no points")
+        end = "; it may be empty, cut off or of another format" if isinstance(source, Path) else ""
+        raise _no_shape(source, f"it has no points{end}")
     if not np.isfinite(values).all():
         raise _no_shape(source, "some of its coordinates are not finite")
     if (farthest := np.abs(values).max()) > MAX_COORDINATE:
@@ -139,11 +142,14 @@ def _read(path: Path, suffix: str) -> NDArray[Any]:
     if suffix == ".npy":
         return _coordinates(np.load(path, mmap_mode="r", allow_pickle=False))
     if suffix == ".npz":
-        with open_npz(path) as arrays:
-            names = arrays.names & {"points"} or arrays.names
-            if len(names) != 1:
-                raise ValueError(f"it has no array points, but {sorted(names)[:5]}")
-            return _coordinates(arrays.read(*names))
+        try:
+            with open_npz(path) as arrays:
+                names = arrays.names & {"points"} or arrays.names
+                if len(names) != 1:
+                    raise _Refused(f"it has no array points, but {sorted(names)[:5]}")
+                return _coordinates(arrays.read(*names))
+        except ValueError as error:  # it says what is wrong in whole words
+            raise _Refused(str(error)) from error
     if suffix in TEXT_SUFFIXES:
         # Words of a header or a comment may be in another encoding: numbers are the same in it.
         return parse_points(path.read_text(encoding="utf-8-sig", errors="replace"))
@@ -168,11 +174,11 @@ def _of_scene(scene: trimesh.Scene) -> NDArray[np.float64]:
 
 def _coordinates(values: NDArray[Any]) -> NDArray[Any]:
     if values.ndim != 2 or values.shape[1] < 3 or values.dtype.kind not in "iuf":
-        raise ValueError(
+        raise _Refused(
             f"its array is of shape {values.shape} and type {values.dtype}, not [points, 3]"
         )
     if len(values) == 3 and values.shape[1] > _MOST_COLUMNS:
-        raise ValueError(
+        raise _Refused(
             f"its array is of shape {values.shape}, which seems to be [3, points]: transpose it"
         )
     return values[:, :3]
@@ -187,7 +193,7 @@ def parse_points(text: str) -> NDArray[np.float64]:
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines[:_HEADER_LINES]) if _is_point(line)), None)
     if start is None:
-        raise ValueError("it does not begin with lines of at least three numbers")
+        raise _Refused("it does not begin with lines of at least three numbers")
     header = next((line for line in reversed(lines[:start]) if line.strip()), "")
     rows = [_COMMENT.sub("", line) for line in islice(lines, start, None)]
     decimal = "." if _has_decimal_commas(rows) else " "
@@ -225,6 +231,17 @@ def _columns(header: str) -> Sequence[int]:
     separator = next((each for each in ";,\t" if each in header), None)
     names = [name.strip() for name in header.split(separator)]  # the first may be empty
     return [names.index(axis) for axis in _AXES] if {*_AXES} <= {*names} else (0, 1, 2)
+
+
+class _Refused(ValueError):
+    """What is wrong with a file, in words of our own."""
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    """The error for a file that the reader of its format fails at."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    kind = path.suffix[1:].upper()
+    return _no_shape(path, f"it cannot be read as {kind}, and may be damaged or cut off ({reason})")
 
 
 def _no_shape(source: object, why: object) -> DataError:

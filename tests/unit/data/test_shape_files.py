@@ -107,6 +107,12 @@ def write_large(path: Path) -> None:
     os.truncate(path, 1 << 40)  # a sparse file
 
 
+def half_of(file_type: str) -> Callable[[Path], object]:
+    raw = trimesh.creation.icosphere(1).export(file_type=file_type)
+    raw = raw if isinstance(raw, bytes) else raw.encode()
+    return lambda path: path.write_bytes(raw[: len(raw) // 2])
+
+
 NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no format": ("mtl", lambda path: path.write_text("newmtl red"), "of no format"),
     "missing": ("stl", lambda path: None, "does not exist"),
@@ -116,7 +122,7 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a folder": ("ply", lambda path: path.mkdir(), "is a directory"),
     "a large file": ("stl", write_large, "more than the 1,024 MiB"),
     "large text": ("csv", write_large, "more than the 256 MiB"),
-    "lies in its header": ("npy", lying_npy, "holds no shape: mmap length"),
+    "lies in its header": ("npy", lying_npy, r"as NPY, and may be .* \(ValueError: mmap length"),
     "objects": ("npy", lambda path: np.save(path, np.array([{}] * 3)), "holds no shape"),
     "an array the other way round": ("npy", lambda path: np.save(path, CLOUD_Q3.T), "transpose it"),
     "several arrays": (
@@ -139,6 +145,9 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: path.write_text("v 0 0\nv 1 0\nv 0 1\nf 1 2 3\n"),
         "shape",
     ),
+    "half a PLY": ("ply", half_of("ply"), "cannot be read as PLY, and may be damaged or cut off"),
+    "half an STL": ("stl", half_of("stl"), "it has no points; it may be empty, cut off or"),
+    "half a text STL": ("stl", half_of("stl_ascii"), "it has no points; it may be empty, cut off"),
     "empty": ("obj", lambda path: path.touch(), "holds no shape"),
     "no surface": (
         "obj",
