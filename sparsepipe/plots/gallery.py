@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -53,7 +54,7 @@ def prediction_gallery(
         classes: class names.
         path: the picture to write; its directories are made.
         probabilities: the probability the network gave to each prediction.
-        files: the file of each shape, or its name.
+        files: the file of each shape, or its name; folders are shown where names are alike.
         columns: shapes in a row.
 
     Raises:
@@ -90,6 +91,7 @@ def gallery_figure(
         raise ValueError(f"{count} clouds, {counts} in {columns} columns do not make a gallery")
     columns = min(columns, count)
     rows = math.ceil(count / columns)
+    names = None if files is None else _ends(files)
     panel_in = _PANEL_IN[1] + (0.0 if files is None else _NAME_IN)
     figure = style.new_figure(
         width_in=max(columns * _PANEL_IN[0], 5.0), height_in=rows * panel_in + 0.5
@@ -109,7 +111,7 @@ def gallery_figure(
             None if probabilities is None else probabilities[place],
         )
         axes.set_title(
-            title if files is None else f"{_shortened(files[place])}\n{title}",
+            title if names is None else f"{_shortened(names[place])}\n{title}",
             fontsize=style.TICK_PT,
             color=style.INK if is_right else style.VERMILION,
             fontweight="normal" if is_right else "bold",
@@ -133,9 +135,20 @@ def _heading(
     )
 
 
-def _shortened(file: str) -> str:
+def _ends(files: Sequence[str]) -> list[str]:
+    """The end of each path that no other one has."""
+    ends = {
+        file: ["/".join(parts[-n:]) for n in range(1, len(parts))]
+        for file in files
+        if (parts := PurePath(file).parts)
+    }
+    counts = Counter(end for file, own in ends.items() for end in {*own, file})
+    return [next((end for end in ends.get(file, ()) if counts[end] == 1), file) for file in files]
+
+
+def _shortened(name: str) -> str:
     # Letters that are bytes of no text cannot be drawn.
-    name = (PurePath(file).name or file).encode("utf-8", "backslashreplace").decode()
+    name = name.encode("utf-8", "backslashreplace").decode()
     if len(name) <= _NAME_LETTERS:
         return name
     half = (_NAME_LETTERS - 1) // 2

@@ -42,6 +42,10 @@ def test_files_are_named_whatever_letters_they_have():
     assert texts_outside(figure) == []
     drawn = pixels(figure)
     assert has_colour(drawn, style.VERMILION) == 0, "nobody knows which are wrong"
+    files = ["/data/a/part.stl", "/data/b/part.stl", "part.stl", "/data/b/other.stl"]
+    figure = gallery_figure([cloud()] * 4, None, [0] * 4, CLASSES, files=files)
+    named = [title.splitlines()[0] for title in titles(figure)]
+    assert named == ["a/part.stl", "b/part.stl", "part.stl", "other.stl"]
 
 
 def test_a_wrong_prediction_has_a_colour_of_its_own():
