@@ -308,11 +308,11 @@ class ShapeDataModule(SplitDataModule):
         wanted = self._voxelisation.num_points or points.points_per_shape
         if points.counts_S is None or not (points.counts_S < wanted).any():
             return
-        fewest = int(points.counts_S.argmin())
+        fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
         say_once(
-            f"{int((points.counts_S < wanted).sum())} of {len(points)} {split} clouds have fewer "
-            f"points than the {wanted} of data.num_points, the fewest {points.counts_S[fewest]} "
-            f"({(points.files or points.names)[fewest]}): theirs are repeated"
+            f"{few} of {len(points)} {split} clouds {'has' if few == 1 else 'have'} fewer points "
+            f"than the {wanted} of data.num_points, the fewest {points.counts_S[fewest]} "
+            f"({(points.files or points.names)[fewest]}): they are repeated"
         )
 
     def test_names(self) -> Sequence[str]:

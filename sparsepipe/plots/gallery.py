@@ -127,7 +127,8 @@ def _heading(
     """Two lines: what is shown, and how to read what stands above a shape."""
     shares = "%: probability of the prediction, by the network" if has_probabilities else ""
     if true is None:
-        return f"Predicted classes of {len(predicted)} shapes\n{shares}"
+        shapes = "1 shape" if len(predicted) == 1 else f"{len(predicted)} shapes"
+        return f"Predicted classes of {shapes}\n{shares}"
     right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
     marks = "✓ true class    ✗ true class → prediction"
     return f"Test shapes: {right} of {len(predicted)} recognised\n" + "    ".join(

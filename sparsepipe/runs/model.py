@@ -19,6 +19,7 @@ from sparsepipe.config.target import Target
 from sparsepipe.config.trained import Training, training_of
 from sparsepipe.data import ShapeDataModule
 from sparsepipe.data.preprocessing import Preprocessing
+from sparsepipe.data.sources.base import saying_nothing
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.runs.checkpoints import (
     classes_of,
@@ -139,6 +140,11 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
         ConfigError: it does not say what it was trained with, or was not trained to classify
             shapes; or there is no such device.
     """
+    if not isinstance(run, str | os.PathLike):
+        raise ConfigError(
+            f"{run!r} is not the path of a run",
+            remedy="give the directory of a run, or a checkpoint, as text or as a pathlib.Path",
+        )
     path = find_checkpoint(os.fspath(run), best=True)
     training = training_of(os.fspath(run))
     if training is None:
@@ -219,7 +225,8 @@ class _TestNumbers:
 
     def _read(self) -> dict[str, int]:
         try:
-            files = self._data.build().point_set("test").files
+            with saying_nothing():
+                files = self._data.build().point_set("test").files
         except SparsePipeError as error:
             log.info("the test of the training cannot be read: %s", error.message)
             return {}

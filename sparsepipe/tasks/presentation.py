@@ -74,7 +74,7 @@ def limited(batches: int | float | None) -> str:
     if batches is None:
         return ""
     if isinstance(batches, int):
-        return f" ({batches} batches of them)"
+        return f" (at most {batches} batch{'es' * (batches != 1)} of them)"
     return f" ({100 * batches:g} % of the batches)"
 
 

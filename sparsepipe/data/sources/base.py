@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -41,6 +43,7 @@ LOCK_WAIT_S = 7_200.0
 SAID = "SPARSEPIPE_SAID"
 """Environment variable of ranks: checksums of what the process that starts them has logged."""
 _said = set(os.environ.get(SAID, "").split())
+_silent = ContextVar("silent", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +78,19 @@ def say_once(message: str) -> None:
     that it starts open them again (see :func:`said_so_far`).
     """
     mark = f"{zlib.crc32(message.encode(errors='replace')):08x}"
-    if mark not in _said:
+    if mark not in _said and not _silent.get():
         _said.add(mark)
         _LOG.info(message)
+
+
+@contextmanager
+def saying_nothing() -> Iterator[None]:
+    """Within the block :func:`say_once` does not log: the data are looked up, not worked on."""
+    before = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(before)
 
 
 def said_so_far() -> dict[str, str]:
@@ -205,7 +218,8 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
     faults = rows.corrupt()
     if faults:
         where = rows.directory / "corrupt.json"
-        summary = f"{len(faults)} of {len(files)} {listing.split} files are corrupt"
+        be = "is" if len(faults) == 1 else "are"
+        summary = f"{len(faults)} of {len(files)} {listing.split} files {be} corrupt"
         shown, remedies = _explain(faults)
         if cache.strict:
             raise DataError(
@@ -216,8 +230,8 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
         if built:
             text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
             _LOG.warning(text, summary, where, shown, remedies)
-        else:  # each further rank opens the same cache
-            _LOG.info("%s and left out, as before (listed in %s)", summary, where)
+        else:
+            say_once(f"{summary} and left out, as before (listed in {where})")
     return rows
 
 

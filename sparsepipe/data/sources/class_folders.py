@@ -172,7 +172,8 @@ def _by_table(root: Path, files: Sequence[_File], setting: str) -> Mapping[Split
             f"{files[0].name}, or remove these lines",
         )
     if left_out := [file.name for file in files if file.name not in listed]:
-        say_once(f"{_number(left_out, 'shape')} that {setting} does not name are left out")
+        which = f"{_number(left_out, 'shape')} that {setting} does not name"
+        say_once(f"{which} {'is' if len(left_out) == 1 else 'are'} left out")
     return {each: [file for file in files if listed.get(file.name) == each] for each in SPLITS}
 
 

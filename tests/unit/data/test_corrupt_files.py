@@ -56,11 +56,13 @@ def test_only_the_process_that_builds_names_the_corrupt_files(
     root = make_tree(4)
     corrupt_some(root)
     settings = CacheSettings(directory=tmp_path / "c", points=POINTS, workers=1)
-    for expected in (["WARNING"], []):
+    caplog.set_level("INFO")
+    for expected, again in ((["WARNING"], 0), ([], 1), ([], 0)):
         caplog.clear()
         OffTree(root).load("train", settings)
         loud = [record.levelname for record in caplog.records if record.levelno > 20]
         assert loud == expected
+        assert caplog.text.count("2 of 12 train files are corrupt and left out, as before") == again
 
 
 def test_strict_refuses_corrupt_files_and_names_them(

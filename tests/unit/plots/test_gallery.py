@@ -45,6 +45,8 @@ def test_files_are_named_whatever_letters_they_have():
     files = ["/data/a/part.stl", "/data/b/part.stl", "part.stl", "/data/b/other.stl"]
     figure = gallery_figure([cloud()] * 4, None, [0] * 4, CLASSES, files=files)
     named = [title.splitlines()[0] for title in titles(figure)]
+    one = gallery_figure([cloud()], None, [0], CLASSES, files=files[:1])
+    assert "Predicted classes of 1 shape\n" in one.get_suptitle()
     assert named == ["a/part.stl", "b/part.stl", "part.stl", "other.stl"]
 
 

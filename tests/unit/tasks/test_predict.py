@@ -54,6 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             for number in range(8):
                 suffix = ("stl", "ply", "glb")[number % 3]
                 shape(name, number).export(Path("parts", name, f"{number}.{suffix}"))
+        Path("parts/box/notes.md").touch()
         Path("new", "deeper").mkdir(parents=True)
         shape("ball", 9).export("new/round.obj")
         shape("box", 9).export("new/deeper/$square$.off")
@@ -189,7 +190,11 @@ def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) ->
 
 
 def test_a_training_is_used_from_any_directory(
-    run: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     here = run_job(composed(*MEASURED, f"checkpoint={run}"))
     monkeypatch.chdir(tmp_path)
@@ -197,10 +202,13 @@ def test_a_training_is_used_from_any_directory(
     assert there.run_id == here.run_id
     assert table(there.path) == table(here.path)
     assert not Path("data").exists(), "the cache is that of the training"
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("sparsepipe.data.sources.base._said", set())
     model = sparsepipe.load(run)
     for row in table(here.path):
         found = model.predict(row["file"])
         assert found.probability == pytest.approx(float(row["probability"]), abs=1e-6)
+    assert "passed over" not in caplog.text, "nobody asked about the data of the training"
     (place / "parts").rename(place / "moved")
     try:
         with pytest.raises(DataError, match=r"parts is not a directory.*this is the data.root of"):

@@ -136,7 +136,12 @@ def test_a_picture_that_fails_costs_no_result(
 
 @pytest.mark.parametrize(
     ("limit", "text"),
-    [(None, ""), (4, " (4 batches of them)"), (0.25, " (25 % of the batches)")],
+    [
+        (None, ""),
+        (4, " (at most 4 batches of them)"),
+        (1, " (at most 1 batch of them)"),
+        (0.25, " (25 % of the batches)"),
+    ],
 )
 def test_the_start_says_what_is_left_of_the_shapes(limit: float | None, text: str) -> None:
     assert presentation.limited(limit) == text
