@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import re
@@ -43,15 +44,16 @@ def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
             f"task={task} needs a checkpoint",
             remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
         )
-    return find_checkpoint(spec.checkpoint, best=True)
+    return find_checkpoint(spec.checkpoint, best=True, outputs=spec.paths.outputs)
 
 
-def find_checkpoint(source: str, *, best: bool = False) -> Path:
+def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs") -> Path:
     """The checkpoint file of a path: itself, or the last one of a run directory.
 
     Args:
         source: a file or a run directory.
         best: of a run directory the best one; of those two the other where one is not kept.
+        outputs: the directory of experiments, whose runs with the id ``source`` the error names.
 
     Raises:
         CheckpointError: there is none.
@@ -67,13 +69,15 @@ def find_checkpoint(source: str, *, best: bool = False) -> Path:
     raise CheckpointError(
         f"there is no checkpoint at {path}",
         remedy="give a .ckpt file, or the directory of a run that has finished an epoch"
-        + _such_as(path),
+        + _such_as(path, expanded(outputs)),
     )
 
 
-def _such_as(path: Path) -> str:
-    """What was perhaps meant by a directory: the newest checkpoint, or run, in it."""
-    runs = [file.parent.parent for file in path.glob("*/checkpoints/*.ckpt")]
+def _such_as(path: Path, outputs: Path) -> str:
+    """What was perhaps meant by a directory or a run's id: the newest checkpoint, or run, in it."""
+    files = [*path.glob("*/checkpoints/*.ckpt")]
+    files += outputs.glob(f"*/{glob.escape(path.name)}/checkpoints/*.ckpt")
+    runs = [file.parent.parent for file in files]
     newest = max([*path.glob("*.ckpt"), *runs], key=os.path.getmtime, default=None)
     return "" if newest is None else f", such as {newest}"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,8 @@ _SEARCH_AGAIN = "give the sweep's command again: finished runs are skipped"
 _LOCK = ".sparsepipe-sweep.lock"
 _JOBS, _REPORT = "jobs", "report"
 _FILES = ("table.csv", "table.md", _BEST)
+_ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
+"""A sign before which Hydra's grammar has a backslash."""
 _exit_codes: list[int] = []
 _running: list[DictConfig] = []
 """Sweeps of this process that have not ended."""
@@ -66,6 +70,8 @@ class SweepEnd(Callback):
             sys.exit(error.exit_code)  # Hydra passes nothing else on from a callback
         announce(config)
         _running.append(config)
+        if "optuna" in str(OmegaConf.select(config, "hydra.sweeper._target_")):
+            _speak_for_optuna()
         if (doubt := doubtful_direction(config)) is not None:
             log.warning("%s", doubt)
 
@@ -305,6 +311,13 @@ def near(path: Path) -> str:
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
+def _speak_for_optuna() -> None:
+    """Lets our handler write Optuna's messages: its own colours them in files as well."""
+    with suppress(ImportError):  # Hydra says that it is not installed
+        importlib.import_module("optuna")  # which adds that handler
+        logging.getLogger("optuna").handlers[:] = logging.getLogger("sparsepipe").handlers
+
+
 def _searches(config: DictConfig) -> bool:
     return not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
 
@@ -373,7 +386,7 @@ def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
 def _row_of(job: JobRecord) -> SweepJob:
     pairs = (override.lstrip("+").partition("=") for override in job.overrides)
     return SweepJob(
-        overrides={name: value for name, _, value in pairs},
+        overrides={name: _ESCAPED.sub(r"\1", value) for name, _, value in pairs},
         run=None if job.run is None else near(Path(job.run)),
         result={} if job.run is None else _result_of(Path(job.run)),
         status=job.status,

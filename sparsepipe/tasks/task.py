@@ -254,7 +254,9 @@ class Task(ABC):
         Raises:
             CheckpointError: there is no such file.
         """
-        return None if spec.checkpoint is None else find_checkpoint(spec.checkpoint)
+        if spec.checkpoint is None:
+            return None
+        return find_checkpoint(spec.checkpoint, outputs=spec.paths.outputs)
 
     def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
         """Writes the run's plan where the task takes it from elsewhere than from a search."""

@@ -360,7 +360,7 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
         log.info("going on at epoch %d, batch %d", place.epoch + 1, place.batches + 1)
         return place
     if first is not None:
-        path = find_checkpoint(first)
+        path = find_checkpoint(first, outputs=run.spec.paths.outputs)
         weights = read_checkpoint(path)["state_dict"]
         loaded = load_weights(module, weights, path, strict=run.spec.checkpoint_strict)
         if process_group.rank() == 0:

@@ -165,3 +165,7 @@ def test_the_checkpoint_that_is_kept_is_taken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the run has") as refused:
         find_checkpoint(str(run.last))
     assert f"give checkpoint={run.best}" in refused.value.remedy
+    named = made(tmp_path / "outputs" / "first" / "0a1b", "best")
+    with pytest.raises(CheckpointError) as refused:
+        find_checkpoint("0a1b", outputs=str(tmp_path / "outputs"))
+    assert refused.value.remedy.endswith(f", such as {named.path}")

@@ -159,14 +159,15 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
         figures = {"val/loss": loss, "val/accuracy": 0.5, "test/accuracy": loss}
         figures["started_at"] = f"2026-11-27T23:21:5{9 - number}+00:00"
         write_json(run / "result.json", figures)
-        leave_record(tmp_path, number, f"++a.lr={lr}", "name=x", run=run, value=loss)
+        words = (f"++a.lr={lr}", "name=x", f"++data.root=/my\\ parts/{number}")
+        leave_record(tmp_path, number, *words, run=run, value=loss)
     config = config_of(tmp_path)
     config.objective = "val/loss"
     config.hydra.sweeper = {"n_trials": 4, "direction": "minimize"}
     config.hydra.overrides = {"task": ["++a.lr=interval(0,1)", "name=x"]}
     found = {"name": "optuna", "best_params": {"++a.lr": 0.2}, "best_value": 0.25}
     (tmp_path / "optimization_results.yaml").write_text(yaml.safe_dump(found))
-    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("COLUMNS", "60")
     SweepSearch().on_multirun_end(config)
     SweepTable().on_multirun_end(config)
     assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text()) == {
@@ -175,18 +176,20 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
     message = said.messages[-1]
     assert message.startswith("4 jobs, 1 not started (")
     assert "table.md, which has more columns)" in message
-    assert max(len(line) for line in message.splitlines() if line.startswith("|")) <= 50
-    line = f"best, by the smallest val/loss (0.25): a.lr=0.3, run {tmp_path / 'runs' / '2'}"
+    assert max(len(line) for line in message.splitlines() if line.startswith("|")) <= 60
+    line = "best, by the smallest val/loss (0.25): a.lr=0.3 data.root=/my\\ parts/2, run "
+    line += str(tmp_path / "runs" / "2")
     assert line in message
     text = (tmp_path / "table.md").read_text()
     assert line in text
+    assert "| /my parts/2 |" in text
     assert "test accuracy" in text
     config.hydra.sweeper.direction = "maximize"
     SweepTable().on_multirun_end(config)
     (tmp_path / "optimization_results.yaml").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"optimization_results\.yaml is no result of a search"):
         SweepSearch().on_multirun_end(config)  # of which Hydra warns
-    assert f"a.lr=0.1, run {tmp_path / 'runs' / '0'}" in said.messages[-1]
+    assert f"parts/0, run {tmp_path / 'runs' / '0'}" in said.messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,13 @@ def raised(text: str) -> Exception:
         raise ValueError(text)
     except ValueError as error:
         return error
+
+
+def test_messages_of_optuna_are_written_as_ours(tmp_path: Path, said) -> None:
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.enable_default_handler()
+    begun(tmp_path)
+    assert logging.getLogger("optuna").handlers == logging.getLogger("sparsepipe").handlers
 
 
 def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
