@@ -77,10 +77,13 @@ def say_once(message: str) -> None:
     """Log what was found in the data, once: this process may open them several times, and the ranks
     that it starts open them again (see :func:`said_so_far`).
     """
-    mark = f"{zlib.crc32(message.encode(errors='replace')):08x}"
-    if mark not in _said and not _silent.get():
+    if (mark := _mark(message)) not in _said and not _silent.get():
         _said.add(mark)
         _LOG.info(message)
+
+
+def _mark(message: str) -> str:
+    return f"{zlib.crc32(message.encode(errors='replace')):08x}"
 
 
 @contextmanager
@@ -227,11 +230,12 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
                 remedy=f"{remedies}; or set data.strict=false to leave them out; all are listed in "
                 f"{where}",
             )
+        known = f"{summary} and left out, as before (listed in {where})"
         if built:
             text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
             _LOG.warning(text, summary, where, shown, remedies)
-        else:
-            say_once(f"{summary} and left out, as before (listed in {where})")
+            _said.add(_mark(known))
+        say_once(known)
     return rows
 
 
