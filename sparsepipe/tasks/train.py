@@ -269,12 +269,17 @@ def _check_splits(
     the objective watch; returns the number of test shapes.
     """
     data.trainer = trainer  # from which users' own loaders may take the number of ranks
-    validation: Any = None
-    with suppress(MisconfigurationException):  # there need be no validation
-        validation = data.val_dataloader()
+    validation = _validation(data)
     if validation is None or validation == []:
         _check_watched(run.spec)
     return num_shapes(data.test_dataloader()) if test else 0
+
+
+def _validation(data: pl.LightningDataModule) -> Any:
+    """The loaders of the validation; None where there is none."""
+    with suppress(MisconfigurationException):
+        return data.val_dataloader()
+    return None
 
 
 def _fit(
@@ -299,11 +304,14 @@ def _fit(
             remedy="where it is the epoch's last batch that has 1 sample, choose another "
             "data.batch_size, or leave that batch out by trainer.limit_train_batches",
         ) from error
+    validation = trainer.val_dataloaders
+    if validation is None and trainer.limit_val_batches:
+        validation = _validation(data)  # an earlier process has trained all epochs
     done = {
         "steps": trainer.global_step,
         "best_monitored": checkpoint.best,
         "train_shapes": num_shapes(trainer.train_dataloader),
-        "val_shapes": num_shapes(trainer.val_dataloaders),
+        "val_shapes": num_shapes(validation),
         **{f"train_{name}": size for name, size in peak_values().items()},
         **plan_values(run, trainer),
         **kept_values(run),

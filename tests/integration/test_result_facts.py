@@ -117,6 +117,17 @@ def test_the_memory_of_a_training_counts_where_only_its_test_is_done_again(job: 
     assert result["callbacks.stop._target_"] == "tests.support.tinyhouse.StopTest"
 
 
+def test_a_training_that_was_killed_after_its_last_epoch_counts_its_samples(job: Job) -> None:
+    run = job()
+    whole = read_json(run / "result.json")
+    for path in (RunDir(run).fitted, run / "DONE.json", run / "result.json"):
+        path.unlink()
+    result = read_json(job() / "result.json")
+    counts = ("steps", "train_shapes", "val_shapes", "test_shapes", "test/accuracy")
+    assert [result[name] for name in counts] == [whole[name] for name in counts]
+    assert result["val_shapes"] > 0
+
+
 def test_a_run_that_an_older_version_began(tmp_path: Path) -> None:
     """When that was is not known; that it was gone on with is."""
     directory = RunDir(tmp_path / "tiny" / "0123")
