@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Literal
 
 from sparsepipe.cluster.inventory import Device, Host, Inventory
 from sparsepipe.errors import HardwareError
-from sparsepipe.utils.host import cpu_name, usable_cores
+from sparsepipe.utils.host import cpu_name, memory_bytes, usable_cores
 
 
 def local(
@@ -65,17 +64,10 @@ def _cuda_devices() -> tuple[Device, ...]:
 
 def _cpu(devices: int | None) -> Device:
     count = devices or usable_cores()
-    total_bytes = _memory_bytes()
+    total_bytes = memory_bytes()
     return Device(
         name=cpu_name(),
         count=count,
         accelerator="cpu",
         memory_bytes=None if total_bytes is None else total_bytes // count,
     )
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None  # not on every platform

@@ -27,6 +27,14 @@ def usable_core_numbers() -> tuple[int, ...]:
     return _affinity()[: _cores_of_quotas()]
 
 
+def memory_bytes() -> int | None:
+    """Memory of this host; None where the platform does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
 def quota_limits() -> bool:
     """Whether a quota limits the number of cores; the kernel then chooses which at any time."""
     cores = _cores_of_quotas()

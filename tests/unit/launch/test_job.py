@@ -1,4 +1,4 @@
-"""Where the ranks of a run leave their reports."""
+"""How many ranks this machine has room for, and where they leave their reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.errors import HardwareError, SparsePipeError
 from sparsepipe.launch import job as module
 
 DP = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
@@ -31,3 +31,11 @@ def test_reports_are_not_on_the_disk_of_the_results(
     (reports,) = found
     assert not reports.is_relative_to(tmp_path)
     assert not reports.exists()
+
+
+def test_more_ranks_than_memory_are_refused(job: Callable[..., Path]) -> None:
+    """By as many as no machine of today has; they would end it before they could say why."""
+    with pytest.raises(HardwareError, match=r"9999 ranks take about 3,999\.6 GB") as refused:
+        job("parallel=dp", "hardware.accelerator=cpu", "hardware.cpu_devices=9999")
+    assert "lower hardware.cpu_devices" in refused.value.remedy
+    assert not [*Path("outputs").glob("tiny/[!.]*")]
