@@ -46,7 +46,7 @@ def wandb_logger(
     offline: bool = True,
     entity: str | None = None,
     group: str | None = None,
-    tags: Sequence[str] = (),
+    tags: Sequence[str | int] = (),
 ) -> WandbRunLogger:
     """A Weights & Biases logger that writes into the run directory.
 
@@ -84,7 +84,7 @@ def wandb_logger(
         resume=None if offline else "allow",
         group=os.environ.get(_GROUP) or sweep or group,
         job_type=job_type,
-        tags=list(tags),
+        tags=[str(tag) for tag in tags],
     )
 
 
@@ -108,7 +108,7 @@ def mlflow_logger(
     job_type: str,
     experiment: str = "sparsepipe",
     tracking_uri: str | None = None,
-    tags: Sequence[str] = (),
+    tags: Sequence[str | int] = (),
 ) -> MLFlowLogger:
     """A run of MLflow, which a resumed run goes on with.
 
@@ -140,7 +140,7 @@ def mlflow_logger(
         experiment_name=experiment,
         run_name=run_id,
         tracking_uri=uri,
-        tags={"job_type": job_type, **dict.fromkeys(tags, "true")},
+        tags={"job_type": job_type, **dict.fromkeys(map(str, tags), "true")},
         run_id=runs[0].info.run_id if runs else None,
     )
 
