@@ -9,6 +9,7 @@ import platform
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from sparsepipe import __version__
 from sparsepipe.config import compose
 from sparsepipe.config.completion import completion_arguments
 from sparsepipe.config.listing import help_text
-from sparsepipe.config.rerun import from_run
+from sparsepipe.config.rerun import from_run, without_flag
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import is_sweep
 from sparsepipe.config.sweep_environment import announced
@@ -219,7 +220,10 @@ def _reports(message: str, *, sure: bool) -> bool:
 
 
 def _explained(error: Exception, arguments: list[str], given: list[str]) -> ConfigError:
-    return compose.explain(error, *_overrides_in(arguments), command=given)
+    words: list[str] = []
+    with suppress(ConfigError):  # an option that there is not is not what Hydra has refused
+        words = compose.overrides_of(without_flag(given)[1])
+    return compose.explain(error, *_overrides_in(arguments), words=words, command=given)
 
 
 def _overrides_in(arguments: list[str]) -> tuple[list[str], ConfigLoader]:

@@ -93,6 +93,23 @@ def _check_channels(spec: RunSpec, data: pl.LightningDataModule) -> None:
     )
 
 
+def refuse_further_outputs(
+    spec: RunSpec, data: pl.LightningDataModule, module: pl.LightningModule
+) -> None:
+    """Refuses to test a network of ours that has more outputs than there are classes.
+
+    Raises:
+        ConfigError: it has.
+    """
+    own, num_classes = spec.model.get("num_classes"), num_classes_of(data)
+    if isinstance(module, Classifier) and own is not None and own > num_classes:
+        raise ConfigError(
+            f"model.num_classes={own}, but the data have {num_classes} classes, by which a test "
+            "counts",
+            remedy="leave model.num_classes out, which follows from the data",
+        )
+
+
 def _some(names: Sequence[str]) -> str:
     """The first names, as text."""
     return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])]) or "without names"
@@ -105,18 +122,15 @@ def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMo
     if (domains := getattr(data, "domains", None)) is not None:
         given["domains"] = list(domains)
     own = spec.model.get("num_classes")
-    wrong = ConfigError(
-        f"model.num_classes={own}, but the data have {num_classes} classes: {_some(classes)}",
-        remedy="leave model.num_classes out, which follows from the data; to train on fewer "
-        "classes, choose them in the data",
-    )
     if own is not None and own < num_classes:
-        raise wrong
+        raise ConfigError(
+            f"model.num_classes={own}, but the data have {num_classes} classes: {_some(classes)}",
+            remedy="leave model.num_classes out, which follows from the data; to train on fewer "
+            "classes, choose them in the data",
+        )
     model = spec.model.build_with(**given)
-    if isinstance(model, pl.LightningModule):  # which may have a use for further outputs
+    if isinstance(model, pl.LightningModule):
         return model
-    if own is not None and own > num_classes:
-        raise wrong
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
     built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
     module: pl.LightningModule

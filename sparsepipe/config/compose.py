@@ -387,6 +387,7 @@ def explain(
     overrides: Sequence[str],
     loader: ConfigLoader,
     *,
+    words: Sequence[str] = (),
     command: Sequence[str] = (),
 ) -> ConfigError:
     """The error that explains why Hydra could not compose.
@@ -395,9 +396,10 @@ def explain(
         error: Hydra's.
         overrides: that it was given.
         loader: knows the groups.
+        words: what somebody gave beside options, settings or not.
         command: all arguments as somebody gave them; empty: the overrides.
     """
-    if (no_setting := _no_setting(overrides_of(command))) is not None:
+    if (no_setting := _no_setting(words)) is not None:
         return no_setting
     for problem in _name_problems(overrides, loader):
         return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
@@ -428,7 +430,7 @@ def _no_setting(words: Sequence[str]) -> ConfigError | None:
     hint = f"give settings as {word}=VALUE; `sparsepipe --help` lists what there is"
     if word in ("help", "version"):
         hint = f"`sparsepipe --{word}` is meant"
-    elif first and _takes(words[first - 1].partition("=")[0], "str"):
+    elif first and ("{" in words[first - 1] or _takes(words[first - 1].partition("=")[0], "str")):
         whole = " ".join(words[first - 1 : last])
         hint = f"a value with spaces needs quotes: {shlex.quote(whole)}"
     return ConfigError(f"'{word}' is no setting, which is a key=value", remedy=hint)
@@ -455,7 +457,7 @@ def _problem_of(text: str, error: Exception, command: Sequence[str]) -> ConfigEr
         return ConfigError(
             f"{text} has several values",
             remedy=f"to sweep over them add -m: {shlex.join(['sparsepipe', '-m', *command])}"
-            + f"; a list is {shlex.quote(f'{key}=[{value}]')}" * _takes(key, "list", "Any")
+            + f"; a list is {shlex.quote(f'{key}=[{value}]')}" * _takes(key, "list")
             + f"; a text with commas is {quoted}" * _takes(key, "str"),
         )
     return None

@@ -47,7 +47,7 @@ def from_run(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: there is no such run, or a value cannot be written as an override.
     """
-    source, rest = _without_flag(arguments)
+    source, rest = without_flag(arguments)
     if source is None:
         return rest
     run = _values_of(source)
@@ -77,7 +77,8 @@ def from_run(arguments: Sequence[str]) -> list[str]:
     return [*rest[:place], *words, *rest[place:]]
 
 
-def _without_flag(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+def without_flag(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The run that a command names behind ``--from``, and the command without that."""
     rest = list(arguments)
     for number, word in enumerate(rest):
         if word.startswith(f"{FLAG}="):

@@ -136,6 +136,8 @@ class RunSpec:
         with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
             value = read_settings(path)
             task = reading.mapping(value.get("task"), "task")
+            if isinstance(command := value.get("hydra"), dict):
+                command.pop(DIRECTORY, None)  # no setting
             # It may be of a run that an earlier version began.
             target = present_name(reading.name(task.get("_target_"), "task._target_"))
             try:

@@ -337,7 +337,7 @@ class Config:
     callbacks: Any = field(metadata=_node_map())
     checkpoint_strict: bool = True
     input: str | None = None
-    tags: list[str | int] = field(default_factory=list)
+    tags: list[str | int | float] = field(default_factory=list)
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs
     runs: list[Any] = field(default_factory=list)  # of task=compare; not recorded either

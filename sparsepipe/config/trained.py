@@ -37,6 +37,7 @@ _SAMPLES = (
 one: what is evaluated may differ in them."""
 _PLACES = ("cache_dir", "root", "split")
 """Keys within data that may be paths."""
+_ACCESS = {"cache_dir": os.R_OK | os.W_OK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,8 @@ def _configured(path: Path) -> dict[str, Any] | None:
 def _located(values: dict[str, Any]) -> dict[str, Any]:
     """The settings, with data in the directory of the training where that was another one.
 
-    Paths that lead nowhere there stay as they are: a run may have come from another machine.
+    Relative paths that lead somewhere from here stay as they are, as those of a copied project do,
+    and so do paths that lead nowhere there: a run may have come from another machine.
     """
     command = values.get("hydra")
     directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
@@ -136,9 +138,10 @@ def _located(values: dict[str, Any]) -> dict[str, Any]:
     def located(node: Any, key: str = "") -> Any:
         if isinstance(node, Mapping):
             return {name: located(value, str(name)) for name, value in node.items()}
-        path = os.path.join(directory, node) if key in _PLACES and isinstance(node, str) else ""
-        access = os.R_OK | os.W_OK if key == "cache_dir" else os.R_OK
-        return path if node and os.access(path, access) else node
+        if key not in _PLACES or not isinstance(node, str) or not node or os.path.exists(node):
+            return node
+        path = os.path.join(directory, node)
+        return path if os.access(path, _ACCESS.get(key, os.R_OK)) else node
 
     return {**values, "data": located(values["data"])}
 

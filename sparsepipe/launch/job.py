@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 __all__ = ["Stopped", "first_to_report", "run_job"]
 
 _RANK_BYTES = 400e6
-"""Of Python, PyTorch and Lightning in a process (measured: 340 MB of its own and 100 MB shared)."""
+"""That a rank takes with the smallest of models (measured before it has one: 340 MB of its own)."""
 
 
 def run_job(
@@ -98,11 +98,11 @@ def run_job(
         # Restarts need processes that can be ended.
         processes = fresh_processes or spec.parallel.max_restarts > 0
         alone = ranks == 1 and not processes and spec.emulation is None
+        _refuse_more_than_fit(ranks)
         directory = _prepare_here(spec, inventory)
         found(directory)
         with locked(directory, wait_s=wait_s):
             if not _finished(directory, spec, anew_since_s=anew_since_s):
-                _refuse_more_than_fit(ranks)
                 _run_here(directory, spec, inventory, watch, alone=alone)
         return directory
 
@@ -111,8 +111,8 @@ def _refuse_more_than_fit(ranks: int) -> None:
     total_bytes = memory_bytes()
     if total_bytes is not None and ranks * _RANK_BYTES > total_bytes:
         raise HardwareError(
-            f"{ranks} ranks take about {ranks * _RANK_BYTES / 1e9:,.1f} GB of memory before they "
-            f"have a model, and this machine has {total_bytes / 1e9:,.1f} GB",
+            f"{ranks} ranks take {ranks * _RANK_BYTES / 1e9:,.1f} GB of memory with the smallest "
+            f"of models, and this machine has {total_bytes / 1e9:,.1f} GB",
             remedy="take fewer: lower hardware.cpu_devices or parallel.devices",
         )
 

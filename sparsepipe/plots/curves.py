@@ -151,6 +151,7 @@ TIME = "time/epoch_s"
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
 """Units of the axis of time: how many are a minute, and from how many minutes on they are used."""
 _MARKS = 10
+_WIDEST = 2
 """Markers on a curve, at most."""
 
 Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
@@ -175,10 +176,10 @@ class Curve:
     least: tuple[float, ...]
     largest: tuple[float, ...]
 
-    def meets(self, other: Curve) -> bool:
-        """Whether the two have a point in common."""
+    def is_below(self, other: Curve) -> bool:
+        """Whether the other, drawn later, covers most of its points."""
         own = {*zip(self.epochs, self.mean, strict=True)}
-        return not own.isdisjoint(zip(other.epochs, other.mean, strict=True))
+        return 2 * len(own.intersection(zip(other.epochs, other.mean, strict=True))) > len(own)
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
@@ -239,7 +240,7 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
             if not line.epochs:
                 continue
             drawn += 1
-            over = sum(line.meets(other) for other in found[name][place:])
+            over = min(_WIDEST, sum(line.is_below(each) for each in found[name][place:]))
             times = [minutes * per_minute for minutes in line.minutes]
             _draw(over_epochs, line, line.epochs, scale, label=way, look=look, over=over)
             _draw(over_time, line, times, scale, label=way, look=look, over=over)
@@ -266,8 +267,8 @@ def _draw(
     look: tuple[object, ...],
     over: int,
 ) -> None:
-    """Draws a curve; wider the more curves (``over``) are drawn over some of its points, so that
-    it is seen around them.
+    """Draws a curve; wider the more curves (``over``) are drawn over it, so that it is seen around
+    them.
     """
     colour, line, marker = look
     low, high = ([value * scale for value in edge] for edge in (found.least, found.largest))

@@ -23,7 +23,7 @@ from sparsepipe.config.trained import CLASSES, RECORD
 from sparsepipe.errors import CheckpointError, ConfigError, DataError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading
-from sparsepipe.utils.files import expanded
+from sparsepipe.utils.files import expanded, read_mapping
 from sparsepipe.utils.tables import read_csv
 from sparsepipe.utils.values_only import load_values, numpy_allowed, without_stand_ins
 
@@ -84,15 +84,14 @@ def _such_as(path: Path, outputs: Path) -> str:
 
 def _not_kept(run: RunDir, path: Path) -> CheckpointError:
     """The error for a checkpoint of a finished run that is not there any more."""
-    spec = None
-    with suppress(ConfigError):  # that of a training, as far as one can tell
-        spec = RunSpec.load(run.config)
-    if spec is not None and not spec.task.path.endswith(".Train"):
-        return CheckpointError(
-            f"there is no checkpoint at {path}: it is the directory of a run that did not train "
-            f"({spec.task.path.rpartition('.')[2]})",
-            remedy=f"give checkpoint={spec.checkpoint or 'RUN, the directory of a training'}",
-        )
+    with suppress(ConfigError, DataError):  # that of a training, as far as one can tell
+        result, used = read_mapping(run.result), RunSpec.load(run.config).checkpoint
+        if "steps" not in result and "task_name" in result:
+            return CheckpointError(
+                f"there is no checkpoint at {path}: it is the directory of a run that did not "
+                f"train (task {result['task_name']})",
+                remedy=f"give checkpoint={used or 'RUN, the directory of a training'}",
+            )
     kept = run.kept_checkpoint
     others = "" if kept is None else f"; the run has {kept}"
     remedy = "" if kept is None else f"give checkpoint={kept}, or "

@@ -156,7 +156,8 @@ class SweepSearch(Callback):
             given = dict(word.lstrip("+").split("=", 1) for word in job.overrides if "=" in word)
             params = found.get("best_params") or {}
             changed = {n for n, value in params.items() if given.get(n, str(value)) != str(value)}
-            params.update({name: reading.parse_yaml(given[name]) for name in changed})
+            parse = OverridesParser.create().parse_override
+            params.update({name: parse(f"{name}={given[name]}").value() for name in changed})
         write_text_atomic(file, yaml.safe_dump(found, sort_keys=False))
         log.info(
             "the best of the search: %s%s",

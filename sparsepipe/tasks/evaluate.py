@@ -21,7 +21,7 @@ from sparsepipe.callbacks.checkpoint import STATE_KEY, Resume
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.build import build_data, build_module, refuse_further_outputs
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
@@ -122,6 +122,7 @@ class Evaluate(Task):
         data.setup("test")
         self._check_classes(path, content, data)
         module = build_module(run.spec, data, plan=run.directory.plan)
+        refuse_further_outputs(run.spec, data, module)
         load_weights(module, content["state_dict"], path)
         if process_group.rank() == 0:
             log.info("evaluating %s%s", path, _epoch_of(path, content))

@@ -19,7 +19,7 @@ import torch
 
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.run_spec import DIRECTORY, RunSpec
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.runs.run_tree import moment
 from sparsepipe.runs.rundir import RunDir
@@ -33,7 +33,7 @@ from sparsepipe.utils.host import git_commit, usable_cores
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
 _LEFT_OUT = (
     *("checkpoint", "checkpoint_strict", "force", "input", "logger", "paths"),
-    *("data.root", "data.cache_dir", f"hydra.{DIRECTORY}"),
+    *("data.root", "data.cache_dir"),
 )
 
 

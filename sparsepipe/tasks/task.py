@@ -233,7 +233,9 @@ class Task(ABC):
             checkpoint = spec.checkpoint if getattr(self, "as_trained", False) else None
             training = None if checkpoint is None else training_of(checkpoint)
             root = None if training is None else training.values["data"].get("root")
-            if training is None or spec.data.get("root") != root or expanded(str(root)).exists():
+            if training is None or root is None or spec.data.get("root") != root:
+                raise
+            if expanded(str(root)).exists():
                 raise
             raise DataError(
                 f"{error.message}; this is the data.root of {training.origin}",

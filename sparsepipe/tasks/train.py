@@ -28,7 +28,7 @@ from sparsepipe.callbacks import (
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.build import build_data, build_module, refuse_further_outputs
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import has_own_scales
@@ -126,6 +126,7 @@ class Train(Task):
         test = self.test
         data, seed = _ready_data(run, test=test), int(run.spec.seed)
         module = build_module(run.spec, data, plan=run.directory.plan)
+        refuse_further_outputs(run.spec, data, module)
         facts: dict[str, Any] = first_weights(run.spec)
         facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
         resume = _place(run, module)

@@ -46,7 +46,7 @@ def wandb_logger(
     offline: bool = True,
     entity: str | None = None,
     group: str | None = None,
-    tags: Sequence[str | int] = (),
+    tags: Sequence[str | int | float] = (),
 ) -> WandbRunLogger:
     """A Weights & Biases logger that writes into the run directory.
 
@@ -108,7 +108,7 @@ def mlflow_logger(
     job_type: str,
     experiment: str = "sparsepipe",
     tracking_uri: str | None = None,
-    tags: Sequence[str | int] = (),
+    tags: Sequence[str | int | float] = (),
 ) -> MLFlowLogger:
     """A run of MLflow, which a resumed run goes on with.
 

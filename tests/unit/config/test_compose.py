@@ -262,7 +262,7 @@ def test_what_hydra_refuses_is_explained(overrides: list[str], message: str) -> 
         loader.load_configuration(CONFIG_NAME, compose.admit(overrides), run_mode=RunMode.RUN)
     plain = [text.lstrip("+") for text in overrides]
     settings = [text for text in plain if "=" in text]
-    text = str(compose.explain(error.value, settings, loader, command=plain))
+    text = str(compose.explain(error.value, settings, loader, words=plain, command=plain))
     assert message in text
     assert "seed=[" not in text, "it takes no list"
 

@@ -167,3 +167,6 @@ def test_the_command_finds_the_run_again(shell: Shell) -> None:
         2,
         True,
     )
+    several = shell("--from", str(run), "seed=0,1")
+    assert f"add -m: sparsepipe -m --from {run} seed=0,1" in several.err.replace("'", "")
+    assert "Traceback" not in several.err

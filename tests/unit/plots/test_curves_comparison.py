@@ -76,9 +76,10 @@ def test_the_figure_shows_each_way_over_epochs_and_over_time(tmp_path):
 
 
 def test_a_curve_below_others_is_seen_around_them():
-    ways = {name: [rows(losses)] for name, losses in (("a", [2, 1]), ("b", [3, 1]), ("c", [2, 9]))}
+    losses = {"a": [2, 1], "b": [2, 1], "c": [2, 1], "touches": [3, 1]}
+    ways = {name: [rows(each)] for name, each in losses.items()}
     lines = comparison_figure(ways).axes[0].get_lines()
-    assert [line.get_markersize() for line in lines] == [10.5, 4.5, 4.5]
+    assert [line.get_markersize() for line in lines] == [10.5, 7.5, 4.5, 4.5]
     assert lines[0].get_linewidth() > lines[1].get_linewidth()
 
 

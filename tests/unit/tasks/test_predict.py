@@ -151,7 +151,9 @@ def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
 
 def test_the_directory_of_a_prediction_names_that_of_its_training(run: Path) -> None:
     directory = predicted(run, "new/round.obj", "task.gallery=0")
-    with pytest.raises(CheckpointError, match=r"run that did not train \(Predict\)") as refused:
+    with pytest.raises(
+        CheckpointError, match=r"run that did not train \(task predict\)"
+    ) as refused:
         predicted(directory, "new/round.obj")
     assert refused.value.remedy == f"give checkpoint={run}"
 
