@@ -71,6 +71,8 @@ def test_it_is_read_from_a_run_directory(tmp_path: Path) -> None:
     path.write_text(spec.to_yaml())
     assert "force" not in yaml.safe_load(path.read_text())
     assert RunSpec.load(path) == spec.replace(force=False)
+    assert "directory" in yaml.safe_load(path.read_text())["hydra"]
+    assert not RunSpec.load(path).to_dict()["hydra"], "trackers get this, wherever a run goes on"
     written = yaml.safe_load(path.read_text())
     written["task"]["_target_"] = "sparsepipe.experiment.train.train"
     path.write_text(yaml.safe_dump(written))
