@@ -252,5 +252,6 @@ class Measured:
         if rank not in self.without_core_s:
             return line
         computed_s = self.minibatches(rank) * sum(times_s[name] for name in _ACTIONS.values())
-        share = self.without_core_s[rank] / computed_s if computed_s else 0.0
+        # Of two clocks: where a rank always had its core, the difference may be below zero.
+        share = max(0.0, self.without_core_s[rank] / computed_s) if computed_s else 0.0
         return f"{line}; in {share:.0%} of its computing it had no core to itself"
