@@ -60,7 +60,8 @@ log = logging.getLogger(__name__)
 __all__ = ["Stopped", "first_to_report", "run_job"]
 
 _RANK_BYTES = 400e6
-"""That a rank takes with the smallest of models (measured before it has one: 340 MB of its own)."""
+"""That a rank takes with the smallest of models. Measured before it has one, by PyTorch 2.13 on a
+processor: 340 MB of private memory (``Private_*`` of ``/proc/PID/smaps_rollup``)."""
 
 
 def run_job(

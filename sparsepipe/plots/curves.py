@@ -151,8 +151,9 @@ TIME = "time/epoch_s"
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
 """Units of the axis of time: how many are a minute, and from how many minutes on they are used."""
 _MARKS = 10
-_WIDEST = 2
 """Markers on a curve, at most."""
+_WIDEST = 2
+"""Curves drawn over one that count for its width, at most."""
 
 Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
 """Metrics CSVs, or their rows."""

@@ -173,7 +173,7 @@ def best_line(
     if objective is None:
         is_tested = len(jobs) > 1 and any("test/accuracy" in job.result for job in jobs)
         return _UNVALIDATED if is_tested else None
-    mode = objective.mode or mode_of(objective.key)
+    mode = _mode(objective)
     places = best_of([job.result for job in jobs], objective.key, mode=mode)
     if not places:
         return None
@@ -296,11 +296,14 @@ def _figure_of(key: str) -> _Figure:
 
 
 def _marks(jobs: Sequence[SweepJob], objective: Objective | None) -> list[str]:
-    places: list[int] = []
-    if objective is not None:
-        mode = objective.mode or mode_of(objective.key)
-        places = best_of([job.result for job in jobs], objective.key, mode=mode)
+    if objective is None:
+        return [""] * len(jobs)
+    places = best_of([job.result for job in jobs], objective.key, mode=_mode(objective))
     return ["*" if number in places[:1] else "" for number in range(len(jobs))]
+
+
+def _mode(objective: Objective) -> Mode:
+    return objective.mode or mode_of(objective.key)
 
 
 def _is_shown(key: str, found: Sequence[Mapping[str, Any]]) -> bool:

@@ -25,7 +25,7 @@ from sparsepipe.config.build import build_data, build_module, refuse_further_out
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
 from sparsepipe.runs.metrics import write_rows
@@ -42,7 +42,7 @@ from sparsepipe.tasks.presentation import (
 )
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
-from sparsepipe.utils.files import write_text_atomic, writing
+from sparsepipe.utils.files import expanded, write_text_atomic, writing
 from sparsepipe.utils.progress import SILENCE, Count
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,22 @@ class Evaluate(Task):
     gallery: int = 24
     warmup_batches: int = 2
     timed_batches: int = 20
+
+    @override
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        try:
+            return super().prepare(spec, inventory)
+        except DataError as error:
+            training = None if spec.checkpoint is None else training_of(spec.checkpoint)
+            root = None if training is None else training.values["data"].get("root")
+            if training is None or root is None or spec.data.get("root") != root:
+                raise
+            if expanded(root).exists():
+                raise
+            raise DataError(
+                f"{error.message}; this is the data.root of {training.origin}",
+                remedy="set data.root=DIR to the directory that these data are in now",
+            ) from error
 
     def run(self, run: Run) -> None:
         """Tests, then times the network on prepared batches.

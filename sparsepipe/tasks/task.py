@@ -27,15 +27,13 @@ from sparsepipe.config.build import ready_data
 from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.recomputation import recompute_argument
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import training_of
-from sparsepipe.errors import ConfigError, DataError, HardwareError, PlanError
+from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.planning.devices import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.runs.checkpoints import DirectCheckpointIO, find_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy, check_grid
-from sparsepipe.utils.files import expanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,20 +225,7 @@ class Task(ABC):
             SparsePipeError: a setting or the data cannot be used.
         """
         del inventory
-        try:
-            return ready_data(spec)
-        except DataError as error:
-            checkpoint = spec.checkpoint if getattr(self, "as_trained", False) else None
-            training = None if checkpoint is None else training_of(checkpoint)
-            root = None if training is None else training.values["data"].get("root")
-            if training is None or root is None or spec.data.get("root") != root:
-                raise
-            if expanded(str(root)).exists():
-                raise
-            raise DataError(
-                f"{error.message}; this is the data.root of {training.origin}",
-                remedy="set data.root=DIR to the directory that these data are in now",
-            ) from error
+        return ready_data(spec)
 
     def log_finished(self, directory: RunDir) -> None:
         """Logs results of a run that was finished before, if the command is there to show these."""

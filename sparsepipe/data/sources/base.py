@@ -235,7 +235,8 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
             text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
             _LOG.warning(text, summary, where, shown, remedies)
             _said.add(_mark(known))
-        say_once(known)
+        else:
+            say_once(known)
     return rows
 
 
