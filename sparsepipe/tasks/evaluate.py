@@ -21,7 +21,7 @@ from sparsepipe.callbacks.checkpoint import STATE_KEY, Resume
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_data, build_module, refuse_further_outputs
+from sparsepipe.config.build import build_data, build_module, ready_data, refuse_further_outputs
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
@@ -110,8 +110,9 @@ class Evaluate(Task):
 
     @override
     def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        del inventory
         try:
-            return super().prepare(spec, inventory)
+            return ready_data(spec)
         except DataError as error:
             training = None if spec.checkpoint is None else training_of(spec.checkpoint)
             root = None if training is None else training.values["data"].get("root")
