@@ -159,12 +159,10 @@ class SynchronousStages:
         setting: that was checked; ``auto``: of each stage the layers that cost least time of those
             with which it fits its devices.
         microbatches: of a minibatch.
-        batch_share: size of the batch over that of the profiles'; smaller to find out what fits.
     """
 
     setting: Setting
     microbatches: Microbatches
-    batch_share: float = 1.0
 
     @property
     def recomputes(self) -> bool:
@@ -182,18 +180,6 @@ class SynchronousStages:
     def distinct_stages(self) -> int:
         """How many of the first stages have to be distinguished, since some are named."""
         return max(self._stages, default=-1) + 1
-
-    def with_batch(self, share: int) -> SynchronousStages:
-        """The same for one ``share``-th of the batch, to find out what would fit.
-
-        Where the number of samples is known, it stays a whole number of at least 1.
-        """
-        size = self.microbatches.batch_size
-        if size is None:
-            return replace(self, batch_share=self.batch_share / share)
-        fewer = max(1, size // share)
-        smaller = replace(self.microbatches, batch_size=fewer)
-        return replace(self, microbatches=smaller, batch_share=self.batch_share * fewer / size)
 
     def is_whole(self, stage: int) -> bool:
         """Whether a stage is one span by the setting; any number from :attr:`distinct_stages` on

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.activation_checkpointing.knapsack import Recomputation, cheapest
+from sparsepipe.partition.activation_checkpointing.cheapest_spans import Recomputation, cheapest
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
 from sparsepipe.partition.memory.microbatches import Microbatches

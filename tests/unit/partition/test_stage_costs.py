@@ -12,7 +12,7 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.memory.microbatches import Microbatches
-from sparsepipe.partition.memory.model import MIB, MemoryModel
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
 from sparsepipe.partition.search.algorithms import (
     check_states,
@@ -108,28 +108,6 @@ def test_a_part_of_a_stage_may_keep_more(
                 found(problem)
 
 
-@pytest.mark.parametrize(
-    "borders", [({"end_bytes": 70.0 * MIB}, {}), ({}, {"begin_bytes": 180.0 * MIB}), ({}, {})]
-)
-@pytest.mark.parametrize("is_synchronous", [False, True])
-def test_missing_memory_where_a_part_keeps_more(is_synchronous: bool, borders: Any) -> None:
-    """Of two stages, by the larger one: with as much more memory it fits, and not with less."""
-    each = {"forward_s": 1.0, "backward_s": 2.0}
-    saved = ({"saved_bytes": 20.0 * MIB}, {"saved_bytes": 10.0 * MIB})
-    layers = [{**each, **a, **b} for a, b in zip(saved, borders, strict=True)]
-
-    def within(limit_mib: float) -> Problem:
-        given = problem_of([layers], limits=[limit_mib * MIB], setting="none")
-        return given if is_synchronous else replace(given, synchronous=None)
-
-    with pytest.raises(PlanError, match=r"lacks [\d,]+ MiB") as caught:
-        straight(within(5))
-    missing = int(caught.value.message.split("lacks ")[1].split()[0].replace(",", ""))
-    assert straight(within(5 + missing)).config == "1-1"
-    with pytest.raises(PlanError, match="lacks"):
-        straight(within(5 + missing - 2))
-
-
 @pytest.mark.parametrize("setting", ["none", {}, "auto"])
 def test_a_batch_in_parts_is_no_more_than_a_batch(setting: Any) -> None:
     """A stage of gpipe keeps what its layers save for all parts, 1 byte each; so first stages do.
@@ -189,14 +167,6 @@ def test_the_verdict_on_one_stage_that_fits_in_microbatches_only(found: Any) -> 
     told = explain(problem, solution, recomputation_of(solution.stages, problem))
     assert told.dp_s == pytest.approx(3.0)
     assert "data parallelism" in told.verdict()
-
-
-def test_an_error_names_changes_that_fit() -> None:
-    problem = in_parts(on(2, 4, limit=1.5e6, saved_bytes=1e6), "gpipe", 4)
-    with pytest.raises(PlanError, match="lacks 1 MiB on a device") as refused:
-        straight(problem)
-    assert "what would fit: 1/2 of the batch size" in refused.value.remedy
-    assert "parallel.strategy.recompute=auto" in refused.value.remedy
 
 
 @pytest.mark.parametrize("found", [hete_mp, straight, exact])

@@ -147,7 +147,7 @@ def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path
         ((*PAPER, "task.search=exhaustive"), PlanError, "plans to try"),
         ((*PAPER, "task.cost_model=guess"), ConfigError, "guess"),
         ((*PAPER, "task.bandwidth_bytes_per_s=0"), HardwareError, "0"),
-        ((*PAPER, "task.reserved_bytes=12e9"), PlanError, "lacks"),
+        ((*PAPER, "task.reserved_bytes=12e9"), PlanError, "no plan fits"),
         (
             (
                 *PAPER,

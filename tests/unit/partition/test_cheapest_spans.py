@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from sparsepipe.partition.activation_checkpointing.knapsack import Knapsack, cheapest
+from sparsepipe.partition.activation_checkpointing.cheapest_spans import SpanChoices, cheapest
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
 from tests.support.recomputing_instances import every_choice
@@ -42,35 +42,34 @@ def random_stage(rng: random.Random, length: int) -> StageCost:
 
 
 @pytest.mark.parametrize("seed", range(0, 300, 50))
-def test_the_best_of_all_choices(seed: int) -> None:
-    outcomes = set()
+def test_a_choice_is_found_where_one_fits(seed: int) -> None:
+    """By trying all choices; costs of small whole numbers, so that many choices are as good."""
+    outcomes, exact = set(), 0
     for number in range(seed, seed + 50):
         rng = random.Random(number)
         stage = random_stage(rng, rng.randint(1, 7))
-        length = len(stage.layers)
-        every = list(every_choice(length))
-        peaks = [stage.peak_bytes(spans) for spans in every]
-        limit = rng.uniform(min(peaks) - 1, max(stage.peak_bytes(()), min(peaks) + 1))
-        fitting = [spans for spans, peak in zip(every, peaks, strict=True) if peak <= limit]
+        peaks = {spans: stage.peak_bytes(spans) for spans in every_choice(len(stage.layers))}
+        least = min(peaks.values())
+        limit = rng.uniform(least - 1, max(stage.peak_bytes(()), least + 1))
+        fitting = [spans for spans, peak in peaks.items() if peak <= limit]
         found = spans_of(stage, limit)
         outcomes.add((bool(fitting), bool(found)))
-        if not fitting:
-            assert found is None, number
+        assert (found in fitting) if fitting else (found is None), number
+        if found is None:
             continue
-        assert found is not None
-        best = min(fitting, key=lambda spans: (stage.time_s(spans), stage.kept_bytes(spans)))
         # Where nothing need be recomputed nothing is, though it might cost no time.
-        if () in fitting:
-            assert found == (), number
-        assert stage.time_s(found) == pytest.approx(stage.time_s(best)), number
-        assert found in fitting, number
+        assert () not in fitting or found == (), number
+        best_s = min(map(stage.time_s, fitting))
+        exact += stage.time_s(found) == best_s
+        assert longer(stage, found, best_s) <= 1.05, number
     assert outcomes == {(False, False), (True, False), (True, True)}
+    assert exact > 30
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 16))
-def test_a_plan_takes_at_most_three_percent_longer_than_with_the_best_layers(seed: int) -> None:
+def test_a_plan_takes_at_most_five_percent_longer_than_with_the_best_layers(seed: int) -> None:
     """By trying all choices of 9 layers whose costs differ much."""
-    worst, recomputed = 1.0, 0
+    recomputed = 0
     for number in range(seed, seed + 16):
         rng = random.Random(number)
         sizes = [rng.lognormvariate(0.0, 0.5) for _ in range(9)]
@@ -88,18 +87,22 @@ def test_a_plan_takes_at_most_three_percent_longer_than_with_the_best_layers(see
         choices = {spans: stage.peak_bytes(spans) for spans in every_choice(9)}
         limit = rng.uniform(min(choices.values()), stage.peak_bytes(()))
         best_s = min(stage.time_s(spans) for spans, peak in choices.items() if peak <= limit)
-        knapsack = Knapsack.of_chain(stage)
-        seconds_II = knapsack.seconds_II(np.full((10, 10), limit), in_flight=stage.in_flight)
-        found = knapsack.cheapest(0, 9, limit, in_flight=stage.in_flight)
+        every = SpanChoices(stage)
+        seconds_II = every.seconds_II(np.full((10, 10), limit), in_flight=stage.in_flight)
+        found = every.cheapest(0, 9, limit, in_flight=stage.in_flight)
         assert found is not None, number
         assert choices[found.spans] <= limit * (1 + 1e-8)
         assert found.time_s == pytest.approx(stage.time_s(found.spans))
-        assert found.time_s == pytest.approx(seconds_II[0, 9])
-        pass_s = 3 * sum(layer.forward_s for layer in layers)  # backwards take twice as long
-        worst = max(worst, (pass_s + found.time_s) / (pass_s + best_s))
+        assert found.time_s <= seconds_II[0, 9] * (1 + 1e-12), "layers are given back only"
+        assert longer(stage, found.spans, best_s) <= 1.05
         recomputed += best_s > 0
-    assert worst < 1.03
     assert recomputed > 8
+
+
+def longer(stage: StageCost, spans: tuple[range, ...], best_s: float) -> float:
+    """Time of a minibatch over that with the best choice; backwards take twice as long."""
+    passes_s = 3 * sum(layer.forward_s for layer in stage.layers)
+    return (passes_s + stage.time_s(spans)) / ((passes_s + best_s) or 1.0)
 
 
 def test_bytes_and_seconds_by_hand() -> None:
