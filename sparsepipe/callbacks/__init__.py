@@ -1,9 +1,9 @@
 """Lightning callbacks: checkpoints, stops, the metrics file, times of steps, traces, progress."""
 
-from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
+from sparsepipe.callbacks.checkpoint import KeepPlan, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
 from sparsepipe.callbacks.progress import EpochLines, Forecast, ShapesProgressBar, Throughput
-from sparsepipe.callbacks.reading import TrainingReads
+from sparsepipe.callbacks.resumable_loading import ResumableLoaders, Resume
 from sparsepipe.callbacks.shards import WriteShards
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
 from sparsepipe.callbacks.timing import BusyTimes, StepTimer
@@ -19,6 +19,7 @@ __all__ = [
     "LogRates",
     "Measured",
     "MetricsCsv",
+    "ResumableLoaders",
     "Resume",
     "RunCheckpoint",
     "ShapesProgressBar",
@@ -27,6 +28,5 @@ __all__ = [
     "StopOnSignal",
     "Throughput",
     "Trace",
-    "TrainingReads",
     "WriteShards",
 ]

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
 
-from sparsepipe.callbacks.reading import Place, TrainingReads
+from sparsepipe.callbacks.resumable_loading import STATE_KEY, ResumableLoaders, Resume
 from sparsepipe.config.recomputation import with_spans
 from sparsepipe.config.trained import RECORD
-from sparsepipe.errors import CheckpointError, ConfigError
+from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.runs.randomness import get_randomness
 from sparsepipe.runs.rundir import RunDir
@@ -27,50 +27,9 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.trainer_internals import optimizer_steps
-from sparsepipe.utils import reading
 from sparsepipe.utils.files import write_text_atomic, writing
 
 log = logging.getLogger(__name__)
-
-STATE_KEY = "RunCheckpoint"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume(Place):
-    """The place where a run resumes.
-
-    Args:
-        path: the checkpoint.
-        steps: training steps done, as loggers count them.
-        metrics: what the epoch under way has measured of validation.
-    """
-
-    path: Path
-    steps: int
-    metrics: dict[str, Tensor]
-
-    @classmethod
-    def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
-        """Takes the place from what a checkpoint holds.
-
-        Raises:
-            CheckpointError: no training of a run has written it.
-        """
-        remedy = "remove it, and the run begins anew"
-        with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
-            callbacks = reading.mapping(content.get("callbacks"), "callbacks")
-            state = reading.mapping(callbacks.get(STATE_KEY), STATE_KEY)
-            epoch, batches = (reading.whole(state.get(key), key) for key in ("epoch", "batches"))
-            randomness = reading.listing(state.get("randomness"), "randomness")
-        return cls(
-            path=path,
-            epoch=epoch,
-            batches=batches,
-            randomness=randomness,
-            loaders=state.get("loaders", []),
-            steps=state.get("steps", 0),
-            metrics=state.get("metrics", {}),
-        )
 
 
 class RunCheckpoint(Checkpoint):
@@ -84,7 +43,7 @@ class RunCheckpoint(Checkpoint):
         mode: ``max`` or ``min``.
         resume: where this run goes on, if it does.
         record: plain values that say what is trained; every checkpoint has them.
-        reads: what the training reads.
+        loaders: of the training.
 
     Raises:
         ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
@@ -97,7 +56,7 @@ class RunCheckpoint(Checkpoint):
         monitor: str | None,
         mode: str,
         resume: Resume | None,
-        reads: TrainingReads,
+        loaders: ResumableLoaders,
         record: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory = directory
@@ -108,8 +67,8 @@ class RunCheckpoint(Checkpoint):
         self._sign = 1.0 if mode == "max" else -1.0
         self._best: float | None = None
         self._resume = resume
-        self._reads = reads
-        self._loaders: list[Any] = []
+        self._loaders = loaders
+        self._loader_states: list[Any] = []
         self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
 
@@ -162,7 +121,7 @@ class RunCheckpoint(Checkpoint):
         Raises:
             OutputError: it cannot be written.
         """
-        found = process_group.gather_objects(self._reads.obstacle(batches))
+        found = process_group.gather_objects(self._loaders.obstacle)
         if (obstacle := next(filter(None, found), None)) is None:
             self.save(trainer, epoch=trainer.current_epoch, batches=batches)
         elif trainer.is_global_zero:
@@ -189,7 +148,7 @@ class RunCheckpoint(Checkpoint):
         # Within an epoch Lightning counts the last batch when it goes on.
         steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)
-        self._loaders = self._reads.state(batches)
+        self._loader_states = self._loaders.states() if batches else []
         self._metrics = {
             name: value.detach().cpu().clone()
             for name, value in trainer.callback_metrics.items()
@@ -222,7 +181,7 @@ class RunCheckpoint(Checkpoint):
             "best": self._best,
             "metrics": self._metrics,
             "randomness": process_group.gather_objects(get_randomness()),
-            "loaders": process_group.gather_objects(self._loaders),
+            "loaders": process_group.gather_objects(self._loader_states),
         }
 
     @override

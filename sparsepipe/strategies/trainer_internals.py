@@ -7,7 +7,7 @@ the one that is missing when another version of Lightning is installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
@@ -219,62 +219,15 @@ def combined_loader(trainer: pl.Trainer) -> CombinedLoader:
     return combined
 
 
-def loaders_cycle(combined: CombinedLoader) -> bool:
-    """Whether a loader that has ended begins again beside longer ones."""
-    return combined._mode == "max_size_cycle" and len(combined.flattened) > 1
-
-
-def iterator_of(combined: CombinedLoader, number: int) -> Iterator[Any]:
-    """The running iterator of one of the loaders."""
-    assert combined._iterator is not None
-    return combined._iterator.iterators[number]
-
-
-def reading_position(trainer: pl.Trainer) -> tuple[int, int]:
-    """The epoch under way, and how many of its batches have come to the training."""
-    loop = trainer.fit_loop
-    epochs: Any = loop.epoch_progress.current
-    return epochs.processed, loop.epoch_loop.batch_progress.current.ready
+def current_epoch(trainer: pl.Trainer) -> int:
+    """Number of the epoch under way, also before a training has told its ``current_epoch``."""
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    return int(epochs.processed)
 
 
 def replace_loader_restoration(trainer: pl.Trainer, prepare: Callable[[], None]) -> None:
     """Calls ``prepare`` where Lightning restores new loaders, before it makes their iterators."""
     trainer.fit_loop._load_combined_loader_states = prepare  # type: ignore[method-assign]
-
-
-def before_first_batch(trainer: pl.Trainer, prepare: Callable[[], None]) -> None:
-    """Calls ``prepare`` once, right before the first batch of a training is read."""
-    loop = trainer.fit_loop.epoch_loop
-
-    def advance(data_fetcher: Any) -> None:
-        _restore(loop, "advance")
-        prepare()
-        loop.advance(data_fetcher)
-
-    loop.advance = advance  # type: ignore[method-assign]
-
-
-def wrap_reading(
-    combined: CombinedLoader,
-    *,
-    begin: Callable[[], AbstractContextManager[None]],
-    read: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """Makes iterators within ``begin()``, and reads each batch within ``read()``."""
-    kind = type(combined)
-    if kind.__name__ == "WrappedReading":
-        return
-
-    class WrappedReading(kind):  # type: ignore[misc, valid-type]
-        def __iter__(self) -> Any:
-            with begin():
-                return super().__iter__()
-
-        def __next__(self) -> Any:
-            with read():
-                return super().__next__()
-
-    combined.__class__ = WrappedReading
 
 
 # Signals and time limits.

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from sparsepipe.callbacks.checkpoint import STATE_KEY, Resume
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
+from sparsepipe.callbacks.resumable_loading import STATE_KEY, Resume
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module, ready_data, refuse_further_outputs
 from sparsepipe.config.division import division_of

@@ -14,7 +14,6 @@ from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, RandomSampler
 
-from sparsepipe.callbacks.reading import show_dataset
 from sparsepipe.runs.randomness import mixed
 
 _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -58,6 +57,5 @@ class _IgnoreSignals:
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        show_dataset()
         if self.then is not None:
             self.then(worker)

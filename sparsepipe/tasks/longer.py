@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from sparsepipe.callbacks.checkpoint import Resume
+from sparsepipe.callbacks import Resume
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.runs.checkpoints import read_checkpoint
 from sparsepipe.runs.metrics import read_rows

@@ -19,11 +19,11 @@ from sparsepipe.callbacks import (
     LogRates,
     Measured,
     MetricsCsv,
+    ResumableLoaders,
     Resume,
     RunCheckpoint,
     StopOnSignal,
     Trace,
-    TrainingReads,
 )
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
@@ -132,18 +132,18 @@ class Train(Task):
         resume = _place(run, module)
         fitted = _agreed(run, resume)
         adapt_loaders(data, seed=seed)
-        reads = TrainingReads(seed, place=resume)
+        loaders = ResumableLoaders(seed, resume=resume)
         checkpoint = RunCheckpoint(
             run.directory,
             monitor=self.monitor,
             mode=self.mode,
             resume=resume,
             record=_record(run, data),
-            reads=reads,
+            loaders=loaders,
         )
         clock, start = Clock(), StartLine(run)
         trace = [Trace()] if run.spec.trainer.trace else []
-        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, reads), *trace])
+        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, loaders), *trace])
         start.test_shapes = _check_splits(run, trainer, data, test=test)
         _begin_logging(run, trainer, resume)
         seed_epoch(seed, 0)
@@ -187,7 +187,7 @@ def _record(run: Run, data: pl.LightningDataModule) -> dict[str, Any]:
     }
 
 
-def _callbacks(run: Run, checkpoint: RunCheckpoint, reads: TrainingReads) -> list[pl.Callback]:
+def _callbacks(run: Run, checkpoint: RunCheckpoint, loaders: ResumableLoaders) -> list[pl.Callback]:
     """The callbacks of every training, in calling order."""
     division = run.division
     return [
@@ -196,7 +196,7 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint, reads: TrainingReads) -> lis
             [place.text for place in run.places],
             {} if division is None else division.details,
         ),
-        reads,
+        loaders,
         MetricsCsv(run.directory.metrics),
         LogRates(),
         StopOnSignal(run.watch, checkpoint),

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.callbacks.checkpoint import Resume
+from sparsepipe.callbacks import Resume
 from sparsepipe.utils.files import free_name, write_text_atomic
 
 STEP = "trainer/global_step"

@@ -18,7 +18,7 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from typing_extensions import override
 
-from sparsepipe.callbacks.checkpoint import Resume
+from sparsepipe.callbacks import Resume
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.tracking.history import STEP, History

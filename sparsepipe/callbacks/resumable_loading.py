@@ -1,0 +1,229 @@
+"""Training loaders that go on within an epoch when a run is resumed.
+
+A ``DataLoader`` whose order depends on the seed and the epoch alone leaves out the batches that
+are done: one with our samplers, or with torch's sequential, random and distributed ones. A loader
+with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, gets its
+state back. Any other loader begins its epoch again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.data import has_iterable_dataset, sized_len
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
+from typing_extensions import override
+
+from sparsepipe.data.dataloaders import ShapeLoader, TrainSampler
+from sparsepipe.errors import CheckpointError
+from sparsepipe.runs.randomness import mixed, seed_epoch, set_randomness
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.strategies import trainer_internals as internals
+from sparsepipe.strategies.pipeline.dataloaders import Padded, Placeholders, has_state
+from sparsepipe.utils import reading
+
+log = logging.getLogger(__name__)
+
+STATE_KEY = "RunCheckpoint"
+"""Entry of a checkpoint's callbacks that says where its training goes on."""
+_ORDERED = (
+    *(SequentialSampler, RandomSampler, DistributedSampler, BatchSampler),
+    *(TrainSampler, type(None)),
+)
+"""Samplers whose order depends on their generator and ``set_epoch`` alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """The place where a run resumes.
+
+    Attributes:
+        path: the checkpoint.
+        epoch: number of the epoch that comes next or is under way.
+        batches: how many of its batches are done.
+        steps: training steps done, as loggers count them.
+        metrics: values that a validation within the epoch has measured.
+        randomness: states of each rank's random generators.
+        loaders: of each rank, the state of each of its loaders; None for those without one.
+    """
+
+    path: Path
+    epoch: int
+    batches: int
+    steps: int
+    metrics: dict[str, Tensor]
+    randomness: list[dict[str, Any]]
+    loaders: list[list[Any]]
+
+    @classmethod
+    def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
+        """Takes the place from the content of a checkpoint.
+
+        Raises:
+            CheckpointError: no training of a run has written it.
+        """
+        remedy = "remove it, and the run begins anew"
+        with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
+            callbacks = reading.mapping(content.get("callbacks"), "callbacks")
+            state = reading.mapping(callbacks.get(STATE_KEY), STATE_KEY)
+            epoch, batches = (reading.whole(state.get(key), key) for key in ("epoch", "batches"))
+            randomness = reading.listing(state.get("randomness"), "randomness")
+        return cls(
+            path=path,
+            epoch=epoch,
+            batches=batches,
+            randomness=randomness,
+            loaders=state.get("loaders", []),
+            steps=state.get("steps", 0),
+            metrics=state.get("metrics", {}),
+        )
+
+    def of_rank(self, entries: list[Any]) -> Any:
+        """This rank's entry where as many ranks run as before, else None."""
+        if len(entries) != process_group.world_size():
+            return None
+        return entries[process_group.rank()]
+
+
+class ResumableLoaders(pl.Callback):
+    """Lets an epoch's order depend on (seed, epoch, rank) alone, and loaders go on within it.
+
+    Args:
+        seed: the run's.
+        resume: where the training goes on, if it was begun before.
+    """
+
+    def __init__(self, seed: int, *, resume: Resume | None = None) -> None:
+        self.seed = seed
+        self._resume = resume  # None as soon as a batch is read
+        self._loaders: list[Any] = []
+        self.obstacle: str | None = None
+        """Why this rank's loaders cannot go on within an epoch; None if they can."""
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            internals.replace_loader_restoration(trainer, partial(self._prepare, trainer))
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if (resume := self._resume) is None:
+            return
+        if (state := resume.of_rank(resume.randomness)) is not None:
+            set_randomness(state)
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        seed_epoch(self.seed, trainer.current_epoch)
+        self._begin(trainer.current_epoch)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._resume = None
+
+    def states(self) -> list[Any]:
+        """What each loader of this rank needs to go on after the batches that it has given."""
+        return [loader.state_dict() if has_state(loader) else None for loader in self._loaders]
+
+    def batches_to_skip(self) -> int:
+        """Batches that were done before the run was resumed, until the first one is read."""
+        return 0 if self._resume is None else self._resume.batches
+
+    def _prepare(self, trainer: pl.Trainer) -> None:
+        """Adapts new loaders; Lightning calls it before it makes their iterators."""
+        flattened = internals.combined_loader(trainer).flattened
+        found = [each.loader if isinstance(each, Padded) else each for each in flattened]
+        self._loaders = [each for each in found if not isinstance(each, Placeholders)]
+        self.obstacle = self._find_obstacle()
+        resume = self._resume
+        self._begin(internals.current_epoch(trainer) if resume is None else resume.epoch)
+        if resume is None:
+            return
+        if not resume.batches:
+            # An epoch's last checkpoint, which Lightning with ``max_steps`` takes for one within.
+            internals.clear_restarting(trainer)
+            return
+        if self.obstacle is not None:
+            log.warning(
+                "this epoch's data begin again after %d batches: %s", resume.batches, self.obstacle
+            )
+            return
+        states = resume.of_rank(resume.loaders) or [None] * len(self._loaders)
+        for loader, state in zip(self._loaders, states, strict=False):
+            if has_state(loader):
+                if state is not None:
+                    loader.load_state_dict(state)
+                continue
+            name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+            # A DataLoader refuses to have its sampler set as an attribute.
+            vars(loader)[name] = _Rest(getattr(loader, name), self)
+
+    def _find_obstacle(self) -> str | None:
+        for loader in self._loaders:
+            name = type(loader).__name__
+            if has_state(loader):
+                if sized_len(loader) is None:
+                    return f"{name} has no length, so that it is read one batch ahead"
+            elif (
+                not isinstance(loader, DataLoader)
+                or has_iterable_dataset(loader)
+                or type(loader).__iter__ not in (DataLoader.__iter__, ShapeLoader.__iter__)
+            ):
+                return f"{name} is not a plain DataLoader of a data set with indices"
+            else:
+                batches: Any = loader.batch_sampler
+                sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+                for each in (batches, sampler):
+                    draws_globally = getattr(each, "generator", True) is None
+                    if type(each) not in _ORDERED or draws_globally:
+                        kind = type(each).__name__
+                        return f"the order of {kind} may depend on more than the epoch"
+        if len({sized_len(loader) for loader in self._loaders}) > 1:
+            return "loaders of unlike lengths are read side by side"
+        return None
+
+    def _begin(self, epoch: int) -> None:
+        """Gives samplers the epoch, and generators of loaders and samplers a seed of it."""
+        for loader in self._loaders:
+            batches = getattr(loader, "batch_sampler", None)
+            inner = getattr(batches, "sampler", None)
+            for each in (loader, getattr(loader, "sampler", None), batches, inner):
+                if each is not loader and callable(set_epoch := getattr(each, "set_epoch", None)):
+                    set_epoch(epoch)
+                generator = getattr(each, "generator", None)
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(mixed(self.seed, epoch))
+
+
+class _Rest:
+    """A sampler whose first epoch leaves out what was read before the run was resumed."""
+
+    def __init__(self, whole: Any, loaders: ResumableLoaders) -> None:
+        self._whole, self._loaders = whole, loaders
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Iterators with worker processes begin twice; only the one that is read gets here.
+        yield from itertools.islice(self._whole, self._loaders.batches_to_skip(), None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
