@@ -77,7 +77,7 @@ class Conv3d(nn.Module):
     cross-correlation. This is the layout of torchsparse and MinkowskiEngine, whose state
     dictionaries can be loaded (including K=1 kernels without a first axis and biases of shape
     [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must go through
-    ``backends.torchsparse_convert.from_torchsparse`` first. Weights are initialised as in He et
+    ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et
     al. 2015, equation 10: normal with variance 2 / (K^3 * in_channels); the bias is zero.
 
     Args:

@@ -18,9 +18,9 @@ from sparsepipe.sparse import (
     NativeBackend,
     SparseTensor,
 )
-from sparsepipe.sparse.backends.torchsparse import Library, convolve
+from sparsepipe.sparse.backends.torchsparse import convolve
 from tests.support.torchsparse_cases import scattered, weights
-from tests.support.torchsparse_statement import statement_of
+from tests.support.torchsparse_statement import statement
 
 
 def sites(channels: int) -> SparseTensor:
@@ -104,12 +104,11 @@ def test_a_gradient_penalty_trains_as_of_a_dense_network() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("version", ["2.0", "2.1"])
-def test_torchsparse_refuses_them(version: str) -> None:
+def test_torchsparse_refuses_them() -> None:
     x, spec = scattered(), KernelSpec.of(3)
     kernel, _ = weights(spec)
     feats = x.feats.requires_grad_()
-    out = convolve(Library.of(statement_of(version)), x.replace_feats(feats), kernel, None, spec)
+    out = convolve(statement(), x.replace_feats(feats), kernel, None, spec)
     torch.autograd.grad(out.feats.sum(), feats, retain_graph=True)
     with pytest.raises(BackendError, match="no second derivative"):
         torch.autograd.grad(out.feats.sum(), feats, create_graph=True)
