@@ -2,9 +2,9 @@
 
 from sparsepipe.data.images.datamodule import ImageDataModule
 from sparsepipe.data.images.folders import ImageFolder
-from sparsepipe.data.images.real_digits import PackagedDigits, Svhn, Usps
+from sparsepipe.data.images.real_digits import Mnist, PackagedDigits, Svhn, Usps
 from sparsepipe.data.images.shifts import ImageShift
-from sparsepipe.data.images.sources import DrawnDigits, Mnist
+from sparsepipe.data.images.sources import DrawnDigits
 
 __all__ = [
     "DrawnDigits",

