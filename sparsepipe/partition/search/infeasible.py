@@ -24,7 +24,8 @@ def no_fit_error(problem: Problem) -> PlanError:
             "optimizer with less state",
         )
     cut, named = problem.synchronous.microbatches, problem.distinct_stages
-    needs = f"no plan fits the memory of the devices with a microbatch for each device ({cut.count})"
+    needs = "no plan fits the memory of the devices with a microbatch for each device"
+    needs += f" ({cut.count})"
     if cut.least_readers > 1:
         needs += f" and samples for each microbatch ({cut.least_readers} devices that read)"
     if named:
