@@ -234,11 +234,8 @@ class Mnist(_FiledDigits):
         """Images and labels of the idx files, or of the rows of the csv file."""
         if len(self._files) > 1:
             first = 2 * SPLITS.index(split)
-            images, labels_S = (
-                read_idx(path, dimensions=dimensions)
-                for path, dimensions in zip(self._files[first : first + 2], (3, 1), strict=True)
-            )
-            return images.reshape(-1, SIDE, SIDE), labels_S
+            images = read_idx(self._files[first], dimensions=3)
+            return images.reshape(-1, SIDE, SIDE), read_idx(self._files[first + 1], dimensions=1)
         values = np.loadtxt(self._files[0], np.int16, delimiter=",", skiprows=1, ndmin=2)
         labels_S, pixels_SP = values[:, 0], values[:, 1:]
         if pixels_SP.min() < 0 or pixels_SP.max() > 255:

@@ -179,5 +179,5 @@ def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor
             f"torchsparse's versions give kernels of size {size} different offsets",
             remedy="use odd sizes, or sizes 1 and 2 only",
         )
-    by_axes = kernel.unflatten(0, size)
+    by_axes = kernel.view(*size, *kernel.shape[1:])
     return by_axes.transpose(0, 2).flatten(0, 2)
