@@ -38,7 +38,6 @@ from sparsepipe.sweep.refusals import (
     refuse_several,
     refuse_unknown_keys,
     refuse_within_torchrun,
-    refuse_without_slurm,
 )
 from sparsepipe.utils.memory import no_garbage_collection
 
@@ -91,7 +90,6 @@ def main() -> None:
         if is_sweep(arguments):
             with no_garbage_collection():
                 refuse_unknown_keys(compose.overrides_of(sys.argv[1:]), loader)
-        refuse_without_slurm(arguments, loader)
         _hydra_main(outcome)
         outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:

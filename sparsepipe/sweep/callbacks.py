@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import re
 import shutil
@@ -71,7 +70,11 @@ class SweepEnd(Callback):
         announce(config)
         _running.append(config)
         if "optuna" in str(OmegaConf.select(config, "hydra.sweeper._target_")):
-            _speak_for_optuna()
+            with suppress(ImportError):  # Hydra says that it is not installed
+                importlib.import_module("optuna")
+                # Its own handler colours messages in files as well.
+                ours = logging.getLogger("sparsepipe").handlers
+                logging.getLogger("optuna").handlers[:] = ours
         if (doubt := doubtful_direction(config)) is not None:
             log.warning("%s", doubt)
 
@@ -97,12 +100,28 @@ class SweepTable(Callback):
         records = records_of(directory)
         if not any(record.run for record in records):
             return
-        jobs = [_row_of(record) for record in records]
-        objective = _objective(config, jobs)
+        jobs = [
+            SweepJob(
+                overrides={
+                    name.lstrip("+"): _ESCAPED.sub(r"\1", value)
+                    for name, _, value in (word.partition("=") for word in record.overrides)
+                },
+                run=None if record.run is None else near(Path(record.run)),
+                result={} if record.run is None else _result_of(Path(record.run)),
+                status=record.status,
+            )
+            for record in records
+        ]
+        key, mode = _objective(config)
+        if key is None and any(job.result.get(VALIDATION) is not None for job in jobs):
+            key = VALIDATION
+        objective = None if key is None else Objective(key=key, mode=mode)
         rows = sweep_rows(jobs, objective)
         texts = own_texts([each.overrides for each in records], given=given_overrides(config))
         whole = sweep_markdown(rows, objective)
-        shown = sweep_markdown(rows, objective, width=_log_width())
+        shown = sweep_markdown(
+            rows, objective, width=shutil.get_terminal_size((0, 0)).columns or None
+        )
         best = best_line(jobs, texts, objective)
         count = max(len(rows), expected_jobs(config, begun=len(rows)))
         unfinished = _counts(Counter(row["status"] for row in rows), total=count)
@@ -130,8 +149,16 @@ class SweepLedger(Callback):
         own = (expanded(str(config.paths.outputs)) / str(config.name)).absolute()
         runs = (Path(job.run) for job in records_of(sweep_directory(config)) if job.run)
         for experiment in sorted({own, *(run.parent for run in runs)}):
-            if any(experiment.glob("[!.]*/DONE.json")):
-                _gather(experiment)
+            try:
+                frame = gather(experiment) if any(experiment.glob("[!.]*/DONE.json")) else None
+            except NoRunsError:
+                continue  # what is finished are reports
+            except DataError as error:
+                log.warning("no ledger of %s: %s", near(experiment), error)
+                continue
+            if frame is not None:
+                count = "1 finished run" if len(frame) == 1 else f"{len(frame)} finished runs"
+                log.info("ledger of %s: %s", count, near(experiment / CSV))
 
 
 class SweepSearch(Callback):
@@ -244,31 +271,13 @@ def exit_code(records: Sequence[JobRecord]) -> int:
 
 
 def expected_jobs(config: DictConfig, *, begun: int) -> int:
-    """How many jobs a sweep is to have, by what its sweeper searches and those that have begun.
+    """How many jobs a sweep is to have: as many as a search has trials, else those that have begun.
 
     Other sweepers than Optuna's give all jobs to the launcher at once.
     """
     trials = OmegaConf.select(config, "hydra.sweeper.n_trials")
-    if not isinstance(trials, int):
-        return begun
-    sampler = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_"))
-    if sampler.endswith("GridSampler"):
-        trials = min(trials, _grid_points(config))
-    return max(begun, trials)
-
-
-def _grid_points(config: DictConfig) -> int:
-    """Points of the grid that a sweep's command and its experiment span."""
-    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    swept = {str(name): str(value) for name, value in params.items()}
-    swept.update(word.partition("=")[::2] for word in given_overrides(config))
-    words = [f"{name}={value}" for name, value in swept.items()]
-    parsed = OverridesParser.create().parse_overrides(words)
-    return math.prod(
-        sum(1 for _ in each.sweep_iterator())
-        for each in parsed
-        if each.is_sweep_override() and not each.is_interval_sweep()
-    )
+    grid = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_")).endswith("GridSampler")
+    return max(begun, trials) if isinstance(trials, int) and not grid else begun
 
 
 def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) -> Iterator[str]:
@@ -312,30 +321,15 @@ def near(path: Path) -> str:
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
-def _speak_for_optuna() -> None:
-    """Lets our handler write Optuna's messages: its own colours them in files as well."""
-    with suppress(ImportError):  # Hydra says that it is not installed
-        importlib.import_module("optuna")  # which adds that handler
-        logging.getLogger("optuna").handlers[:] = logging.getLogger("sparsepipe").handlers
-
-
 def _searches(config: DictConfig) -> bool:
     return not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
-
-
-def _objective(config: DictConfig, jobs: Sequence[SweepJob]) -> Objective | None:
-    """The figure that a sweep is to have the best value of; without one that of the validation."""
-    if (named := _named_objective(config)) is not None:
-        return Objective(key=named, mode=_searched_mode(config))
-    validated = any(job.result.get(VALIDATION) is not None for job in jobs)
-    return Objective(key=VALIDATION) if validated else None
 
 
 def doubtful_direction(config: DictConfig) -> str | None:
     """A warning where a search looks for the worst values, as Optuna, which minimizes by default,
     does of accuracies; None elsewhere.
     """
-    objective, mode = _named_objective(config), _searched_mode(config)
+    objective, mode = _objective(config)
     if objective is None or mode is None or mode == mode_of(objective):
         return None
     found, other = ("largest", "minimize") if mode == "max" else ("smallest", "maximize")
@@ -345,31 +339,17 @@ def doubtful_direction(config: DictConfig) -> str | None:
     )
 
 
-def _named_objective(config: DictConfig) -> str | None:
-    try:
-        named = OmegaConf.select(config, "objective")
-    except OmegaConfBaseException:
-        return None  # jobs are refused for it
-    return None if named is None else str(named)
-
-
-def _searched_mode(config: DictConfig) -> Mode | None:
-    """Of which values a sweeper searches the best; None where it does not search."""
+def _objective(config: DictConfig) -> tuple[str | None, Mode | None]:
+    """The figure that a sweep is to have the best value of, and of which values a search does."""
     direction = OmegaConf.select(config, "hydra.sweeper.direction")
     modes: dict[str, Mode] = {"maximize": "max", "minimize": "min"}
     # The command line may have made it a member of Optuna's.
-    return modes.get(str(getattr(direction, "name", direction)))
-
-
-def _log_width() -> int | None:
-    """Columns of the terminal that the log goes to; None where it goes elsewhere."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    mode = modes.get(str(getattr(direction, "name", direction)))
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or None
-    except (OSError, ValueError, AttributeError):  # no terminal, or no file at all
-        return None
+        named = OmegaConf.select(config, "objective")
+    except OmegaConfBaseException:
+        named = None  # jobs are refused for it
+    return (None if named is None else str(named)), mode
 
 
 def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
@@ -384,16 +364,6 @@ def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
     return next((same[place] for place in in_order(results)), None)
 
 
-def _row_of(job: JobRecord) -> SweepJob:
-    pairs = (override.lstrip("+").partition("=") for override in job.overrides)
-    return SweepJob(
-        overrides={name: _ESCAPED.sub(r"\1", value) for name, _, value in pairs},
-        run=None if job.run is None else near(Path(job.run)),
-        result={} if job.run is None else _result_of(Path(job.run)),
-        status=job.status,
-    )
-
-
 def _result_of(run: Path) -> dict[str, Any]:
     """A run's ``result.json``; nothing, and a warning, where it cannot be read."""
     try:
@@ -401,18 +371,6 @@ def _result_of(run: Path) -> dict[str, Any]:
     except DataError as error:  # the other jobs have theirs
         log.warning("%s", error.message)
         return {}
-
-
-def _gather(experiment: Path) -> None:
-    try:
-        frame = gather(experiment)
-    except NoRunsError:
-        return  # what is finished are reports
-    except DataError as error:
-        log.warning("no ledger of %s: %s", near(experiment), error)
-        return
-    runs = "1 finished run" if len(frame) == 1 else f"{len(frame)} finished runs"
-    log.info("ledger of %s: %s", runs, near(experiment / CSV))
 
 
 def _without_plus(found: Any) -> Any:

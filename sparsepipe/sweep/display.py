@@ -1,4 +1,4 @@
-"""The display of a running sweep: its state, a live table in a terminal, log lines elsewhere.
+"""The display of a running sweep: a live table in a terminal, log lines elsewhere.
 
 The sweep continues if the display fails, for instance because the terminal was closed.
 """
@@ -13,22 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from sparsepipe.utils.progress import SILENCE, Silence, duration_text
 
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
-_LEAST_LABEL, _BESIDE_LABEL = 18, 52
-"""Columns of a terminal for what a job is called, at least, and those for everything else."""
-_NAME = re.compile(r"(?<!\S)(?:[\w-]+\.)*([\w-]+)(?==)")
-"""The last part of an override's name, with the groups before it."""
+_BESIDE_LABEL = 52
+"""Columns of a terminal for everything but what a job is called."""
 _FIGURE = re.compile(r" \S+=\S+")
 _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
 
@@ -75,77 +73,51 @@ class SweepState:
         return [row for row in self.rows if row.progress is None]
 
     @property
-    def waiting(self) -> int:
-        """Number of jobs that have not begun."""
-        return self.total - len(self.rows)
-
-    @property
-    def left_s(self) -> float | None:
-        """How long the sweep will still take; None where that is unknown."""
-        running = [row.progress for row in self.running if row.progress is not None]
-        return sweep_left_s(self.done_s, running, waiting=self.waiting)
-
-    @property
     def summary(self) -> str:
-        done = sum(row.state in ("finished", "before") for row in self.ended)
+        """Numbers of jobs by state, and how long the sweep will still take, as text."""
+        ended, running, waiting = self.ended, self.running, self.total - len(self.rows)
+        done = sum(row.state in ("finished", "before") for row in ended)
         parts = [f"{done} of {self.total} jobs done"]
         for state in ("failed", "stopped"):
-            if count := sum(row.state == state for row in self.ended):
+            if count := sum(row.state == state for row in ended):
                 parts.append(f"{count} {state}")
-        if self.running:
-            parts.append(f"{len(self.running)} running")
-        is_ending = any(row.state == "stopped" for row in self.ended)
-        if self.left_s is not None and (self.running or self.waiting) and not is_ending:
-            parts.append(f"about {duration_text(self.left_s)} left")
+        if running:
+            parts.append(f"{len(running)} running")
+        left = sweep_left_s(self.done_s, [r.progress for r in running if r.progress], waiting)
+        if left and not any(row.state == "stopped" for row in ended):
+            parts.append(f"about {duration_text(left)} left")
         return ", ".join(parts)
-
-    def eta(self, row: JobRow) -> str:
-        """How long a job will still take, as text; empty where that is unknown."""
-        typical_s = sum(self.done_s) / len(self.done_s) if self.done_s else None
-        if row.progress is None or (left := left_s(row.progress, typical_s)) is None:
-            return ""
-        return duration_text(left)
 
 
 def left_s(job: JobProgress, typical_s: float | None) -> float | None:
-    """How long a job will still take: at its own pace, else as long as others did."""
+    """Seconds that a job will still take: at its own pace, else as long as others did."""
     if job.share is not None and job.share > job.share_before:
         return job.elapsed_s * (1 - job.share) / (job.share - job.share_before)
     return None if typical_s is None else max(0.0, typical_s - job.elapsed_s)
 
 
 def sweep_left_s(
-    done_s: Sequence[float], running: Sequence[JobProgress], *, waiting: int
+    done_s: Sequence[float], running: Sequence[JobProgress], waiting: int
 ) -> float | None:
-    """How long a sweep will still take; None where that is unknown.
+    """Seconds that a sweep will still take, as many jobs at a time as now; None where unknown.
 
     Args:
         done_s: how long finished jobs took, without those that had been finished before.
-        running: progress of running jobs; as many run at a time until the end.
+        running: progress of running jobs.
         waiting: how many have not begun.
     """
     known = [*done_s] or [
         job.elapsed_s + left for job in running if (left := left_s(job, None)) is not None
     ]
+    if waiting and not known:
+        return None
     typical_s = sum(known) / len(known) if known else None
     rest = [left_s(job, typical_s) for job in running]
-    if any(one is None for one in rest) or (waiting and typical_s is None):
+    lefts = [left for left in rest if left is not None]
+    if len(lefts) < len(rest):
         return None
-    total_s = sum(one for one in rest if one is not None) + waiting * (typical_s or 0.0)
-    longest_s = max((one for one in rest if one is not None), default=0.0)
-    return max(longest_s, total_s / max(1, len(running)))
-
-
-def running_text(state: SweepState) -> str:
-    """How far a sweep and each of its running jobs are, in lines.
-
-    What a job's log says of figures, such as ``train/loss=0.5``, is left out.
-    """
-    jobs = [
-        f"  job {row.number} after {duration_text(row.seconds)}: {_FIGURE.sub('', row.detail)}"
-        for row in state.running
-    ]
-    return "\n".join([state.summary, *jobs])
+    total_s = sum(lefts) + waiting * (typical_s or 0.0)
+    return max(max(lefts, default=0.0), total_s / max(1, len(running)))
 
 
 class Lines:
@@ -176,8 +148,18 @@ class Lines:
         log.info("job %d %s%s%s (%s)", row.number, how, took, why, state().summary)
 
     def show(self, state: Callable[[], SweepState]) -> None:
-        """Called all the time."""
-        self._silence.break_if_due(lambda: running_text(state()))
+        """Called all the time; figures in logs, such as ``train/loss=0.5``, are left out."""
+
+        def text() -> str:
+            now = state()
+            jobs = (
+                f"  job {row.number} after {duration_text(row.seconds)}: "
+                f"{_FIGURE.sub('', row.detail)}"
+                for row in now.running
+            )
+            return "\n".join([now.summary, *jobs])
+
+        self._silence.break_if_due(text)
 
 
 class LiveView(Lines):
@@ -212,75 +194,57 @@ class LiveView(Lines):
     def _draw(self, state: SweepState) -> None:
         self._shown_s = time.monotonic()
         room = max(3, self._console.height - 6)
-        shown = picture(state, room=room, width=self._console.width)
-        self._live.update(shown, refresh=True)
-
-
-def view() -> Lines:
-    """The view that suits the command's output."""
-    if sys.stdout.isatty() and sys.stderr.isatty():
-        return LiveView(Console(stderr=True))
-    return Lines()
+        self._live.update(picture(state, room=room, width=self._console.width), refresh=True)
 
 
 def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
-    """The table: jobs that run and those that ended last, in at most ``room`` rows.
+    """A table of jobs that run and of those that ended last, in at most ``room`` rows.
 
-    What tells jobs apart has the room that it needs, before the end of their logs.
+    What jobs are called gets the columns that it needs of ``width``, before ends of their logs.
     """
     running = state.running[:room]
-    ended = state.ended[len(state.ended) - max(0, room - len(running)) :]
-    rows = [(row, _without_groups(row.text)) for row in (*ended, *running)]
-    longest = max((len(text) for _, text in rows), default=0)
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
-    columns: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("job", {"justify": "right"}),
-        (
-            "",
-            {
-                "width": min(longest, max(_LEAST_LABEL, width - _BESIDE_LABEL)),
-                "no_wrap": True,
-                "overflow": "ellipsis",
-            },
-        ),
-        ("state", {"no_wrap": True}),
-        ("time", {"justify": "right", "no_wrap": True}),
-        ("progress", {"min_width": 12}),
-        ("left", {"justify": "right", "no_wrap": True}),
-        ("", {"ratio": 1, "no_wrap": True, "overflow": "ellipsis"}),
+    rows = [*state.ended[len(state.ended) - max(0, room - len(running)) :], *running]
+    label = min(max((len(row.text) for row in rows), default=0), max(18, width - _BESIDE_LABEL))
+    table = Table(
+        Column("job", justify="right"),
+        Column("", width=label, no_wrap=True, overflow="ellipsis"),
+        Column("state", no_wrap=True),
+        Column("time", justify="right", no_wrap=True),
+        Column("progress", min_width=12),
+        Column("left", justify="right", no_wrap=True),
+        Column("", ratio=1, no_wrap=True, overflow="ellipsis"),
+        box=None,
+        pad_edge=False,
+        expand=True,
+        header_style="dim",
     )
-    for name, settings in columns:
-        table.add_column(name, **settings)
-    for row, text in rows:
+    typical_s = sum(state.done_s) / len(state.done_s) if state.done_s else None
+    for row in rows:
+        share = None if row.progress is None else row.progress.share
+        left = None if row.progress is None else left_s(row.progress, typical_s)
         table.add_row(
             str(row.number),
-            Text(text),
+            Text(row.text),
             Text(row.state, style=_STYLES.get(row.state, "dim")),
             duration_text(row.seconds),
-            _bar(row),
-            state.eta(row),
+            "" if share is None else ProgressBar(total=1.0, completed=share, width=12),
+            "" if left is None else duration_text(left),
             Text(row.detail, style="dim"),
         )
     return Group(table, Text(state.summary))
 
 
-def _without_groups(text: str) -> str:
-    """Overrides without the groups before their names, where the names tell them apart."""
-    names = [name.rpartition(".")[2] for name in _NAME.findall(text)]
-    return text if len({*names}) < len(names) else _NAME.sub(lambda m: m[1], text)
-
-
-def _bar(row: JobRow) -> ProgressBar | str:
-    if row.progress is None or row.progress.share is None:
-        return ""
-    return ProgressBar(total=1.0, completed=row.progress.share, width=12)
-
-
 class SafeDisplay:
-    """Shows a sweep until its view fails, then nothing any more."""
+    """Shows a sweep until its view fails, then nothing any more.
 
-    def __init__(self, view: Lines) -> None:
-        self._view: Lines | None = view
+    Args:
+        view: the view; None: a live table in a terminal, lines elsewhere.
+    """
+
+    def __init__(self, view: Lines | None = None) -> None:
+        in_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self._view = view or (LiveView(Console(stderr=True)) if in_terminal else Lines())
+        self._failed = False
 
     def __enter__(self) -> Self:
         self.show(lambda view: view.__enter__())
@@ -290,14 +254,14 @@ class SafeDisplay:
         self.show(lambda view: view.__exit__(None, None, None))
 
     def show(self, action: Callable[[Lines], object]) -> None:
-        if self._view is None:
+        if self._failed:
             return
         try:
             action(self._view)
         except Exception as error:  # whatever it is: jobs count, and not how they are shown
-            failed, self._view = self._view, None
+            self._failed = True
             with suppress(Exception):
-                failed.__exit__(None, None, None)  # which restores the streams
+                self._view.__exit__(None, None, None)  # which restores the streams
             log.warning("the sweep goes on without a display: %s: %s", type(error).__name__, error)
 
 

@@ -12,8 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def run_swept(
         record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
         return keep_record(job, record)
 
-    with _recorded_failures(leave):
+    try:
         spec = resolved()
         from sparsepipe.launch.job import run_job
 
@@ -75,14 +74,6 @@ def run_swept(
             found=lambda run: write_started(job, run.path, mark=mark),
         )
         values = finished_values(directory.path, objective=spec.objective, began_s=began)
-    return leave(**values)
-
-
-@contextmanager
-def _recorded_failures(leave: Callable[..., object]) -> Iterator[None]:
-    """Leaves a record of the error that ends the job, and raises it again."""
-    try:
-        yield
     except Stopped as stop:
         leave(status="stopped", run=None, error=stop.message, exit_code=stop.exit_code)
         raise
@@ -93,19 +84,16 @@ def _recorded_failures(leave: Callable[..., object]) -> Iterator[None]:
         text = "".join(traceback.format_exception_only(error)).strip()
         leave(status="failed", run=None, error=text, exit_code=1)
         raise
+    return leave(**values)
 
 
 def main() -> None:
     """Runs the job of the given file."""
-    given = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    given: dict[str, Any] = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
     follow_parent(parent=given["parent"])
     prefer_as_victim(_OOM_SCORE)
     if given["cores"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, given["cores"])  # before torch counts them
-    sys.exit(_run(given))
-
-
-def _run(given: dict[str, Any]) -> int:
     from sparsepipe.config.sweep_environment import announce_hardware
     from sparsepipe.runs import logs
 
@@ -127,15 +115,14 @@ def _run(given: dict[str, Any]) -> int:
         )
     except Stopped as stop:
         log.warning("%s", stop.message)
-        return stop.exit_code
+        sys.exit(stop.exit_code)
     except SparsePipeError as error:
         log.error("error: %s", error)
-        return error.exit_code
+        sys.exit(error.exit_code)
     except Exception:
         log.exception("the job raised an exception that is not one of SparsePipe's")
-        return 1
+        sys.exit(1)
     log.info("%s", record.run)
-    return 0
 
 
 if __name__ == "__main__":

@@ -84,8 +84,6 @@ def _run(
 ) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
-    from sparsepipe.sweep.display import view
-    from sparsepipe.sweep.gpu_locks import machine_wide
     from sparsepipe.sweep.resources import machine
     from sparsepipe.sweep.runner import Runner
 
@@ -112,10 +110,8 @@ def _run(
         Slots(machine=there, max_jobs=settings.max_jobs),
         settings=settings,
         texts={number: text for (number, _), text in zip(jobs, texts, strict=True)},
-        view=view(),
         on_start=on_start,
         on_end=on_end,
-        gpus=machine_wide(),
         earlier=earlier,
         total=expected_jobs(config, begun=len(jobs)),
     )

@@ -1,8 +1,7 @@
-"""The outcome of a job, by its own record and by how its process ended. Pure."""
+"""The outcome of a job, by its own record and by how its processes ended. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +10,25 @@ from typing import Literal
 from sparsepipe.sweep.record import JobRecord, Status
 
 EndedBy = Literal["limit", "stop", "lingering"]
+_REMEDY = "\n  remedy: "
+_OUT_OF_MEMORY = "killed by the OOM killer: the machine (or the container) ran out of memory"
 _LESS_MEMORY = (
     "let jobs need less memory (data.batch_size), or run fewer at a time (hydra.launcher.max_jobs)"
-)
-_REMEDY = "\n  remedy: "
-_UNKILLABLE = (
-    "the kernel holds what is left, most often for a GPU's driver or a network file system that "
-    "hangs: see dmesg, and restart the machine where nothing else helps"
 )
 _GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """How the processes of a job ended; those of ``left`` still run although they were killed."""
+class JobEnd:
+    """How the processes of a job ended.
+
+    Args:
+        exit_code: exit code of the first one.
+        ended_by: what ended them, where they did not end by themselves.
+        limit_s: the job's limit in seconds, where that has ended them.
+        oom_kills: processes of the machine that the OOM killer has ended since; None: unknown.
+        left: processes that still run although they were killed.
+    """
 
     exit_code: int
     ended_by: EndedBy | None = None
@@ -34,7 +38,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """Status, error and exit code of a job."""
 
     status: Status
@@ -42,97 +46,45 @@ class Outcome:
     exit_code: int = 0
 
 
-def outcome(record: JobRecord | None, end: End) -> Outcome:
-    """The outcome of a job, by its own record if there is one and by the end of its processes."""
-    found = _outcome(record, end)
-    if found.status == "finished" or not end.left:
-        return found
-    cause, _, remedy = (found.error or "it failed").partition(_REMEDY)
-    remedies = _UNKILLABLE + (f"; {remedy}" if remedy else "")
-    return dataclasses.replace(found, error=f"{cause}; {left_text(end.left)}{_REMEDY}{remedies}")
+def outcome(record: JobRecord | None, end: JobEnd) -> JobOutcome:
+    """The outcome of a job, by its own record if it left one and by the end of its processes."""
+    if record is not None and record.status == "finished":
+        return JobOutcome(status="finished")
+    status: Status = "failed"
+    code = 1 if record is None else record.exit_code or 1
+    remedies = [f"see its log; {_GO_ON}"]
+    if record is not None and record.status == "failed":
+        cause, _, remedy = (record.error or "it failed").partition(_REMEDY)
+        remedies = [remedy] if remedy else []
+        if end.oom_kills and "SIGKILL" in cause:
+            cause, remedies = f"{cause}; {_OUT_OF_MEMORY}", [_LESS_MEMORY, *remedies]
+        if end.ended_by is not None:
+            cause += "; and its processes had to be ended"
+    elif end.ended_by == "stop":
+        status, cause, remedies = "stopped", "ended with the sweep", []
+    elif end.ended_by == "limit":
+        cause = f"it hung or was too slow: ended by hydra.launcher.job_limit_s={end.limit_s:g}"
+        code = 1
+    elif record is not None:
+        status, (cause, _, remedy) = record.status, (record.error or "").partition(_REMEDY)
+        remedies = [remedy] if remedy else []
+    elif end.exit_code == -signal.SIGKILL:
+        code, remedies = 128 + signal.SIGKILL, [_LESS_MEMORY, _GO_ON]
+        killed = "its process was killed by SIGKILL, as the OOM killer does when memory runs out"
+        cause = _OUT_OF_MEMORY if end.oom_kills else killed
+    elif end.exit_code < 0:
+        code = 128 - end.exit_code
+        cause = f"its process was killed by {signal.Signals(-end.exit_code).name}"
+    else:
+        code = end.exit_code or 1
+        cause = f"its process ended with exit code {end.exit_code} and left no record"
+    if end.left:
+        cause, remedies = f"{cause}; {left_text(end.left)}", [*remedies, "see dmesg"]
+    error = cause + (_REMEDY + "; ".join(remedies) if remedies else "")
+    return JobOutcome(status=status, error=error, exit_code=code)
 
 
 def left_text(left: Sequence[int]) -> str:
     """Names processes that still run though they were killed."""
     which = "processes" if len(left) > 1 else "process"
     return f"{which} {', '.join(map(str, left))} cannot be ended"
-
-
-def with_outcome(record: JobRecord, end: End, *, log: str) -> JobRecord:
-    """A job's own record, corrected by how its processes ended."""
-    found = outcome(record, end)
-    return dataclasses.replace(
-        record, status=found.status, error=found.error, exit_code=found.exit_code, log=log
-    )
-
-
-def _outcome(record: JobRecord | None, end: End) -> Outcome:
-    if record is not None and record.status == "finished":
-        return Outcome(status="finished")
-    if record is not None and record.status == "failed":
-        error = _and_ended(_with_memory(record.error, end), end)
-        return Outcome(status="failed", error=error, exit_code=record.exit_code or 1)
-    if end.ended_by == "stop":
-        code = record.exit_code if record is not None and record.status == "stopped" else 1
-        return Outcome(status="stopped", error="ended with the sweep", exit_code=code)
-    if end.ended_by == "limit":
-        return Outcome(status="failed", error=_over_limit(end), exit_code=1)
-    if record is None:
-        code = 128 - end.exit_code if end.exit_code < 0 else end.exit_code or 1
-        return Outcome(status="failed", error=_without_record(end), exit_code=code)
-    return Outcome(status=record.status, error=record.error, exit_code=record.exit_code or 1)
-
-
-def _over_limit(end: End) -> str:
-    return (
-        f"it hung or was too slow: ended by hydra.launcher.job_limit_s={end.limit_s:g}"
-        f"\n  remedy: see its log, or raise that limit; {_GO_ON}"
-    )
-
-
-def _without_record(end: End) -> str:
-    if end.exit_code == -signal.SIGKILL:
-        return _killed(end.oom_kills)
-    if end.exit_code < 0:
-        name = signal.Signals(-end.exit_code).name
-        return f"its process was killed by {name}\n  remedy: see its log; {_GO_ON}"
-    return (
-        f"its process ended with exit code {end.exit_code} and left no record"
-        f"\n  remedy: see its log; {_GO_ON}"
-    )
-
-
-def _killed(oom_kills: int | None) -> str:
-    if oom_kills:
-        how = "killed by the OOM killer: the machine (or the container) ran out of memory"
-    else:
-        counted = " (which has counted none here)" if oom_kills == 0 else ""
-        how = (
-            "its process was killed by SIGKILL, which this sweep did not send; most often that is "
-            f"the OOM killer{counted}, when memory runs out"
-        )
-    return f"{how}\n  remedy: {_LESS_MEMORY}; {_GO_ON}"
-
-
-def _and_ended(error: str | None, end: End) -> str | None:
-    """The error of a job that failed by itself and then had to be ended."""
-    if end.ended_by is None:
-        return error
-    by = {
-        "limit": f"by hydra.launcher.job_limit_s={end.limit_s or 0:g}",
-        "stop": "with the sweep",
-        "lingering": "by force, a while after that",
-    }[end.ended_by]
-    cause, line, remedy = (error or "it failed").partition(_REMEDY)
-    return f"{cause}; and it had to be ended {by}{line}{remedy}"
-
-
-def _with_memory(error: str | None, end: End) -> str | None:
-    """The error of a job of several processes, one of which the OOM killer ended."""
-    if error is None or not end.oom_kills or "SIGKILL" not in error:
-        return error
-    cause, _, remedy = error.partition(_REMEDY)
-    return (
-        f"{cause}; that was the OOM killer: the machine (or the container) ran out of memory"
-        f"\n  remedy: {_LESS_MEMORY}" + (f"; {remedy}" if remedy else "")
-    )

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,11 +111,18 @@ def marked(mark: str) -> list[int]:
 def kill_marked(mark: str) -> None:
     """Kills the processes that have this mark now."""
     for process in marked(mark):
-        for handle in _handle(process):
+        try:
+            handle = os.pidfd_open(process)
+        except OSError:  # it has ended
+            continue
+        try:
             # The number may have become another's since it was found.
             if _has(process, mark):
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(handle)
 
 
 def _has(process: int, mark: str) -> bool:
@@ -124,15 +131,3 @@ def _has(process: int, mark: str) -> bool:
     except OSError:  # it has ended, or is another user's
         return False
     return f"{MARK_VARIABLE}={mark}".encode() in variables
-
-
-def _handle(process: int) -> Iterator[int]:
-    """A handle of the process for one turn of a loop; none where it has ended."""
-    try:
-        handle = os.pidfd_open(process)
-    except OSError:
-        return
-    try:
-        yield handle
-    finally:
-        os.close(handle)

@@ -13,7 +13,6 @@ import math
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,9 +24,6 @@ from sparsepipe.utils import reading
 from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
-
-_unwritten: dict[Path, JobRecord] = {}
-"""Records that this process could not write, by their files."""
 
 Status = Literal["finished", "failed", "stopped", "not started"]
 
@@ -124,55 +120,32 @@ def record_of(job: SweptJob, **values: Any) -> JobRecord:
     return JobRecord(number=job.number, overrides=job.overrides, **values)
 
 
-def write_record(job: SweptJob, record: JobRecord) -> JobRecord:
-    """Leaves a record, whole or not at all, and returns it.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    write_json(job.record, dataclasses.asdict(record))
-    return record
-
-
 def keep_record(job: SweptJob, record: JobRecord) -> JobRecord:
-    """Leaves a record and goes on where it cannot be written, as on a full disk.
-
-    This process keeps such a record: :func:`records_of` returns it, and tries to write it again.
-    """
-    _unwritten.pop(job.record, None)
+    """Writes a record, whole or not at all, and returns it; on a full disk only a warning."""
     try:
-        return write_record(job, record)
+        write_json(job.record, dataclasses.asdict(record))
     except DataError as error:
-        log.warning("the record of job %d cannot be written for now: %s", job.number + 1, error)
-        _unwritten[job.record] = record
-        return record
+        log.warning("the record of job %d cannot be written: %s", job.number + 1, error)
+    return record
 
 
 def refusal(job: SweptJob, error: Exception) -> JobRecord:
     """Leaves and returns the record of a job that could not be started."""
-    now_s = time.time()
-    if isinstance(error, SparsePipeError):
-        text, code = str(error), error.exit_code
-    else:
-        text, code = "".join(traceback.format_exception_only(error)).strip(), 1
-    record = record_of(
-        job,
-        status="failed",
-        run=None,
-        error=text,
-        exit_code=code,
-        began_s=now_s,
-        ended_s=now_s,
-    )
-    return keep_record(job, record)
+    known = isinstance(error, SparsePipeError)
+    text = str(error) if known else "".join(traceback.format_exception_only(error)).strip()
+    code = error.exit_code if isinstance(error, SparsePipeError) else 1
+    return _without_run(job, status="failed", error=text, exit_code=code)
 
 
 def not_started(job: SweptJob) -> JobRecord:
     """Leaves and returns the record of a job before whose turn the sweep was stopped."""
-    now_s = time.time()
-    values: dict[str, Any] = {"began_s": now_s, "ended_s": now_s, "exit_code": 1}
     error = "the sweep was stopped before its turn"
-    return keep_record(job, record_of(job, status="not started", run=None, error=error, **values))
+    return _without_run(job, status="not started", error=error, exit_code=1)
+
+
+def _without_run(job: SweptJob, **values: Any) -> JobRecord:
+    now_s = time.time()
+    return keep_record(job, record_of(job, run=None, began_s=now_s, ended_s=now_s, **values))
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
@@ -206,22 +179,14 @@ def read_record(path: Path) -> JobRecord:
 
 
 def records_of(sweep: Path) -> list[JobRecord]:
-    """The records of a sweep's jobs so far, in their order.
-
-    A record that cannot be read is left out with a warning. One that this process could not write
-    counts too, and is written now if possible.
-    """
-    found = {path: record for path, record in _unwritten.items() if path.parents[2] == sweep}
-    for path, record in found.items():
-        with suppress(DataError):  # a warning has been logged
-            write_json(path, dataclasses.asdict(record))
-            del _unwritten[path]
+    """The records of a sweep's jobs so far, in their order; unreadable ones cause a warning."""
+    found = []
     for path in sweep.glob("jobs/*/record.json"):
         try:
-            found[path] = found.get(path) or read_record(path)
+            found.append(read_record(path))
         except DataError as error:
             log.warning("%s", error)
-    return sorted(found.values(), key=lambda record: record.number)
+    return sorted(found, key=lambda record: record.number)
 
 
 class ScoredRun(str):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -54,7 +53,13 @@ def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
         ways = {name: _way(loader, [*words, f"experiment={name}"]) for name in names}
         own = [name for name, way in ways.items() if way != usual]
         if own and None not in ways.values():  # else Hydra raises its own error
-            commands = "".join(f"\n    {command}" for command in _commands(arguments, word, names))
+            commands = "".join(
+                "\n    "
+                + shlex.join(
+                    ["sparsepipe", *(f"experiment={name}" if w == word else w for w in arguments)]
+                )
+                for name in names
+            )
             raise ConfigError(
                 f"{word}: launcher and swept values that {', '.join(own)} choose count only where "
                 "one experiment is swept",
@@ -121,24 +126,6 @@ def _options(override: Override) -> Iterator[tuple[str, str]]:
         yield key, f"{key}={override.get_value_element_as_str()}"
 
 
-def refuse_without_slurm(arguments: Sequence[str], loader: ConfigLoader) -> None:
-    """Refuses a sweep by jobs of SLURM where it is not at hand; submitit would raise late.
-
-    Raises:
-        ConfigError: the launcher on the command line, or one derived from it, submits such jobs.
-    """
-    words = [word for word in arguments if word.startswith("hydra/launcher=")]
-    if not words or not is_sweep(arguments) or shutil.which("srun"):
-        return
-    way = _way(loader, words)
-    if way and str(way["launcher"].get("_target_")).endswith(".SlurmLauncher"):
-        raise ConfigError(
-            f"{words[-1]} submits jobs to SLURM, and there is no srun on this machine",
-            remedy="give the command on a login node of the cluster; "
-            "hydra/launcher=submitit_local starts the same processes on this machine",
-        )
-
-
 def _swept(word: str, loader: ConfigLoader) -> list[str]:
     try:
         override = OverridesParser.create().parse_override(word)
@@ -160,9 +147,3 @@ def _way(loader: ConfigLoader, words: Sequence[str]) -> Any:
         return None
     kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
     return OmegaConf.to_container(kept, resolve=False)
-
-
-def _commands(arguments: Sequence[str], word: str, names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        own = (f"experiment={name}" if each == word else each for each in arguments)
-        yield shlex.join(["sparsepipe", *own])

@@ -18,22 +18,20 @@ from sparsepipe.utils.host import quota_limits, usable_core_numbers
 
 
 def machine() -> Machine:
-    return Machine(cores=usable_core_numbers(), gpus=_gpus(), binds=not quota_limits())
-
-
-def _gpus() -> tuple[Gpu, ...]:
+    """The cores that this process may run on, and the GPUs that PyTorch sees."""
     import torch
 
-    if not torch.cuda.is_available():
-        return ()
-    count = torch.cuda.device_count()
-    found = [torch.cuda.get_device_properties(index) for index in range(count)]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    tokens = visible.split(",") if visible else [str(index) for index in range(count)]
-    return tuple(
-        Gpu(token=token, kind=each.name, uuid=str(each.uuid))
-        for token, each in zip(tokens, found, strict=False)
-    )
+    gpus: tuple[Gpu, ...] = ()
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        found = [torch.cuda.get_device_properties(index) for index in range(count)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        tokens = visible.split(",") if visible else [str(index) for index in range(count)]
+        gpus = tuple(
+            Gpu(token=token, kind=each.name, uuid=str(each.uuid))
+            for token, each in zip(tokens, found, strict=False)
+        )
+    return Machine(cores=usable_core_numbers(), gpus=gpus, binds=not quota_limits())
 
 
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
-from sparsepipe.errors import HardwareError
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.display import (
@@ -22,7 +22,6 @@ from sparsepipe.sweep.display import (
     SweepState,
     print_run,
 )
-from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
 from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, not_started, refusal
@@ -40,10 +39,9 @@ class Runner:
         slots: of the machine.
         settings: of the launcher.
         texts: what each job is called, by its number; of earlier ones as well.
-        view: shows the sweep.
+        view: shows the sweep; None: what suits the command's output.
         on_start: called before each job.
         on_end: called with each job's record.
-        gpus: locks of the GPUs.
         earlier: records of jobs of this sweep that are over, as a search starts them bit by bit.
         total: how many jobs the sweep is to have; None: those of ``texts``.
     """
@@ -54,10 +52,9 @@ class Runner:
         *,
         settings: Settings,
         texts: Mapping[int, str],
-        view: Lines,
+        view: Lines | None = None,
         on_start: Callable[[SweptJob], object],
         on_end: Callable[[JobRecord], object],
-        gpus: GpuLocks | None = None,
         earlier: Sequence[JobRecord] = (),
         total: int | None = None,
     ) -> None:
@@ -66,10 +63,8 @@ class Runner:
         self._display = SafeDisplay(view)
         self._waiting: list[ReadyJob] = []
         self._running: list[RunningJob] = []
-        self._unkillable: list[RunningJob] = []
         self._records: dict[int, JobRecord] = {}
         self._same: dict[int, list[SweptJob]] = {}
-        self._gpus = gpus or GpuLocks()
         self._earlier = list(earlier)
         self._total = len(texts) if total is None else total
 
@@ -90,7 +85,7 @@ class Runner:
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}
-        with self._display, self._gpus, _signals_noted() as signals:
+        with self._display, _signals_noted() as signals:
             for record in known:
                 self._add(record)
             try:
@@ -109,32 +104,16 @@ class Runner:
                 passed_on += 1
             self._start_what_fits()
             for job in list(self._running):
-                self._supervise(job)
+                job.note_epochs()
+                if job.supervise():
+                    self._slots = self._slots.without_job(job.grant)
+                    self._running.remove(job)
+                    self._add(job.record())
             self._display.show(lambda view: view.show(self._state))
             time.sleep(_POLL_S)
 
-    def _supervise(self, job: RunningJob) -> None:
-        job.note_epochs()
-        if job.supervise():
-            self._slots = self._slots.without_job(job.grant)
-        elif job.is_unkillable():  # its cores and GPUs stay taken
-            self._unkillable.append(job)
-        else:
-            return
-        self._running.remove(job)
-        self._add(job.record())
-
     def _start_what_fits(self) -> None:
-        self._gpus.keep(self._slots)
-        while self._waiting:
-            first = self._waiting[0]
-            grant = self._gpus.grant(self._slots, first.demand, number=first.job.number)
-            if grant is None:
-                if self._running or not self._unkillable:
-                    return
-                self._waiting.pop(0)
-                self._add(refusal(first.job, self._held_by_unkillable()))
-                continue
+        while self._waiting and (grant := self._slots.grant(self._waiting[0].demand)) is not None:
             ready = self._waiting.pop(0)
             whole = self._slots.is_whole(grant)
             self._on_start(ready.job)
@@ -145,20 +124,7 @@ class Runner:
                 continue
             self._slots = self._slots.with_job(grant)
             self._running.append(job)
-            self._show_start(job)
-
-    def _show_start(self, job: RunningJob) -> None:
-        row = self._row(job)
-        self._display.show(lambda view: view.began(row, self._state))
-
-    def _held_by_unkillable(self) -> HardwareError:
-        """The error of a job whose cores or GPUs are held by processes that cannot be ended."""
-        left = left_text([number for job in self._unkillable for number in job.process.alive()])
-        return HardwareError(
-            f"the cores or GPUs that it needs are held by earlier jobs: {left}",
-            remedy="end those or restart the machine, then give the command of the sweep again: "
-            "finished runs are skipped",
-        )
+            self._display.show(partial(_began, row=self._row(job), state=self._state))
 
     def _stop(self, signum: int, *, at_once: bool) -> None:
         for ready in self._waiting:
@@ -244,6 +210,10 @@ class Runner:
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )
+
+
+def _began(view: Lines, *, row: JobRow, state: Callable[[], SweepState]) -> None:
+    view.began(row, state)
 
 
 @contextmanager

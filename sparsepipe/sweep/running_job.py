@@ -8,23 +8,16 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import thread_variables
-from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.errors import DataError
 from sparsepipe.runs.out_of_memory import kills_since, oom_kills
-from sparsepipe.sweep.outcome import End, EndedBy, outcome, with_outcome
+from sparsepipe.sweep.outcome import EndedBy, JobEnd, outcome
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.progress import epochs_done, started_run
-from sparsepipe.sweep.record import (
-    JobRecord,
-    SweptJob,
-    finished_values,
-    keep_record,
-    read_record,
-    record_of,
-)
+from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, read_record, record_of
 from sparsepipe.sweep.resources import whole_machine
 from sparsepipe.sweep.slots import Demand, Grant, Settings, environment
 
@@ -120,7 +113,7 @@ class RunningJob:
         """Ends the job where it takes too long, and kills what does not end.
 
         Returns:
-            Whether all of its processes have ended.
+            Whether all of its processes have ended, or cannot be ended.
         """
         now_s = time.monotonic()
         ended = self.process.exit_code() is not None
@@ -135,11 +128,7 @@ class RunningJob:
             self.process.kill()
             self._killed_s = self._killed_s or now_s
             self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
-        return False
-
-    def is_unkillable(self) -> bool:
-        """Whether something of it still runs though it was killed a while ago."""
-        return self._killed_s is not None and time.monotonic() - self._killed_s > ENDING_S
+        return self._killed_s is not None and now_s - self._killed_s > ENDING_S
 
     def _end_over_limit(self, now_s: float) -> None:
         if self.job_limit_s is not None and self.elapsed_s > self.job_limit_s:
@@ -158,7 +147,7 @@ class RunningJob:
         job = self.ready.job
         code = self.process.exit_code()
         assert code is not None or self._killed_s is not None, "it runs"
-        end = End(
+        end = JobEnd(
             exit_code=-signal.SIGKILL if code is None else code,
             left=tuple(self.process.alive()),
             ended_by=self._ended_by,
@@ -166,19 +155,16 @@ class RunningJob:
             oom_kills=kills_since(self._oom_before),
         )
         own = self._own_record()
-        if own is None and code == 0:
-            own = self._record_of_finished_run()
-        if own is not None:
-            return keep_record(job, with_outcome(own, end, log=str(job.log)))
-        found = outcome(None, end)
-        record = record_of(
-            job,
+        found = outcome(own, end)
+        if own is None:
+            own = record_of(
+                job, status=found.status, run=None, began_s=self.began, ended_s=time.time()
+            )
+        record = replace(
+            own,
             status=found.status,
-            run=None,
             error=found.error,
             exit_code=found.exit_code,
-            began_s=self.began,
-            ended_s=time.time(),
             log=str(job.log),
         )
         return keep_record(job, record)
@@ -190,17 +176,3 @@ class RunningJob:
         except DataError:
             return None
         return record if record.mark == self.process.mark else None
-
-    def _record_of_finished_run(self) -> JobRecord | None:
-        """The record of a job that ended well and could not write one, as on a full disk."""
-        job, mark = self.ready.job, self.process.mark
-        run = started_run(job, mark=mark)
-        if run is None or not (run / "DONE.json").exists():
-            return None
-        objective = self.ready.spec.objective
-        try:
-            values = finished_values(run, objective=objective, began_s=self.began)
-        except SparsePipeError as error:
-            code = error.exit_code
-            values = {"status": "failed", "run": None, "error": str(error), "exit_code": code}
-        return record_of(job, began_s=self.began, ended_s=time.time(), mark=mark, **values)

@@ -133,20 +133,16 @@ class Slots:
     max_jobs: int | None = None
     taken: tuple[Grant, ...] = ()
 
-    @property
-    def gpus_used(self) -> frozenset[str]:
-        return frozenset(token for job in self.taken for token in job.gpus)
-
-    def grant(self, needed: Demand, *, elsewhere: Sequence[str] = ()) -> Grant | None:
+    def grant(self, needed: Demand) -> Grant | None:
         """The grant that a job gets now; None if it has to wait."""
         if self.max_jobs is not None and len(self.taken) >= self.max_jobs:
             return None
         used_cores = {core for job in self.taken for core in job.cores}
         cores = tuple(core for core in self.machine.cores if core not in used_cores)
-        used = self.gpus_used.union(elsewhere)
+        used = {token for job in self.taken for token in job.gpus}
         free = [gpu for gpu in self.machine.gpus if gpu.token not in used]
         gpus = _of_kinds(free, needed.gpus)
-        if gpus is None and not self.taken and not elsewhere:  # nothing to wait for
+        if gpus is None and not self.taken:  # nothing to wait for
             gpus = tuple(gpu.token for gpu in free)
         if len(cores) < needed.cores or gpus is None:
             return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from sparsepipe.runs.best import Mode, best_of, mode_of
@@ -41,19 +42,7 @@ class _Figure:
 
     heading: str
     key: str
-    text: Callable[[Any], str]
-
-
-def _milliseconds(value: float) -> str:
-    return f"{1e3 * value:,.1f}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
+    text: Callable[[Any], str] = str
 
 
 _RATES = ("train_shapes_per_s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s")
@@ -63,34 +52,38 @@ Emulated minibatches have no known size where profiles lack it.
 """
 _BEST, _RATIO = "best", "ratio_to_first"
 _MINIBATCHES = "epoch_minibatches"
-_OWN = (_BEST, "status", "run")
-"""Columns of a row that are neither overrides nor figures."""
 _UNVALIDATED = (
     "no job is marked as the best: nothing was validated (data.val_share=0.1 validates), and a "
     "test by which one has chosen measures nothing any more"
 )
 
+_RATE, _SHARE, _RATIO_TEXT, _MS = (
+    lambda value: f"{value:,.1f}" if value < 1000 else f"{value:,.0f}",
+    "{:.1%}".format,
+    "{:.2f}x".format,
+    lambda value: f"{1e3 * value:,.1f}",
+)
 _FIGURES = (
-    _Figure("val accuracy", "val/accuracy", _share),
-    _Figure("kind", "kind", str),
-    _Figure("ranks", "ranks", str),
-    _Figure("plan", "plan", str),
-    _Figure("train shapes/s", _RATES[0], _rate),
-    _Figure("simulated shapes/s", _RATES[1], _rate),
-    _Figure("emulated samples/s", _RATES[2], _rate),
-    _Figure("minibatches/s", _RATES[3], _rate),
-    _Figure("ratio", _RATIO, lambda value: f"{value:.2f}x"),
-    _Figure("over DP", "speedup_over_dp", lambda value: f"{value:.2f}x"),
-    _Figure("epoch s", "epoch_s", lambda value: f"{value:,.1f}"),
+    _Figure("val accuracy", "val/accuracy", _SHARE),
+    _Figure("kind", "kind"),
+    _Figure("ranks", "ranks"),
+    _Figure("plan", "plan"),
+    _Figure("train shapes/s", _RATES[0], _RATE),
+    _Figure("simulated shapes/s", _RATES[1], _RATE),
+    _Figure("emulated samples/s", _RATES[2], _RATE),
+    _Figure("minibatches/s", _RATES[3], _RATE),
+    _Figure("ratio", _RATIO, _RATIO_TEXT),
+    _Figure("over DP", "speedup_over_dp", _RATIO_TEXT),
+    _Figure("epoch s", "epoch_s", "{:,.1f}".format),
     _Figure("of minibatches", _MINIBATCHES, "{:,}".format),
-    _Figure("planned shapes/s", "plan_shapes_per_s", _rate),
-    _Figure("bottleneck ms", "bottleneck_s", _milliseconds),
-    _Figure("DP ms", "dp_s", _milliseconds),
-    _Figure("layers ms", "layers_s", _milliseconds),
-    _Figure("step ms", "step_s", _milliseconds),
-    _Figure("test shapes/s", "test_shapes_per_s", _rate),
-    _Figure("inference shapes/s", "inference_shapes_per_s", _rate),
-    _Figure("test accuracy", "test/accuracy", _share),
+    _Figure("planned shapes/s", "plan_shapes_per_s", _RATE),
+    _Figure("bottleneck ms", "bottleneck_s", _MS),
+    _Figure("DP ms", "dp_s", _MS),
+    _Figure("layers ms", "layers_s", _MS),
+    _Figure("step ms", "step_s", _MS),
+    _Figure("test shapes/s", "test_shapes_per_s", _RATE),
+    _Figure("inference shapes/s", "inference_shapes_per_s", _RATE),
+    _Figure("test accuracy", "test/accuracy", _SHARE),
 )
 """Figures of all tasks, those of the test last; a table has those that one of its jobs has."""
 
@@ -113,24 +106,28 @@ def sweep_rows(
     """
     names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
     differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
-    shown = _figures_with(objective)
-    found = [_figures(job, shown) for job in jobs]
+    found = [_figures(job) for job in jobs]
     for rate in _RATES:
         first = next((row[rate] for row in found if row.get(rate)), None)
         for row in found:
             if first and row.get(rate) is not None:
                 row[_RATIO] = row[rate] / first
-    keys = [figure.key for figure in shown if _is_shown(figure.key, found)]
-    marks = _marks(jobs, objective)
+    keys = []
+    for figure in _figures_with(objective):
+        values = {row[figure.key] for row in found if row.get(figure.key) is not None}
+        few = figure.key in ("ranks", _MINIBATCHES)
+        if len(values) > few and values != {"measured"}:
+            keys.append(figure.key)
+    best = _best_places(jobs, objective)[:1]
     return [
         {
             **{name: job.overrides.get(name, "") for name in differing},
-            **({_BEST: mark} if any(marks) else {}),
+            **({_BEST: "*" if number in best else ""} if best else {}),
             **{key: row.get(key) for key in keys},
             "status": job.status,
             "run": job.run or "",
         }
-        for job, row, mark in zip(jobs, found, marks, strict=True)
+        for number, (job, row) in enumerate(zip(jobs, found, strict=True))
     ]
 
 
@@ -145,18 +142,50 @@ def sweep_markdown(
     Args:
         rows: of the jobs.
         objective: as :func:`sweep_rows` got it.
-        width: in characters. Where the table is wider, runs become their ids and overrides lose the
-            groups before their names and digits of their numbers; then columns are left out, those
-            of the test first, and never the objective; at last texts of overrides are shortened.
+        width: in characters. Where the table is wider, runs become their ids, and overrides lose
+            the groups before their names and digits of their numbers; then figures are left out,
+            those of the test first, and never the objective or the accuracy of the validation.
     """
-    columns = _columns(rows, objective)
-    if width is None or _text_width(columns) <= width:
-        return _markdown(columns)
-    columns = [_shortened(column, columns) for column in columns]
-    for key in [figure.key for figure in reversed(_figures_with(objective))]:
-        if _text_width(columns) > width and not _is_kept(key, objective):
-            columns = [column for column in columns if column.key != key]
-    return _markdown(_narrowed(columns, width))
+    figures = {figure.key: figure for figure in _figures_with(objective)}
+    kept = {"val/accuracy", objective.key if objective else ""}
+    keys = [key for key in rows[0] if key != "status"]
+    head = [figures[key].heading if key in figures else key for key in keys]
+    cells = [
+        [
+            row["status"]
+            if key == "run" and not row["run"]
+            else ""
+            if row[key] is None
+            else figures[key].text(row[key])
+            if key in figures
+            else str(row[key])
+            for key in keys
+        ]
+        for row in rows
+    ]
+    text = markdown_table(head, cells)
+    if width is None or len(text.partition("\n")[0]) <= width:
+        return text
+    short = [key.rpartition(".")[2] for key in keys]
+    head = [
+        name if key not in figures and short.count(name) == 1 else long
+        for key, name, long in zip(keys, short, head, strict=True)
+    ]
+    for row in cells:
+        for place, key in enumerate(keys):
+            if key == "run":
+                row[place] = row[place].rpartition("/")[2]
+            elif key not in figures:
+                with suppress(ValueError):
+                    row[place] = min(row[place], f"{float(row[place]):.4g}", key=len)
+    for key in [key for key in reversed(figures) if key in keys and key not in kept]:
+        text = markdown_table(head, cells)
+        if len(text.partition("\n")[0]) <= width:
+            break
+        place = keys.index(key)
+        for line in (keys, head, *cells):
+            del line[place]
+    return markdown_table(head, cells)
 
 
 def best_line(
@@ -173,158 +202,45 @@ def best_line(
     if objective is None:
         is_tested = len(jobs) > 1 and any("test/accuracy" in job.result for job in jobs)
         return _UNVALIDATED if is_tested else None
-    mode = _mode(objective)
-    places = best_of([job.result for job in jobs], objective.key, mode=mode)
+    places = _best_places(jobs, objective)
     if not places:
         return None
     place, same = places[0], len(places) - 1
-    extreme = "largest" if mode == "max" else "smallest"
+    extreme = "largest" if _mode(objective) == "max" else "smallest"
     others = f"; {same} more with the same value" if same else ""
-    text = _figure_of(objective.key).text(jobs[place].result[objective.key])
+    text = _figures_with(objective)[0].text(jobs[place].result[objective.key])
     return (
         f"best, by the {extreme} {objective.key} ({text}): {texts[place]}, run {jobs[place].run}"
         f"{others}"
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    key: str
-    heading: str
-    cells: tuple[str, ...]
-    is_override: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(3, *map(len, (self.heading, *self.cells)))
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], objective: Objective | None) -> list[_Column]:
-    figures = {figure.key: figure for figure in _figures_with(objective)}
-    return [
-        _Column(
-            key=key,
-            heading=figures[key].heading if key in figures else key,
-            cells=tuple(_cell(row, key, figures) for row in rows),
-            is_override=key not in figures and key not in _OWN,
-        )
-        for key in rows[0]
-        if key != "status"
-    ]
-
-
-def _cell(row: Mapping[str, Any], key: str, figures: Mapping[str, _Figure]) -> str:
-    if key == "run" and not row["run"]:
-        return str(row["status"])
-    value = row[key]
-    if value is None:
-        return ""
-    return figures[key].text(value) if key in figures else str(value)
-
-
-def _markdown(columns: Sequence[_Column]) -> str:
-    rows = list(zip(*(column.cells for column in columns), strict=True))
-    return markdown_table([column.heading for column in columns], rows)
-
-
-def _text_width(columns: Sequence[_Column]) -> int:
-    return sum(column.width + 3 for column in columns) + 1
-
-
-def _is_kept(key: str, objective: Objective | None) -> bool:
-    """Whether a figure stays in a narrow table."""
-    return key == "val/accuracy" or (objective is not None and key == objective.key)
-
-
-def _shortened(column: _Column, columns: Sequence[_Column]) -> _Column:
-    if column.key == "run":
-        return replace(column, cells=tuple(text.rpartition("/")[2] for text in column.cells))
-    if not column.is_override:
-        return column
-    name = column.key.rpartition(".")[2]
-    is_unique = sum(other.key.rpartition(".")[2] == name for other in columns) == 1
-    cells = tuple(map(_fewer_digits, column.cells))
-    tells_apart = len({*cells}) == len({*column.cells})
-    return replace(
-        column,
-        heading=name if is_unique else column.heading,
-        cells=cells if tells_apart else column.cells,
-    )
-
-
-def _fewer_digits(text: str) -> str:
-    try:
-        return min(text, f"{float(text):.4g}", key=len)
-    except ValueError:
-        return text
-
-
-def _narrowed(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """Takes from the widest override what is too much, as long as something of it is left."""
-    found, least = list(columns), 8
-    while (over := _text_width(found) - width) > 0:
-        widest = max((c for c in found if c.is_override), key=lambda c: c.width, default=None)
-        if widest is None or widest.width <= least:
-            break
-        room = max(least, widest.width - over)
-        (heading,) = _cut([widest.heading], room)
-        found[found.index(widest)] = replace(
-            widest, heading=heading, cells=tuple(_cut(widest.cells, room))
-        )
-    return found
-
-
-def _cut(texts: Sequence[str], room: int) -> list[str]:
-    """Texts of at most ``room`` characters: without their ends, unless only these differ."""
-    without_end = [text if len(text) <= room else f"{text[: room - 1]}…" for text in texts]
-    if len({*without_end}) == len({*texts}):
-        return without_end
-    return [text if len(text) <= room else f"…{text[1 - room :]}" for text in texts]
-
-
 def _figures_with(objective: Objective | None) -> list[_Figure]:
     """All figures, the objective first."""
     if objective is None:
         return list(_FIGURES)
-    first = _figure_of(objective.key)
-    return [first, *(figure for figure in _FIGURES if figure.key != first.key)]
-
-
-def _figure_of(key: str) -> _Figure:
     known = {figure.key: figure for figure in _FIGURES}
-    return known.get(key) or _Figure(key, key, "{:.4g}".format)
+    first = known.pop(objective.key, _Figure(objective.key, objective.key, "{:.4g}".format))
+    return [first, *known.values()]
 
 
-def _marks(jobs: Sequence[SweepJob], objective: Objective | None) -> list[str]:
+def _best_places(jobs: Sequence[SweepJob], objective: Objective | None) -> list[int]:
     if objective is None:
-        return [""] * len(jobs)
-    places = best_of([job.result for job in jobs], objective.key, mode=_mode(objective))
-    return ["*" if number in places[:1] else "" for number in range(len(jobs))]
+        return []
+    return best_of([job.result for job in jobs], objective.key, mode=_mode(objective))
 
 
 def _mode(objective: Objective) -> Mode:
     return objective.mode or mode_of(objective.key)
 
 
-def _is_shown(key: str, found: Sequence[Mapping[str, Any]]) -> bool:
-    values = {row[key] for row in found if key in row}
-    if key in ("ranks", _MINIBATCHES):
-        return len(values) > 1
-    return bool(values) and (key != "kind" or values != {"measured"})
-
-
-def _figures(job: SweepJob, figures: Sequence[_Figure]) -> dict[str, Any]:
-    """The figures of a job's result, with the plan as text and one rate."""
-    result = {**job.result, "plan": _plan(job.result)}
+def _figures(job: SweepJob) -> dict[str, Any]:
+    """A job's result, with the plan as text and one rate."""
+    result = {**job.result, "plan": None}
+    if (config := result.get("plan_config")) is not None:
+        result["plan"] = plan_text(str(config), result.get("plan_cuts") or ())
     if result.get("kind") == "emulated":
         result[_MINIBATCHES] = result.get("minibatches")
     for rate in [rate for rate in _RATES if result.get(rate) is not None][1:]:
         del result[rate]
-    return {
-        figure.key: result[figure.key] for figure in figures if result.get(figure.key) is not None
-    }
-
-
-def _plan(result: Mapping[str, Any]) -> str | None:
-    config = result.get("plan_config")
-    return None if config is None else plan_text(str(config), result.get("plan_cuts") or ())
+    return result

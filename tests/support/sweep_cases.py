@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
+from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, record_of
 from tests.support.command_line import composed
 
 
@@ -23,7 +23,7 @@ def leave_record(
     failed = {"status": "failed", "error": "it broke\n  remedy: mend it", "exit_code": 1}
     values = {"began_s": 1.0, "ended_s": 3.0, **(failed if run is None else {"status": "finished"})}
     told = None if run is None else str(run)
-    return write_record(job, record_of(job, run=told, **{**values, **more}))
+    return keep_record(job, record_of(job, run=told, **{**values, **more}))
 
 
 @functools.cache

@@ -42,3 +42,17 @@ def test_torch_is_imported_after_the_choice_of_cores() -> None:
     statements = "import sys, sparsepipe.sweep.job; raise SystemExit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", statements], env=environment(), check=False)
     assert done.returncode == 0
+
+
+def test_a_job_that_can_write_no_files_runs_all_the_same(
+    workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="sparsepipe")
+    job = SweptJob(number=0, overrides=(), sweep=workplace / "sweep")
+    job.path.parent.mkdir(parents=True)
+    job.path.touch()  # a file in the place of a directory
+    plan = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
+    found = run_swept(job, lambda: composed("experiment=tiny", *plan), fresh_processes=False)
+    assert (Path(found.run or "") / "DONE.json").exists()
+    assert "cannot follow this job" in caplog.text
+    assert "cannot be written" in caplog.text

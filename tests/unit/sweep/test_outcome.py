@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from sparsepipe.sweep.outcome import End, outcome
+from sparsepipe.sweep.outcome import JobEnd, outcome
 from sparsepipe.sweep.record import JobRecord
 
 KILLED = -signal.SIGKILL
@@ -26,34 +26,40 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
 @pytest.mark.parametrize(
     ("record", "end", "status", "words", "exit_code"),
     [
-        (told("finished"), End(exit_code=0), "finished", None, 0),
+        (told("finished"), JobEnd(exit_code=0), "finished", None, 0),
         # It was done, whatever came then.
-        (told("finished"), End(exit_code=KILLED, ended_by="limit", limit_s=1), "finished", None, 0),
-        (told("failed", "wrong key", 2), End(exit_code=2), "failed", "wrong key", 2),
-        (None, End(exit_code=KILLED, oom_kills=1), "failed", "killed by the OOM killer: ", 137),
-        (None, End(exit_code=KILLED), "failed", "most often that is the OOM killer, when", 137),
-        (None, End(exit_code=KILLED, oom_kills=0), "failed", "(which has counted none here)", 137),
-        (None, End(exit_code=-signal.SIGSEGV, oom_kills=1), "failed", "killed by SIGSEGV", 139),
-        (None, End(exit_code=3), "failed", "exit code 3 and left no record", 3),
-        (None, End(exit_code=0), "failed", "exit code 0 and left no record", 1),
+        (
+            told("finished"),
+            JobEnd(exit_code=KILLED, ended_by="limit", limit_s=1),
+            "finished",
+            None,
+            0,
+        ),
+        (told("failed", "wrong key", 2), JobEnd(exit_code=2), "failed", "wrong key", 2),
+        (None, JobEnd(exit_code=KILLED, oom_kills=1), "failed", "killed by the OOM killer: ", 137),
+        (None, JobEnd(exit_code=KILLED), "failed", "as the OOM killer does", 137),
+        (None, JobEnd(exit_code=KILLED, oom_kills=0), "failed", "as the OOM killer does", 137),
+        (None, JobEnd(exit_code=-signal.SIGSEGV, oom_kills=1), "failed", "killed by SIGSEGV", 139),
+        (None, JobEnd(exit_code=3), "failed", "exit code 3 and left no record", 3),
+        (None, JobEnd(exit_code=0), "failed", "exit code 0 and left no record", 1),
         (
             told("failed", RANK, 1),
-            End(exit_code=1, oom_kills=2),
+            JobEnd(exit_code=1, oom_kills=2),
             "failed",
-            "rank 1 was killed by SIGKILL; the other ranks were ended; that was the OOM killer",
+            "rank 1 was killed by SIGKILL; the other ranks were ended; killed by the OOM killer",
             1,
         ),
-        (told("failed", RANK, 1), End(exit_code=1, oom_kills=0), "failed", RANK, 1),
+        (told("failed", RANK, 1), JobEnd(exit_code=1, oom_kills=0), "failed", RANK, 1),
         (
             None,
-            End(exit_code=KILLED, ended_by="limit", limit_s=2.5, oom_kills=0),
+            JobEnd(exit_code=KILLED, ended_by="limit", limit_s=2.5, oom_kills=0),
             "failed",
             "it hung or was too slow: ended by hydra.launcher.job_limit_s=2.5",
             1,
         ),
         (
             told("stopped", "stopped by SIGTERM", 143),
-            End(exit_code=143, ended_by="limit", limit_s=60.0),
+            JobEnd(exit_code=143, ended_by="limit", limit_s=60.0),
             "failed",
             "job_limit_s=60\n",
             1,
@@ -61,71 +67,83 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
         # What it failed by counts, though it was ended while it left.
         (
             told("failed", "wrong key\n  remedy: mend it", 2),
-            End(exit_code=KILLED, ended_by="limit", limit_s=60.0),
+            JobEnd(exit_code=KILLED, ended_by="limit", limit_s=60.0),
             "failed",
-            "wrong key; and it had to be ended by hydra.launcher.job_limit_s=60\n  remedy: mend it",
+            "wrong key; and its processes had to be ended\n  remedy: mend it",
             2,
         ),
         (
             told("failed", "no space left\n  remedy: mend it", 1),
-            End(exit_code=KILLED, ended_by="stop"),
+            JobEnd(exit_code=KILLED, ended_by="stop"),
             "failed",
-            "no space left; and it had to be ended with the sweep\n  remedy: mend it",
+            "no space left; and its processes had to be ended\n  remedy: mend it",
             1,
         ),
         (
             told("failed", RANK, 1),
-            End(exit_code=KILLED, ended_by="stop", oom_kills=1),
+            JobEnd(exit_code=KILLED, ended_by="stop", oom_kills=1),
             "failed",
-            "that was the OOM killer: the machine (or the container) ran out of memory; and it",
+            "killed by the OOM killer: the machine (or the container) ran out of memory; and its",
             1,
         ),
         (
             told("failed", "wrong key", 2),
-            End(exit_code=KILLED, ended_by="lingering"),
+            JobEnd(exit_code=KILLED, ended_by="lingering"),
             "failed",
-            "wrong key; and it had to be ended by force, a while after that",
+            "wrong key; and its processes had to be ended",
             2,
         ),
-        (told("finished"), End(exit_code=KILLED, ended_by="lingering"), "finished", None, 0),
+        (told("finished"), JobEnd(exit_code=KILLED, ended_by="lingering"), "finished", None, 0),
         # Of which something is left that nothing ends.
-        (told("finished"), End(exit_code=KILLED, left=(7,)), "finished", None, 0),
+        (told("finished"), JobEnd(exit_code=KILLED, left=(7,)), "finished", None, 0),
         (
             None,
-            End(exit_code=KILLED, ended_by="limit", limit_s=60.0, left=(7, 9)),
+            JobEnd(exit_code=KILLED, ended_by="limit", limit_s=60.0, left=(7, 9)),
             "failed",
-            "job_limit_s=60; processes 7, 9 cannot be ended\n  remedy: the kernel holds",
+            "job_limit_s=60; processes 7, 9 cannot be ended\n  remedy: see its log",
             1,
         ),
         (
             told("failed", "no space left\n  remedy: mend it", 3),
-            End(exit_code=3, left=(7,)),
+            JobEnd(exit_code=3, left=(7,)),
             "failed",
-            "nothing else helps; mend it",
+            "mend it; see dmesg",
             3,
         ),
         (
             None,
-            End(exit_code=KILLED, ended_by="stop", left=(7,)),
+            JobEnd(exit_code=KILLED, ended_by="stop", left=(7,)),
             "stopped",
             "ended with the sweep; process 7 cannot be ended",
             1,
         ),
         (
             told("stopped", "s", 143),
-            End(exit_code=KILLED, ended_by="lingering"),
+            JobEnd(exit_code=KILLED, ended_by="lingering"),
             "stopped",
             "s",
             143,
         ),
-        (told("stopped", "s", 130), End(exit_code=130, ended_by="stop"), "stopped", "ended", 130),
-        (None, End(exit_code=KILLED, ended_by="stop"), "stopped", "ended with the sweep", 1),
+        (
+            told("stopped", "s", 130),
+            JobEnd(exit_code=130, ended_by="stop"),
+            "stopped",
+            "ended",
+            130,
+        ),
+        (None, JobEnd(exit_code=KILLED, ended_by="stop"), "stopped", "ended with the sweep", 1),
         # Somebody else's SIGTERM.
-        (told("stopped", "stopped by SIGTERM", 143), End(exit_code=143), "stopped", "SIGTERM", 143),
+        (
+            told("stopped", "stopped by SIGTERM", 143),
+            JobEnd(exit_code=143),
+            "stopped",
+            "SIGTERM",
+            143,
+        ),
     ],
 )
 def test_outcomes(
-    record: JobRecord | None, end: End, status: str, words: str | None, exit_code: int
+    record: JobRecord | None, end: JobEnd, status: str, words: str | None, exit_code: int
 ) -> None:
     found = outcome(record, end)
     assert (found.status, found.exit_code) == (status, exit_code)

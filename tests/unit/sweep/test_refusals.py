@@ -11,7 +11,7 @@ import pytest
 
 from sparsepipe.config.compose import admit, config_loader
 from sparsepipe.errors import ConfigError
-from sparsepipe.sweep.refusals import refuse_several, refuse_unknown_keys, refuse_without_slurm
+from sparsepipe.sweep.refusals import refuse_several, refuse_unknown_keys
 from tests.support.command_line import Shell
 
 MINE = {
@@ -95,26 +95,6 @@ def test_a_key_that_no_job_knows_is_refused(words: list[str]) -> None:
 )
 def test_of_other_sweeps_jobs_are_refused_one_by_one(words: list[str]) -> None:
     refuse_unknown_keys(admit(words), config_loader())
-
-
-def test_jobs_of_slurm_are_refused_where_there_is_no_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="of the extra slurm")
-    launchers = tmp_path / "hydra" / "launcher"
-    launchers.mkdir(parents=True)
-    (launchers / "lab.yaml").write_text("defaults:\n  - submitit_slurm\npartition: gpu\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    loader = config_loader([str(tmp_path)])
-    for name in ("lab", "submitit_slurm"):
-        with pytest.raises(ConfigError, match=f"launcher={name} .* no srun") as refused:
-            refuse_without_slurm(["-m", f"hydra/launcher={name}", "seed=0,1"], loader)
-        assert "submitit_local" in refused.value.remedy
-    refuse_without_slurm(["-m", "hydra/launcher=submitit_local", "seed=0,1"], loader)
-    refuse_without_slurm(["hydra/launcher=lab"], loader)
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
-    refuse_without_slurm(["-m", "hydra/launcher=lab", "seed=0,1"], loader)
 
 
 @pytest.mark.full

@@ -209,29 +209,8 @@ def test_a_signal_ends_the_grace_of_a_sweep_that_breaks(
     assert whole(tmp_path) == [False, False]
 
 
-def test_a_record_that_cannot_be_written_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It counts, and is written once it can be."""
-    monkeypatch.setattr(record, "_unwritten", {})
-    job = SweptJob(number=0, overrides=("seed=0",), sweep=tmp_path)
-    (tmp_path / "jobs").mkdir()
-    job.path.write_text("a file in the place of a directory")
-    kept = record.refusal(job, OSError("no space left"))
-    assert records_of(tmp_path) == [kept]
-    assert records_of(tmp_path / "another") == []
-    assert not job.record.exists()
-    job.path.unlink()
-    assert records_of(tmp_path) == [kept]
-    assert record.read_record(job.record) == kept
-    assert not record._unwritten
-
-
-def test_a_job_that_has_no_directory_fails_alone(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_has_no_directory_fails_alone(small: None, tmp_path: Path) -> None:
     """The one beside it runs on to its end; what is the same as it shares its record."""
-    monkeypatch.setattr(record, "_unwritten", {})
     (tmp_path / "jobs").mkdir()
     for number in (1, 2):
         (tmp_path / "jobs" / str(number)).write_text("a file in the place of a directory")
@@ -241,7 +220,7 @@ def test_a_job_that_has_no_directory_fails_alone(
     assert whole(tmp_path) == [True, False]
     assert "cannot be written" in (found[1].error or "")
     assert found[2].error == found[1].error
-    assert records_of(tmp_path) == [found[number] for number in range(3)]
+    assert records_of(tmp_path) == [found[0]], "the others could not be written"
     assert record.read_record(tmp_path / "jobs" / "0" / "record.json") == found[0]
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from sparsepipe.sweep import running_job
 from sparsepipe.sweep.process import JobProcess
-from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
+from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, record_of
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Demand, Grant, Settings
 from sparsepipe.utils.host import usable_core_numbers
@@ -106,7 +106,7 @@ def leave(ready: ReadyJob, status: str, *, mark: str) -> None:
     failed = {"error": "no space left\n  remedy: mend it", "exit_code": 3, "run": None}
     values = {"run": "there"} if status == "finished" else failed
     record = record_of(ready.job, status=status, began_s=1, ended_s=2, mark=mark, **values)
-    write_record(ready.job, record)
+    keep_record(ready.job, record)
 
 
 def looked_after(ready: ReadyJob, statements: str) -> JobRecord:
@@ -141,7 +141,7 @@ def test_a_job_that_is_over_is_not_waited_for_without_end(
     assert record.status == told, "what it has told counts"
     if told == "failed":
         assert record.exit_code == 3
-        assert (record.error or "").startswith("no space left; and it had to be ended by force")
+        assert (record.error or "").startswith("no space left; and its processes had to be ended")
 
 
 def test_the_record_of_another_process_says_nothing_of_a_job(

@@ -221,19 +221,3 @@ def test_a_narrow_table_keeps_what_jobs_are_called_and_the_objective() -> None:
         "|  0.02694 | *    |     0.25 |        50.0% |           80.0 | bbbbbbbbbbbb |",
         "| 0.001605 |      |     0.25 |        50.0% |           80.0 | cccccccccccc |",
     ]
-
-
-def test_the_longest_texts_are_cut_where_nothing_else_is_left() -> None:
-    callbacks = [f"{{stop: {{_target_: somebody.else.Callback, patience: {n}}}}}" for n in (1, 2)]
-    jobs = [
-        SweepJob(
-            overrides={"callbacks": text, "a.seed": str(n), "b.seed": "0" * n}, run="r", result={}
-        )
-        for n, text in enumerate(callbacks)
-    ]
-    lines = sweep_markdown(sweep_rows(jobs), width=40).splitlines()
-    assert {len(line) for line in lines} == {40}
-    assert [line[2:14].strip() for line in lines[2:]] == ["…tience: 1}}", "…tience: 2}}"], (
-        "what differs"
-    )
-    assert "| a.seed | b.seed |" in lines[0]

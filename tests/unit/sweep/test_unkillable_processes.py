@@ -115,7 +115,7 @@ def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Run
     return found
 
 
-def test_nobody_gets_the_gpus_of_a_job_that_cannot_be_ended(
+def test_a_sweep_goes_on_beside_a_job_that_cannot_be_ended(
     stuck: Callable[..., Stuck], tmp_path: Path
 ) -> None:
     held = stuck()
@@ -125,13 +125,11 @@ def test_nobody_gets_the_gpus_of_a_job_that_cannot_be_ended(
     sweep._loop([])
     assert time.monotonic() - began_s < LONG_S
     assert held.process.alive() == [held.number], "it is there all the same"
-    hung, refused = (sweep._records[number] for number in range(2))
+    hung = sweep._records[0]
     assert hung.status == "failed"
     assert f"job_limit_s=0.1; process {held.number} cannot be ended\n" in (hung.error or "")
     assert read_record(one.ready.job.record) == hung
-    assert (refused.status, refused.exit_code) == ("failed", HardwareError.exit_code)
-    assert f"held by earlier jobs: process {held.number} cannot be ended" in (refused.error or "")
-    assert sweep._slots.gpus_used == {"0"}, "it is given to nobody else"
+    assert sweep._records[1].number == 1, "the next one had its turn"
 
 
 def test_a_job_that_has_ended_and_left_what_cannot_be_ended(
