@@ -53,6 +53,7 @@ NOT_IDENTITY = (
     "parallel.search",
     "parallel.strategy.timeout_s",
     "paths",
+    "study",
     "tags",
     "task.gallery",
     "trainer.checkpoints",

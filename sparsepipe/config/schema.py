@@ -313,6 +313,14 @@ class PaperStudy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """The cell of a table or figure that a run fills; recorded, and not part of its identity."""
+
+    exhibit: str | None = None  # a chapter of reports
+    cell: dict[str, Any] = field(default_factory=dict)  # what is swept, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration."""
 
@@ -340,4 +348,5 @@ class Config:
     tags: list[str | int | float] = field(default_factory=list)
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs
+    study: Study | None = None
     runs: list[Any] = field(default_factory=list)  # of task=compare; not recorded either
