@@ -66,9 +66,9 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
 
 
 def _is_left_out(key: str, value: object) -> bool:
-    """Whether ``result.json`` leaves a setting out: paths, and callbacks where there are none."""
+    """Whether ``result.json`` leaves a setting out: paths, an empty ``callbacks`` and ``study``."""
     named = any(key == each or key.startswith(f"{each}.") for each in _LEFT_OUT)
-    return named or (key == "callbacks" and not value)
+    return named or (key in ("callbacks", "study") and not value)
 
 
 def strategy_name(spec: RunSpec) -> str:
