@@ -18,7 +18,7 @@ from sparsepipe.paper.printed import printed, stages_of
 from sparsepipe.partition.costs.model import bottleneck_s, cost_model
 from sparsepipe.partition.devices import Choice, Counts, Kind
 from sparsepipe.partition.explanation import as_plan, explain
-from sparsepipe.partition.problem import Problem, Solution, as_uniform, taken_in_order
+from sparsepipe.partition.problem import Problem, Solution, as_uniform, assign_in_order
 from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.profiling import Profile
@@ -138,7 +138,7 @@ def paper_mp_plan(
     """
     problem = paper_problem(gpus, model, bandwidth_bytes_per_s)
     best = best_paper_cuts(as_uniform(problem, MP_DEVICE), gpus)
-    stages = taken_in_order(best.stages, problem.pool, range(len(problem.pool.kinds)))
+    stages = assign_in_order(best.stages, problem.pool, range(len(problem.pool.kinds)))
     solution = Solution(stages=tuple(stages), strategy="paper_mp")
     return as_plan(
         problem,

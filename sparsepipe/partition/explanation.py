@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -141,12 +142,20 @@ def explain(
                 utilisation=time_s / bottleneck_s if bottleneck_s else 1.0,
             )
         )
+    limit = f"stage {stages_s.index(max(stages_s))}"
+    if cuts_s and max(cuts_s) > max(stages_s):
+        number = cuts_s.index(max(cuts_s))
+        limit = f"transfer from stage {number} to stage {number + 1}"
+    dp_s = None
+    with suppress(PlanError):  # of whole batches, and no layer twice
+        alone = dp(replace(problem, synchronous=None)).stages
+        dp_s = plan_times(alone, spans, pool, problem.model)[0][0]
     return Explanation(
         solution=solution,
         rows=tuple(rows),
         bottleneck_s=bottleneck_s,
-        limit=_limit(stages_s, cuts_s),
-        dp_s=_dp_s(replace(problem, synchronous=None)),  # of whole batches, and no layer twice
+        limit=limit,
+        dp_s=dp_s,
         spans=None if chosen is None else chosen.spans,
         nodes=stage_nodes(problem, plan),
     )
@@ -169,9 +178,11 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
     """
     solution = explanation.solution
     recomputed = bounds_of(explanation.spans or ())
+    kind = type(problem.model)
+    path = {} if kind is CostModel else {"class": f"{kind.__module__}.{kind.__qualname__}"}
     details = {
         "strategy": solution.strategy,
-        "cost_model": _described(problem.model),
+        "cost_model": {**asdict(problem.model), **path},
         "order": solution.order,
         "bottleneck_s": explanation.bottleneck_s,
         "bottleneck": explanation.limit,
@@ -232,13 +243,6 @@ def rank_times(plan: Plan) -> list[dict[str, Any]]:
     return expected if [each["device"] for each in expected] == devices else []
 
 
-def _described(model: CostModel) -> dict[str, object]:
-    """A cost model in a plan file; of another package's class its path as well."""
-    kind = type(model)
-    path = {} if kind is CostModel else {"class": f"{kind.__module__}.{kind.__qualname__}"}
-    return {**asdict(model), **path}
-
-
 def device_names(stages: Sequence[Choice], pool: DevicePool) -> list[tuple[str, ...]]:
     """Each stage's devices by name, those of a kind numbered from 0 in the order of stages."""
     taken = [0] * len(pool.kinds)
@@ -250,18 +254,3 @@ def device_names(stages: Sequence[Choice], pool: DevicePool) -> list[tuple[str, 
             taken[k] += count
         found.append(tuple(names))
     return found
-
-
-def _limit(stages_s: Sequence[float], cuts_s: Sequence[float]) -> str:
-    if cuts_s and max(cuts_s) > max(stages_s):
-        number = cuts_s.index(max(cuts_s))
-        return f"transfer from stage {number} to stage {number + 1}"
-    return f"stage {stages_s.index(max(stages_s))}"
-
-
-def _dp_s(problem: Problem) -> float | None:
-    try:
-        stages = dp(problem).stages
-    except PlanError:
-        return None
-    return plan_times(stages, problem.spans, problem.pool, problem.model)[0][0]

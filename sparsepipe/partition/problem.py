@@ -136,7 +136,7 @@ class Solution:
         return "-".join(str(sum(stage.counts)) for stage in self.stages)
 
 
-def taken_in_order(
+def assign_in_order(
     stages: Sequence[Choice], pool: DevicePool, order: Sequence[int]
 ) -> list[Choice]:
     """The same stages on devices taken from a list, one after another."""
@@ -248,7 +248,9 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
     return tuple(sums.values())
 
 
-def dealt(stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]) -> list[Choice]:
+def assign_devices(
+    stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]
+) -> list[Choice]:
     """Stages of a merged pool on the devices that there are, first hosts first."""
     left = list(pool.counts)
     found = []

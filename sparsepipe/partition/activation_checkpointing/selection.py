@@ -134,7 +134,16 @@ def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> Re
     for number, stage in enumerate(stages):
         own = stage.cheapest(memory)
         if own is None:
-            raise _no_room(number, stage.cost(), stage.room_bytes(memory))
+            cost = stage.cost()
+            whole = [range(len(cost.layers))]
+            least = min(cost.peak_bytes(whole), cost.peak_bytes(()))
+            raise ConfigError(
+                f"recompute=auto: stage {number} does not fit its devices: beside weights they "
+                f"have {max(0.0, stage.room_bytes(memory)) / MIB:,.1f} MiB for its activations, "
+                f"of which it keeps {least / MIB:,.1f} MiB with all or none of its layers "
+                "recomputed",
+                remedy=f"use {MORE_ROOM}",
+            )
         spans.append(tuple(moved(own.spans, stage.first)))
     return counted(stages, memory, tuple(spans))
 
@@ -154,17 +163,6 @@ def counted(
         peaks_bytes=tuple(peaks),
         rooms_bytes=tuple(stage.room_bytes(memory) for stage in stages),
         beside_bytes=tuple(stage.beside_bytes(memory) for stage in stages),
-    )
-
-
-def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
-    whole = stage.peak_bytes([range(len(stage.layers))])
-    least = min(whole, stage.peak_bytes(()))
-    return ConfigError(
-        f"recompute=auto: stage {number} does not fit its devices, whatever is recomputed: beside "
-        f"weights there are {max(0.0, room) / MIB:,.1f} MiB for its activations, of which it "
-        f"keeps {least / MIB:,.1f} MiB where all of its layers are recomputed, or none",
-        remedy=f"use {MORE_ROOM}",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from sparsepipe.errors import ConfigError
@@ -26,16 +25,8 @@ def check_setting(setting: object) -> None:
     Raises:
         ConfigError: it is something else, or names a layer or a stage twice.
     """
-    if isinstance(setting, str):
-        if setting not in ("none", "all", "auto"):
-            raise _refusal(f"{setting!r} does not say which layers are recomputed")
-        return
-    if not isinstance(setting, Mapping):
-        raise _refusal(f"{setting!r} does not say which layers are recomputed")
-    if unknown := [key for key in setting if key not in ("stages", "layers")]:
-        raise _refusal(f"{unknown[0]!r} is neither 'stages' nor 'layers'")
-    _stages(setting)
-    _layers(setting)
+    if setting not in ("none", "all", "auto"):
+        _parsed(setting)
 
 
 def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
@@ -45,35 +36,28 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
     span, and each [first, last] is one by itself; where a stage ends spans are cut.
 
     Raises:
-        ConfigError: the setting is something else, names layers or stages that there are not, or
-            one twice.
+        ConfigError: the setting is malformed, or names a layer or stage twice or one that the plan
+            lacks.
     """
-    check_setting(setting)
     stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
-    if isinstance(setting, str):
-        assert setting != "auto", "a search chooses layers first"
+    if setting in ("none", "all"):
         return tuple((stage,) if setting == "all" else () for stage in stages)
-    whole, spans = _stages(setting), _layers(setting)
-    for number in whole:
-        if number >= plan.num_stages:
-            raise _refusal(
-                f"stage {number} is not among the stages 0 to {plan.num_stages - 1}",
-                f"name stages of the plan ({plan.config}), {_numbers(plan.num_stages)}",
-            )
-    for span in spans:
-        if span.stop > plan.num_layers:
-            raise _refusal(
-                f"layer {span.stop - 1} is not among the layers 0 to {plan.num_layers - 1}",
-                f"name layers of the network, {_numbers(plan.num_layers)}",
-            )
+    assert setting != "auto", "a search chooses layers first"
+    whole, spans = _parsed(setting)
+    if max(whole, default=0) >= plan.num_stages:
+        raise _refusal(
+            f"the plan ({plan.config}) has stages 0 to {plan.num_stages - 1}, not {whole}"
+        )
+    if spans and spans[-1].stop > plan.num_layers:
+        raise _refusal(
+            f"the network has layers 0 to {plan.num_layers - 1}, not {spans[-1].stop - 1}"
+        )
     found = []
     for number, stage in enumerate(stages):
         cut = [range(max(s.start, stage.start), min(s.stop, stage.stop)) for s in spans]
         inside = tuple(span for span in cut if span)
         if number in whole and inside:
-            raise _refusal(
-                f"layer {inside[0].start} is named more than once, with stage {number} as well"
-            )
+            raise _refusal(f"layer {inside[0].start} is named twice, by stage {number} as well")
         found.append((stage,) if number in whole else inside)
     return tuple(found)
 
@@ -106,72 +90,36 @@ def in_words(spans: StageSpans) -> str:
     return ", ".join(texts) or "none"
 
 
-def _stages(setting: Mapping[str, Sequence[Any]]) -> list[int]:
-    named = _list_of(setting, "stages")
-    for place, number in enumerate(named):
-        if not _is_number(number) or number < 0:
-            raise _refusal(f"{number!r} is no stage")
-        if number in named[:place]:
-            raise _refusal(f"stage {number} is named more than once")
-    return named
+def _parsed(setting: object) -> tuple[list[int], list[range]]:
+    """Numbers of stages, and spans of layers in order; consecutive single layers are joined."""
+    if not isinstance(setting, Mapping) or not {*setting} <= {"stages", "layers"}:
+        raise _refusal(f"{setting!r} does not say which layers are recomputed")
+    stages, layers = ([*(setting.get(name) or ())] for name in ("stages", "layers"))
+    entries = [entry if isinstance(entry, Sequence) else (entry, entry) for entry in layers]
+    numbers = [*stages, *(number for entry in entries for number in entry)]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise _refusal(f"{setting!r} holds what is not a number of a stage or a layer")
+    if any(len(entry) != 2 or entry[0] > entry[1] for entry in entries):
+        raise _refusal(f"{setting!r} holds a span that is not [first, last]")
+    found: list[range] = []
+    may_join = False
+    ordered = sorted(zip(entries, layers, strict=True), key=lambda each: each[0][0])
+    for (first, last), given in ordered:
+        if found and first < found[-1].stop:
+            raise _refusal(f"layer {first} is named twice")
+        alone = not isinstance(given, Sequence)
+        joins = may_join and alone and found[-1].stop == first
+        start = found.pop().start if joins else first
+        found.append(range(start, last + 1))
+        may_join = alone
+    if len({*stages}) < len(stages):
+        raise _refusal(f"{setting!r} names a stage twice")
+    return stages, found
 
 
-def _layers(setting: Mapping[str, Sequence[Any]]) -> list[range]:
-    return _joined([_span(entry) for entry in _list_of(setting, "layers")])
-
-
-def _list_of(setting: Mapping[str, Sequence[Any]], name: str) -> list[Any]:
-    value = setting.get(name, [])
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _refusal(f"{name}={value!r} is no list")
-    return list(value)
-
-
-def _span(entry: object) -> tuple[range, bool]:
-    """An entry of the list, and whether it is a layer, which may join others."""
-    alone = _is_number(entry)
-    bounds = [entry, entry] if alone else entry
-    if not isinstance(bounds, Sequence) or isinstance(bounds, str):
-        raise _neither(entry)
-    if len(bounds) != 2 or not all(map(_is_number, bounds)):
-        raise _neither(entry)
-    begin, end = map(int, bounds)
-    if not 0 <= begin <= end:
-        raise _refusal(f"{entry!r} names no layers, which are numbered from 0")
-    return range(begin, end + 1), alone
-
-
-def _neither(entry: object) -> ConfigError:
-    return _refusal(f"{entry!r} is neither a layer nor a first and a last one")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _joined(entries: Sequence[tuple[range, bool]]) -> list[range]:
-    """Spans in order; consecutive single layers are joined."""
-    ordered = sorted(entries, key=lambda entry: entry[0].start)
-    for (before, _), (after, _) in pairwise(ordered):
-        if after.start < before.stop:
-            raise _refusal(f"layer {after.start} is named more than once")
-    found: list[tuple[range, bool]] = []
-    for span, alone in ordered:
-        joins = alone and found and found[-1][1] and found[-1][0].stop == span.start
-        start = found.pop()[0].start if joins else span.start
-        found.append((range(start, span.stop), alone))
-    return [span for span, _ in found]
-
-
-def _numbers(count: int) -> str:
-    """A relative clause on the range of numbers, for remedies."""
-    return f"which are numbered from 0 to {count - 1}" if count > 1 else "of which there is 0 only"
-
-
-def _refusal(what: str, remedy: str | None = None) -> ConfigError:
+def _refusal(what: str) -> ConfigError:
     return ConfigError(
         f"recompute: {what}",
-        remedy=remedy
-        or "give none, all, auto, or numbers of stages, of layers and of [first, last], such as "
-        "{stages: [0], layers: [14, [17, 22]]}",
+        remedy="give none, all, auto, or numbers of stages, of layers and of [first, last], such "
+        "as {stages: [0], layers: [14, [17, 22]]}",
     )

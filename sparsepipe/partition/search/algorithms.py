@@ -36,10 +36,10 @@ from sparsepipe.partition.problem import (
     Problem,
     Solution,
     as_uniform,
-    dealt,
+    assign_devices,
+    assign_in_order,
     equal_kinds,
     merged,
-    taken_in_order,
 )
 from sparsepipe.partition.search.baselines import ends_for, least_variance
 from sparsepipe.partition.search.bisection import best_plan
@@ -71,7 +71,7 @@ def mp(problem: Problem, *, device: str) -> Solution:
     """
     alike = as_uniform(problem, device)
     stages = _over(alike, prefixes(alike.pool, [0]), strategy="mp").stages
-    taken = taken_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
+    taken = assign_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
     spans = check_memory(taken, problem)
     return Solution(stages=tuple(taken), strategy="mp", assumed=alike, spans=spans)
 
@@ -100,7 +100,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
     if ends is None:
         raise no_fit_error(alike)
     stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
-    taken = taken_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
+    taken = assign_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
     again = check_memory(taken, problem)
     return Solution(stages=tuple(taken), strategy="variance", assumed=alike, spans=again)
 
@@ -148,7 +148,7 @@ def exact(problem: Problem) -> Solution:
     few = merged(problem, likes)
     check_subsets(few)
     found = _over(few, subsets(few.pool), strategy="exact")
-    return replace(found, stages=tuple(dealt(found.stages, problem.pool, likes)))
+    return replace(found, stages=tuple(assign_devices(found.stages, problem.pool, likes)))
 
 
 def exhaustive(problem: Problem) -> Solution:

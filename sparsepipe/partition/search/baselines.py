@@ -27,7 +27,7 @@ import numpy as np
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Bools, Floats, Ints, Spans
 from sparsepipe.partition.costs.model import EQUAL
-from sparsepipe.partition.devices import Choice, Counts, DevicePool
+from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem, Solution, as_uniform
 from sparsepipe.partition.search.checkpointed_stages import LayerTables, RecomputationCosts
@@ -61,8 +61,40 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
             not fit, whatever is recomputed.
     """
-    pool, alike = problem.pool, as_uniform(problem, device)
-    stages, expected_s = two_levels(alike, pool)
+    pool, alike, layers = problem.pool, as_uniform(problem, device), problem.spans.num_layers
+    numbers = dict.fromkeys(pool.inside, 0)
+    for kind in pool.kinds:
+        numbers[kind.host] += kind.count
+    each, hosts = next(iter(numbers.values())), len(numbers)
+    if {*numbers.values()} != {each}:
+        raise PlanError(
+            f"the hosts have different numbers of devices: {numbers}",
+            remedy="partition them flat (task.levels=false), or with hete_mp or exact",
+        )
+    if layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2 > MOST_STEPS:
+        raise PlanError(
+            f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
+            remedy="partition them flat (task.levels=false), or with hete_mp",
+        )
+    compute_s_I = alike.spans.compute_s_KI[0]
+    if alike.synchronous is not None:
+        compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
+    compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
+    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(pool.inside.values()))
+    between = _level(alike, inside[each].time_s_II, machines=hosts, bytes_per_s=pool.between)
+    free = {
+        host: [
+            k for k, kind in enumerate(pool.kinds) if kind.host == host for _ in range(kind.count)
+        ]
+        for host in pool.inside
+    }
+    left, stages = list(free), []
+    for begin, stop, number in _stages(between, 0, layers, hosts):
+        taken, left = left[:number], left[number:]
+        for first, end, replicas in _stages(inside, begin, stop, each):
+            mine = [free[host].pop(0) for host in taken for _ in range(replicas)]
+            counts = tuple(mine.count(kind) for kind in range(len(pool.kinds)))
+            stages.append(Choice(first=first, end=end, counts=counts))
     spans = check_memory(stages, problem)
     return Solution(
         stages=tuple(stages),
@@ -70,71 +102,8 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         assumed=alike,
         spans=spans,
         by_hosts=True,
-        expected_s=expected_s,
+        expected_s=float(between[hosts].time_s_II[0, layers]),
     )
-
-
-def two_levels(alike: Problem, pool: DevicePool) -> tuple[list[Choice], float]:
-    """Stages on the pool's devices, and the time that PipeDream expects of them."""
-    each, hosts, layers = _devices_a_host(pool), len(pool.inside), alike.spans.num_layers
-    check_levels(layers, each=each, hosts=hosts)
-    compute_s_I = alike.spans.compute_s_KI[0]
-    if alike.synchronous is not None:
-        compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
-    compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
-    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(pool.inside.values()))
-    host_s_II = inside[each].time_s_II
-    between = _level(alike, host_s_II, machines=hosts, bytes_per_s=pool.between)
-    free = _Free(pool)
-    stages = []
-    for begin, stop, number in _stages(between, 0, layers, hosts):
-        taken = free.hosts(number)
-        for first, end, replicas in _stages(inside, begin, stop, each):
-            stages.append(Choice(first=first, end=end, counts=free.take(taken, replicas)))
-    return stages, float(between[hosts].time_s_II[0, layers])
-
-
-class _Free:
-    """Hosts and devices that no stage has yet, in the inventory's order."""
-
-    def __init__(self, pool: DevicePool) -> None:
-        self._num_kinds = len(pool.kinds)
-        self._hosts = list(pool.inside)
-        self._kinds = {
-            host: [
-                k
-                for k, kind in enumerate(pool.kinds)
-                if kind.host == host
-                for _ in range(kind.count)
-            ]
-            for host in self._hosts
-        }
-
-    def hosts(self, number: int) -> list[str]:
-        """The next hosts, for a stage of the second level."""
-        taken, self._hosts = self._hosts[:number], self._hosts[number:]
-        return taken
-
-    def take(self, hosts: Sequence[str], replicas: int) -> Counts:
-        """As many devices of each of some hosts, counted by kind."""
-        counts = [0] * self._num_kinds
-        for host in hosts:
-            for _ in range(replicas):
-                counts[self._kinds[host].pop(0)] += 1
-        return tuple(counts)
-
-
-def _devices_a_host(pool: DevicePool) -> int:
-    numbers = {
-        host: sum(kind.count for kind in pool.kinds if kind.host == host) for host in pool.inside
-    }
-    if len(set(numbers.values())) > 1:
-        counted = ", ".join(f"{host} {number}" for host, number in numbers.items())
-        raise PlanError(
-            f"the hosts have different numbers of devices: {counted}",
-            remedy="partition them flat (task.levels=false), or with hete_mp or exact",
-        )
-    return next(iter(numbers.values()))
 
 
 def _level(
@@ -161,23 +130,17 @@ def _level(
             cut_II=np.broadcast_to(np.arange(len(parameters_I))[:, None], alone[m].shape).copy(),
             machines_II=np.full(alone[m].shape, m, dtype=np.intp),
         )
+        best = found[m]
         for last in range(m - 1, 0, -1):
             cut_s_I = spans.cut_bytes_I * model.cut_s_per_byte(last, bytes_per_s=bytes_per_s)
-            _append(found[m], found[m - last].time_s_II, alone[last], cut_s_I, last)
+            for cut in range(1, len(cut_s_I) - 1):
+                first_s_I = np.maximum(found[m - last].time_s_II[:, cut], cut_s_I[cut])
+                time_s_II = np.maximum(first_s_I[:, None], alone[last][cut][None, :])
+                better_II = time_s_II < best.time_s_II * (1 - EQUAL)
+                best.time_s_II[better_II] = time_s_II[better_II]
+                best.cut_II[better_II] = cut
+                best.machines_II[better_II] = last
     return found
-
-
-def _append(
-    best: _Split, before_s_II: Floats, stage_s_II: Floats, cut_s_I: Floats, machines: int
-) -> None:
-    """Takes the pipelines that end in a stage on so many machines where they are better."""
-    for cut in range(1, len(cut_s_I) - 1):
-        first_s_I = np.maximum(before_s_II[:, cut], cut_s_I[cut])
-        time_s_II = np.maximum(first_s_I[:, None], stage_s_II[cut][None, :])
-        better_II = time_s_II < best.time_s_II * (1 - EQUAL)
-        best.time_s_II[better_II] = time_s_II[better_II]
-        best.cut_II[better_II] = cut
-        best.machines_II[better_II] = machines
 
 
 def _stages(
@@ -245,28 +208,32 @@ def least_variance(
     compute_I = spans.compute_s_KI[0]
     mean_s = float(compute_I[-1]) / stages
     squares_II = (compute_I[None, :] - compute_I[:, None] - mean_s) ** 2
-    allowed_II = _may_span(spans)
+    allowed_II = spans.nested_II
+    if allowed_II is None:
+        allowed_II = np.triu(np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_), 1)
     rest_SI = np.full((stages + 1, len(compute_I)), np.inf)
     rest_SI[stages, -1] = 0.0
     costs: list[Floats] = [squares_II] * stages
     for stage in reversed(range(stages)):
-        if fits_SII is None:
-            fits_II = _fits(spans, memory, room, left=stages - stage)
-        else:
+        fits_II = np.ones_like(allowed_II)
+        if fits_SII is not None:
             fits_II = fits_SII[stage]
+        elif memory is not None and room is not None:
+            in_flight = memory.in_flight(1, stages - stage)
+            weights_I = memory.per_parameter_byte(in_flight, replicas=1) * spans.parameter_bytes_I
+            before_I, after_I = (
+                weights_I + in_flight * part_I for part_I in spans.stored_between()
+            )
+            kept_II = memory.reserved_bytes + after_I[None, :] - before_I[:, None]
+            fits_II = kept_II <= room_bytes(room)
         costs[stage] = np.where(allowed_II & fits_II, squares_II, np.inf)
         rest_SI[stage] = (costs[stage] + rest_SI[stage + 1]).min(axis=1)
     least = float(rest_SI[0, 0])
     if not np.isfinite(least):
         return None
     limit = least * (1 + EQUAL) + stages * (EQUAL * mean_s) ** 2
-    return _first_ends(costs, rest_SI, limit)
-
-
-def _first_ends(costs: list[Floats], rest_SI: Floats, limit: float) -> list[int]:
-    """The ends of stages, each the first place at which the total can keep to a limit."""
     place, spent, ends = 0, 0.0, []
-    for stage, cost_II in enumerate(costs):
+    for stage, cost_II in enumerate(costs):  # each end the first with which the total keeps to it
         within_I = spent + cost_II[place] + rest_SI[stage + 1] <= limit
         end = int(within_I.argmax())
         assert within_I[end], "some plan is the best one"
@@ -276,36 +243,6 @@ def _first_ends(costs: list[Floats], rest_SI: Floats, limit: float) -> list[int]
     return ends
 
 
-def _may_span(spans: Spans) -> Bools:
-    """Whether a stage may begin at one place and end at another."""
-    if spans.nested_II is not None:
-        return spans.nested_II
-    return np.triu(np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_), 1)
-
-
-def _fits(spans: Spans, memory: MemoryModel | None, room: float | None, *, left: int) -> Bools:
-    """Whether a device holds what a stage keeps, by its begin and its end."""
-    if memory is None or room is None:
-        return np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_)
-    in_flight = memory.in_flight(1, left)
-    each = memory.per_parameter_byte(in_flight, replicas=1)
-    weights_I = each * spans.parameter_bytes_I
-    before_I, after_I = (weights_I + in_flight * part_I for part_I in spans.stored_between())
-    kept_II = memory.reserved_bytes + after_I[None, :] - before_I[:, None]
-    fits_II: Bools = kept_II <= room_bytes(room)
-    return fits_II
-
-
 MOST_STEPS = 3_000_000_000
 """Spans, times cuts, times ways to share machines out, that ``mp`` by levels looks at: about a
 minute on one core."""
-
-
-def check_levels(layers: int, *, each: int, hosts: int) -> None:
-    """Refuses problems that would take ``mp`` by levels much more than a minute."""
-    steps = layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2
-    if steps > MOST_STEPS:
-        raise PlanError(
-            f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
-            remedy="partition them flat (task.levels=false), or with hete_mp",
-        )

@@ -58,7 +58,7 @@ def exhaustive(
         if finite and time_s <= least_s * (1 + EQUAL) and fits(plan, spans, pool, memory):
             if time_s < least_s:
                 least_s = time_s
-                found = [entry for entry in found if _is_equal(entry, least_s)]
+                found = [e for e in found if max(e[1] + e[2]) <= least_s * (1 + EQUAL)]
             found.append((plan, stages_s, cuts_s))
     if not found:
         return None
@@ -80,11 +80,6 @@ def how_many(num_layers: int, pool: DevicePool, *, sorted_: bool) -> int:
 
     most = min(num_layers, pool.num_devices)
     return sum(comb(num_layers - 1, s - 1) * divisions(s) for s in range(1, most + 1))
-
-
-def _is_equal(entry: tuple[list[Choice], list[float], list[float]], least_s: float) -> bool:
-    _, stages_s, cuts_s = entry
-    return max(stages_s + cuts_s) <= least_s * (1 + EQUAL)
 
 
 def _best(

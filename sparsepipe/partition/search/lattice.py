@@ -14,12 +14,12 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.costs.layers import Floats, Ints
+from sparsepipe.partition.costs.layers import Ints
 from sparsepipe.partition.devices import SEVERAL, Counts, DevicePool
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Ways:
+class Transitions:
     """All stages that end at one node, E of them; arrays are in the order of their sources.
 
     Attributes:
@@ -80,7 +80,7 @@ class Lattice:
         self.all_used = order[-1]
         self._used_UK = np.array(order, dtype=np.intp)
         self.nodes: list[Node] = []
-        self.ways: list[Ways] = []
+        self.ways: list[Transitions] = []
         self._first_U: list[int] = []  # the first node of each of the counts, and one more
         for place, used in enumerate(order):
             self._first_U.append(len(self.nodes))
@@ -97,31 +97,23 @@ class Lattice:
         groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
         below_U = (groups_UK >= 0).all(axis=1)
         befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
+        begins_B = [range(self._first_U[used], self._first_U[used + 1]) for used in befores_B]
         hosts_B = self._hosts(groups_BK)
+        distinct = self._distinct_stages
         for host in sorted(set(hosts_B.tolist())) or [0]:
-            here_B = hosts_B == host
-            befores = befores_B[here_B]
-            for stage in sorted(self._stages_after(befores)) or [0]:
+            here = np.flatnonzero(hosts_B == host)
+            after = {
+                node: min(self.nodes[node].stage + 1, distinct)
+                for place in here
+                for node in (begins_B[place] if distinct else ())
+            }
+            for stage in sorted(set(after.values())) or [0]:
+                sources = [
+                    [node for node in begins_B[place] if after.get(node, stage) == stage]
+                    for place in here
+                ]
                 self.nodes.append(Node(counts=used, host=host, stage=stage))
-                self.ways.append(self._ways(host, stage, befores, groups_BK[here_B]))
-
-    def _nodes(self, used: int) -> range:
-        """Numbers of the nodes at which some of the counts are used."""
-        return range(self._first_U[used], self._first_U[used + 1])
-
-    def _after(self, node: int) -> int:
-        """The ``stage`` of nodes at which a stage ends that begins at a node."""
-        return min(self.nodes[node].stage + 1, self._distinct_stages)
-
-    def _stages_after(self, befores_B: Ints) -> set[int]:
-        if not self._distinct_stages:
-            return {0}
-        return {self._after(node) for before in befores_B for node in self._nodes(before)}
-
-    def _begins(self, used: int, stage: int) -> Sequence[int]:
-        """The nodes from which a stage leads to nodes with this ``stage``."""
-        nodes = self._nodes(used)
-        return [n for n in nodes if self._after(n) == stage] if self._distinct_stages else nodes
+                self.ways.append(self._ways(host, sources, groups_BK[here]))
 
     def _hosts(self, groups_BK: Ints) -> Ints:
         """Where the devices of each group are, as ``DevicePool.host_of``; 0 if all are alike."""
@@ -137,37 +129,32 @@ class Lattice:
         on_KH = [[kind.host == host for host in self.pool.inside] for kind in self.kinds]
         return np.array(on_KH, dtype=np.intp)
 
-    def _ways(self, host: int, stage: int, befores_B: Ints, groups_BK: Ints) -> Ways:
+    def _ways(self, host: int, sources_B: list[list[int]], groups_BK: Ints) -> Transitions:
         """Stages of some devices, one for each node that they may begin at.
 
         These differ in the host that the stage before is on, and in how many stages there are.
         """
-        each_B = [self._begins(before, stage) for before in befores_B]
-        sources_E = np.array([number for nodes in each_B for number in nodes], dtype=np.intp)
-        counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in each_B], axis=0)
+        sources_E = np.array([number for nodes in sources_B for number in nodes], dtype=np.intp)
+        counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in sources_B], axis=0)
         replicas_E = counts_EK.sum(axis=1)
         used_E = np.array([sum(self.nodes[n].counts) for n in sources_E], dtype=np.intp)
         cut_of = {
             before: self.pool.cut_bytes_per_s(before, host)
             for before in (SEVERAL, *range(len(self.pool.inside)))
         }
-        return Ways(
-            sources_E=sources_E,
-            counts_EK=counts_EK,
-            replicas_E=replicas_E,
-            left_E=sum(self.all_used) - used_E,
-            sync_E=self._sync(counts_EK),
-            cut_E=np.array([cut_of[self.nodes[n].host] for n in sources_E], dtype=np.float64),
-        )
-
-    def _sync(self, counts_EK: Ints) -> Floats:
-        """The slowest link between the devices of each stage (``DevicePool.sync_bytes_per_s``)."""
+        # The slowest link between the devices of each stage, as DevicePool.sync_bytes_per_s.
         on_EH = counts_EK @ self._hosts_KH
         inside_H = np.array(list(self.pool.inside.values()))
         inside_E = np.where(on_EH > 1, inside_H, np.inf).min(axis=1, initial=np.inf)
         several_E = (on_EH > 0).sum(axis=1) > 1
-        slowest_E: Floats = np.where(several_E, np.minimum(inside_E, self.pool.between), inside_E)
-        return slowest_E
+        return Transitions(
+            sources_E=sources_E,
+            counts_EK=counts_EK,
+            replicas_E=replicas_E,
+            left_E=sum(self.all_used) - used_E,
+            sync_E=np.where(several_E, np.minimum(inside_E, self.pool.between), inside_E),
+            cut_E=np.array([cut_of[self.nodes[n].host] for n in sources_E], dtype=np.float64),
+        )
 
 
 def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:

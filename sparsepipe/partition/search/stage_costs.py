@@ -35,7 +35,7 @@ from sparsepipe.partition.search.checkpointed_stages import (
     RecomputationCosts,
     StageClass,
 )
-from sparsepipe.partition.search.lattice import Lattice, Ways
+from sparsepipe.partition.search.lattice import Lattice, Transitions
 
 
 class Costs:
@@ -264,7 +264,7 @@ class RecomputingCosts(Costs):
         self._classes_E = [self._numbers(ways, classes) for ways in lattice.ways]
         self._each = list(classes)
 
-    def _numbers(self, ways: Ways, classes: dict[StageClass, int]) -> Ints:
+    def _numbers(self, ways: Transitions, classes: dict[StageClass, int]) -> Ints:
         """The class number of each stage.
 
         -1: it begins plans of other first stages, ends plans without all stages that the setting

@@ -14,8 +14,8 @@ from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import CostModel, cost_model, plan_times
 from sparsepipe.partition.devices import Choice, DevicePool, Kind
 from sparsepipe.partition.explanation import explain
-from sparsepipe.partition.problem import Problem, as_uniform
-from sparsepipe.partition.search.baselines import mp_by_levels, two_levels
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.search.baselines import mp_by_levels
 from tests.support.instances import random_problem
 
 INSIDE, BETWEEN = 4.0, 1.0
@@ -79,10 +79,9 @@ def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
 @pytest.mark.parametrize(("hosts", "each"), [(2, 2), (3, 1), (1, 3), (2, 3)])
 def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) -> None:
     problem = problem_of(seed, hosts, each)
-    alike = as_uniform(problem, "gpu")
-    stages, time_s = two_levels(alike, problem.pool)
+    solution = mp_by_levels(problem, device="gpu")
+    stages, time_s = list(solution.stages), solution.expected_s
     assert time_s == pytest.approx(recursion(problem.spans, problem.model, hosts, each))
-    assert list(mp_by_levels(problem, device="gpu").stages) == stages
     # A stage is on whole groups of hosts, on each of them with as many devices; all are used.
     assert all(len({n for n in stage.counts if n}) == 1 for stage in stages)
     assert [sum(on) for on in zip(*(stage.counts for stage in stages), strict=True)] == [
@@ -90,8 +89,6 @@ def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) ->
     ] * hosts
     if 1 in (hosts, each):  # then there is one level only, and its time is the plan's
         assert own_time(problem, stages) == pytest.approx(time_s)
-    solution = mp_by_levels(problem, device="gpu")
-    assert solution.expected_s == time_s
     assert explain(problem, solution).bottleneck_s == own_time(problem, stages)
 
 
@@ -108,7 +105,8 @@ def test_each_host_is_a_stage_of_the_second_level(model: str) -> None:
     alone = 0
     for seed in range(60):
         problem = problem_of(seed, 2, 2, model=model)
-        stages, time_s = two_levels(as_uniform(problem, "gpu"), problem.pool)
+        solution = mp_by_levels(problem, device="gpu")
+        stages, time_s = list(solution.stages), solution.expected_s
         if 0 in stages[0].counts:
             alone += 1
             assert all(0 in stage.counts for stage in stages)
@@ -143,7 +141,7 @@ def test_the_time_is_that_which_pipedream_prints() -> None:
 def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
     # Two hosts share the minibatches; inside a host one stage follows the other.
     problem = problem_of(28, 2, 2)
-    stages, _ = two_levels(as_uniform(problem, "gpu"), problem.pool)
+    stages = mp_by_levels(problem, device="gpu").stages
     assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
 
 
@@ -175,5 +173,5 @@ def test_unequal_hosts_are_refused() -> None:
         spans=problem.spans,
         model=problem.model,
     )
-    with pytest.raises(PlanError, match="h0 2, h1 3"):
+    with pytest.raises(PlanError, match="different numbers"):
         mp_by_levels(unequal, device="gpu")

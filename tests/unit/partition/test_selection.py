@@ -85,7 +85,7 @@ def test_stages_that_do_not_fit_are_refused() -> None:
         chosen(21.0)
     for remedy in ("parallel.strategy.microbatches", "sync_1f1b", "data.batch_size"):
         assert remedy in refused.value.remedy
-    with pytest.raises(ConfigError, match=r"there are 0\.0 MiB"):
+    with pytest.raises(ConfigError, match=r"have 0\.0 MiB"):
         chosen(-1.0)
 
 

@@ -52,43 +52,30 @@ def test_layers_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "named"),
     [
         ("some", "'some'"),
-        (None, "None does not say which"),
-        ([3], r"\[3\] does not say which"),
-        ({"layer": [3]}, "'layer' is neither 'stages' nor 'layers'"),
-        ({"layers": 3}, "layers=3 is no list"),
-        ({"stages": "all"}, "stages='all' is no list"),
-        ({"layers": [[4, 3]]}, r"\[4, 3\] names no layers"),
-        ({"layers": [[-1, 3]]}, "names no layers"),
-        ({"layers": [[1, 2, 3]]}, "neither a layer nor"),
-        ({"layers": ["3"]}, "neither a layer nor"),
-        ({"layers": [True]}, "neither a layer nor"),
-        ({"layers": [[1, 4], 4]}, "layer 4 is named more than once"),
-        ({"layers": [3, 3]}, "layer 3 is named more than once"),
-        ({"stages": [-1]}, "-1 is no stage"),
-        ({"stages": [True]}, "True is no stage"),
-        ({"stages": [1, 1]}, "stage 1 is named more than once"),
-        ({"stages": [1], "layers": [[0, 3]]}, "layer 2 is named more than once, with stage 1"),
+        (None, "None"),
+        ([3], "[3]"),
+        ({"layer": [3]}, "layer"),
+        ({"stages": "all"}, "all"),
+        ({"layers": [[4, 3]]}, "[4, 3]"),
+        ({"layers": [[-1, 3]]}, "-1"),
+        ({"layers": [[1, 2, 3]]}, "[1, 2, 3]"),
+        ({"layers": ["3"]}, "'3'"),
+        ({"layers": [True]}, "True"),
+        ({"layers": [[1, 4], 4]}, "layer 4 is named twice"),
+        ({"layers": [3, 3]}, "layer 3 is named twice"),
+        ({"stages": [-1]}, "-1"),
+        ({"stages": [1, 1]}, "names a stage twice"),
+        ({"stages": [1], "layers": [[0, 3]]}, "layer 2 is named twice, by stage 1"),
+        ({"layers": [10]}, "layers 0 to 9, not 10"),
+        ({"layers": [[8, 11]]}, "layers 0 to 9, not 11"),
+        ({"stages": [0, 3]}, "stages 0 to 2"),
     ],
 )
-def test_settings_that_name_no_layers_are_refused(setting: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_a_refusal_names_the_value_and_has_a_remedy(setting: Any, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         recomputed_spans(setting, PLAN)
+    assert named in caught.value.message
     assert "{stages: [0], layers: [14, [17, 22]]}" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("setting", "message", "remedy"),
-    [
-        ({"layers": [10]}, "layer 10 is not among the layers 0 to 9", "numbered from 0 to 9"),
-        ({"layers": [[8, 11]]}, "layer 11 is not among the layers 0 to 9", "from 0 to 9"),
-        ({"stages": [0, 3]}, "stage 3 is not among the stages 0 to 2", "from 0 to 2"),
-    ],
-)
-def test_missing_layers_and_stages_are_refused(setting: Any, message: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        recomputed_spans(setting, PLAN)
-    assert remedy in caught.value.remedy
-    assert "auto" not in caught.value.remedy, "the form was right"
