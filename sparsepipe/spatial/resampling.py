@@ -19,8 +19,10 @@ from sparsepipe.spatial.reductions import first_largest, total, widened
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
+    cut,
     function_rule,
     local_of,
+    whole,
     whole_shape,
     without_rule,
 )
@@ -267,7 +269,7 @@ def _interpolate(
     if antialias or not (linear or mode in ("nearest", "nearest-exact")):
         raise without_rule(f"interpolate with mode={mode!r}" + " and antialias" * antialias)
     count = input.dim() - 2
-    whole = input.shape[2:]
+    before = input.shape[2:]
     like = local_of(input).new_zeros([1, 1, *[2] * count])
     # PyTorch's choice, under autocast as well.
     input = input.to(F.interpolate(like, scale_factor=2.0, mode=mode).dtype)  # type: ignore[assignment]
@@ -278,11 +280,11 @@ def _interpolate(
         assert scale_factor is not None
         given = (scale_factor,) if isinstance(scale_factor, int | float) else tuple(scale_factor)
         given = given * count if len(given) == 1 else given
-        sizes = tuple(math.floor(n * float(f)) for n, f in zip(whole, given, strict=True))
+        sizes = tuple(math.floor(n * float(f)) for n, f in zip(before, given, strict=True))
         scales = [None if recompute_scale_factor else float(f) for f in given]
     result = input
     for place in range(count):
-        n, m = whole[place], sizes[place]
+        n, m = before[place], sizes[place]
         if n == m and scales[place] in (None, 1.0):
             continue
         taps = _linear_taps(n, m, scales[place], bool(align_corners))
@@ -415,33 +417,18 @@ def _runs(positions: Sequence[int]) -> list[tuple[Interval, list[int]]]:
     return [(Interval(min(run), max(run) + 1), run) for run in runs]
 
 
-def _shuffle_windows(count: int, factor: int, *, up: bool) -> list[Window]:
-    return [Window(kernel=factor, stride=factor, transposed=up)] * count
+@function_rule(F.pixel_shuffle, torch.pixel_shuffle, F.pixel_unshuffle, torch.pixel_unshuffle)
+def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
+    """Gathers the whole, computes on every rank what one device would, and cuts the result.
 
+    The rule of rare functions: it takes the memory and the time of one device.
 
-@function_rule(F.pixel_shuffle, torch.pixel_shuffle)
-def _pixel_shuffle(_: Any, input: Shard, upscale_factor: int) -> Shard:
-    windows = _shuffle_windows(2, upscale_factor, up=True)
-
-    def shuffle(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
-        result = F.pixel_shuffle(ready, upscale_factor)
-        for dim in input.dims:
-            mine = outputs[dim]
-            first = windows[dim].needs(mine, sizes[dim]).start * upscale_factor
-            result = result.narrow(dim, mine.start - first, mine.size)
-        return result
-
-    return _windowed(input, windows, shuffle, keeps_input=False)
-
-
-@function_rule(F.pixel_unshuffle, torch.pixel_unshuffle)
-def _pixel_unshuffle(_: Any, input: Shard, downscale_factor: int) -> Shard:
-    windows = _shuffle_windows(2, downscale_factor, up=False)
-
-    def unshuffle(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
-        return F.pixel_unshuffle(ready, downscale_factor)
-
-    return _windowed(input, windows, unshuffle, keeps_input=False)
+    Raises:
+        ConfigError: the dimensions that are cut are not the last ones.
+    """
+    if input.dims != tuple(range(-input.grid.dimensions, 0)):
+        raise without_rule(f"{func.__name__} of dimensions in another order")
+    return cut(func(whole(input), *args, **kwargs), input.grid)
 
 
 @function_rule(
@@ -449,70 +436,23 @@ def _pixel_unshuffle(_: Any, input: Shard, downscale_factor: int) -> Shard:
     F.adaptive_avg_pool2d,
     F.adaptive_avg_pool3d,
     torch.adaptive_avg_pool1d,
+    F.adaptive_max_pool1d,
+    F.adaptive_max_pool2d,
+    F.adaptive_max_pool3d,
 )
-def _adaptive_avg_pool(_: Any, input: Shard, output_size: int | Sequence[int | None]) -> Any:
-    return _adaptive(input, output_size, torch.mean)
-
-
-@function_rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
-def _adaptive_max_pool(
-    _: Any,
+def _adaptive_pool(
+    func: Callable[..., Any],
     input: Shard,
     output_size: int | Sequence[int | None],
     return_indices: bool = False,
 ) -> Any:
+    """A global pool by sums over ranks, any other one by the whole."""
     if return_indices:
         raise without_rule("adaptive_max_pool with return_indices")
-    return _adaptive(input, output_size, _first_largest)
-
-
-def _first_largest(value: Tensor, dim: int, keepdim: bool) -> Tensor:
-    """Of equal ones the first gets the gradient; so dimensions are reduced from the last one on."""
-    return value.max(dim, keepdim).values
-
-
-def _adaptive(
-    input: Shard, output_size: int | Sequence[int | None], reduce: Callable[..., Tensor]
-) -> Any:
     count = input.dim() - 2
     given = (output_size,) * count if isinstance(output_size, int) else tuple(output_size)
-    sizes = [n if m is None else m for n, m in zip(input.shape[2:], given, strict=True)]
-    if all(sizes[count + dim] == 1 for dim in input.dims):
-        if reduce is torch.mean:
-            pooled = total(input, input.dims, torch.mean)
-        else:
-            pooled = first_largest(input)
-        for dim in range(-1, -count - 1, -1):
-            pooled = _adaptive_one(pooled, dim, sizes[dim], reduce)
-        return pooled
-    result = input
-    for place in reversed(range(count)):
-        n, m = input.shape[2 + place], sizes[place]
-        if n == m:
-            continue
-        bins = _bins(n, m)
-        dim = place - count
-        result, outputs, first = _along(result, dim, m, bins)
-        local, full = local_of(result), result.full
-        parts = [
-            reduce(local.narrow(dim, bins(o).start - first, bins(o).size), dim=dim, keepdim=True)
-            for o in outputs
-        ]
-        joined = torch.cat(parts, dim) if parts else local.narrow(dim, 0, 0)
-        result = alike(joined, input, full=full)
-    return result
-
-
-def _adaptive_one(value: Tensor, dim: int, size: int, reduce: Callable[..., Tensor]) -> Tensor:
-    if value.shape[dim] == size:
-        return value
-    bins = _bins(value.shape[dim], size)
-    parts = [
-        reduce(value.narrow(dim, bins(o).start, bins(o).size), dim=dim, keepdim=True)
-        for o in range(size)
-    ]
-    return torch.cat(parts, dim)
-
-
-def _bins(n: int, m: int) -> Callable[[int], Interval]:
-    return lambda o: Interval(o * n // m, -(-(o + 1) * n // m))
+    if any(given[count + dim] != 1 for dim in input.dims):
+        return by_whole(func, input, output_size)
+    is_mean = "avg" in func.__name__
+    pooled = total(input, input.dims, torch.mean) if is_mean else first_largest(input)
+    return func(pooled, output_size)
