@@ -87,9 +87,14 @@ class BackendError(SparsePipeError):
 
 
 class TransportError(SparsePipeError):
-    """A rank that cannot be reached or does not answer."""
+    """A rank that cannot be reached or does not answer.
+
+    Attributes:
+        ranks: numbers of the ranks that are missed, as far as they are known.
+    """
 
     exit_code = 7
+    ranks: tuple[int, ...] = ()
 
 
 class PlanError(ConfigError):

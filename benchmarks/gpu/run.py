@@ -321,9 +321,9 @@ def _work(part: Part, options: argparse.Namespace) -> None:
     """Measures a part in this process, which ends with the one that has started it."""
     import torch
 
-    from sparsepipe.runtime.launch import follow_parent
+    from sparsepipe.utils.parent import end_with_parent
 
-    follow_parent(parent=options.parent)
+    end_with_parent(options.parent)
     path, module = _path(options.out, part), importlib.import_module(part.name)
     replace(Record.read(path), columns=module.COLUMNS).write(path)
     print(f"{part.name}: ready after {time.perf_counter() - STARTED_S:.1f} s", flush=True)

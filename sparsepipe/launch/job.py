@@ -1,7 +1,7 @@
 """One job from its configuration to its finished run directory.
 
 The process that composed the configuration prepares data and directory; ranks then run
-the task, in this process where there is one rank only, else started by the elastic agent.
+the task, in this process where there is one rank only, else in processes of their own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import read_mapping, writing
 from sparsepipe.utils.host import git_commit, memory_bytes, usable_cores
-from sparsepipe.utils.parent import end_workers_with_this
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ def run_job(
         Stopped: a signal ended the run.
     """
     keep_temporary_files_apart()
-    end_workers_with_this()
     git_commit()  # now: the checkout may change while the run goes on
     spec, inventory, ranks = resolve_run(spec)
     with SignalWatch() as watch:

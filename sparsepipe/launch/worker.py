@@ -1,4 +1,4 @@
-"""A rank: ``python -m sparsepipe.launch.worker <run directory>``, under the elastic agent."""
+"""A rank: ``python -m sparsepipe.launch.worker <run directory>``, as ``launch`` starts it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sparsepipe.utils.memory import no_garbage_collection
-from sparsepipe.utils.parent import end_with_parent, end_workers_with_this
+from sparsepipe.utils.parent import end_with_parent
 
 if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
     end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # torch takes seconds to be imported
@@ -15,14 +15,10 @@ if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
 with no_garbage_collection():
     from sparsepipe.emulate import enter_host
     from sparsepipe.runtime.failures.rank_reports import exit_immediately
-    from sparsepipe.runtime.failures.unresponsive_ranks import announce_process
-    from sparsepipe.runtime.launch import follow_parent
 
 
 def main() -> None:
     """Runs the task of the run directory given on the command line."""
-    follow_parent()
-    announce_process()
     try:
         enter_host()
         _run(Path(sys.argv[1]))
@@ -43,7 +39,6 @@ def _run(path: Path) -> None:
 
     configure()
     keep_temporary_files_apart()
-    end_workers_with_this()
     with SignalWatch() as watch:
         try:
             git_commit()  # now: the checkout may change while the run goes on

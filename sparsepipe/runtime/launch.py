@@ -1,19 +1,21 @@
-"""Starts ranks by torch's elastic agent, and ends with all of them gone."""
+"""Starts ranks on this host, and returns when all of them have ended."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from sparsepipe.errors import SparsePipeError, TransportError
-from sparsepipe.runtime.collectives.meeting_point import LOOPBACK
+from sparsepipe.runtime.collectives.meeting_point import LOOPBACK, keep_store
 from sparsepipe.runtime.failures.rank_reports import (
     REPORT_VARIABLE,
     Stopped,
@@ -21,16 +23,17 @@ from sparsepipe.runtime.failures.rank_reports import (
     read_reports,
     save_error_of,
 )
-from sparsepipe.runtime.failures.unresponsive_ranks import killing_unresponsive_ranks
-from sparsepipe.utils.parent import end_with_parent
 
 log = logging.getLogger(__name__)
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-_LOOK_S = 0.25
-_REPORT_S = 1.0
-"""Time for a rank to report a connection that broke when the first rank was killed."""
-_LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
-"""Environment variable: the launching process, whose children ranks are."""
+
+LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
+"""Environment variable: number of the process that has started this rank."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOK_S = 0.05
+_STORE_LIMIT_S = 60.0
+_PATIENCE_S = 5.0
+"""Time for the other ranks to notice that one has failed and to report it. There is nothing else to
+wait for: a checkpoint would need all ranks."""
 
 
 def launch(
@@ -47,12 +50,11 @@ def launch(
 
     A signal to this process, unless it ignores it, is passed to every rank once; they have
     ``grace_s`` to end. A second one ends this process at once, and the ranks with it (see
-    :func:`follow_parent`). When a rank fails, the others are ended; soon, where they have called
-    :func:`~sparsepipe.runtime.failures.unresponsive_ranks.announce_process`.
+    :func:`~sparsepipe.utils.parent.end_with_parent`). When a rank fails, the others are ended.
 
     Args:
-        command: program and arguments; each rank gets RANK, LOCAL_RANK, WORLD_SIZE,
-            MASTER_ADDR, MASTER_PORT in its environment.
+        command: program and arguments; each rank gets the environment variables that ``torchrun``
+            sets, such as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
         ranks: number of processes.
         threads_per_rank: OMP_NUM_THREADS of each, unless that is set already.
         reports: directory for the failure reports of the ranks.
@@ -64,31 +66,104 @@ def launch(
         Stopped: a signal ended the ranks.
         SparsePipeError: a rank failed; what it raised, or a message naming the rank.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
-
-    _silence_agent()
     reports.mkdir(parents=True, exist_ok=True)
     for stale in reports.glob("rank*.json"):
         stale.unlink()
-    config = _agent_config(ranks, reports, grace_s, address)
-    started_s = time.monotonic()
-    environment = _environment(threads_per_rank, reports)
-    with environment, _restored_signals(), killing_unresponsive_ranks(reports):
+    store = keep_store(address, 0, timeout=timedelta(seconds=_STORE_LIMIT_S))
+    variables = {
+        "OMP_NUM_THREADS": str(threads_per_rank),
+        **os.environ,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RUN_ID": f"sparsepipe-{os.getpid()}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank is to keep a store
+        REPORT_VARIABLE: str(reports),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    with _noted_signals() as received:
         try:
-            elastic_launch(config, command[0])(*command[1:])
-        except SignalException as stop:
-            found = read_reports(reports)
-            # Sooner than that no rank can have been killed for taking too long.
-            late = time.monotonic() - started_s >= grace_s
-            raise Stopped(
-                stop.sigval,
-                unresponsive=[rank for rank in range(ranks) if late and rank not in found],
-                save_error=save_error_of(found),
-            ) from None
-        except ChildFailedError as failure:
-            raise first_cause(failure, reports, name=name) from None
+            for rank in range(ranks):
+                own = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # In sessions of their own, so that a terminal's Ctrl-C is for this process to pass.
+                processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+            exit_codes = _exit_codes(processes, reports, received, grace_s=grace_s)
+        finally:
+            for process in processes:
+                _send(process, signal.SIGKILL)
+                process.wait()
+    unresponsive = [rank for rank in range(ranks) if rank not in exit_codes]
+    if received:
+        save_error = save_error_of(read_reports(reports))
+        raise Stopped(received[0], unresponsive=unresponsive, save_error=save_error)
+    if unresponsive or any(exit_codes.values()):
+        raise first_cause(exit_codes, reports, unresponsive=unresponsive, name=name)
+
+
+def _exit_codes(
+    processes: Sequence[subprocess.Popen[bytes]],
+    reports: Path,
+    received: Sequence[int],
+    *,
+    grace_s: float,
+) -> dict[int, int]:
+    """Waits for all ranks, asks those that are left to end after a failure or a signal, and returns
+    exit codes by rank, in the order in which ranks have ended, of those that ended in time.
+    """
+    found: dict[int, int] = {}
+    deadline_s, asked, failed = math.inf, False, False
+    while len(found) < len(processes) and time.monotonic() < deadline_s:
+        for rank, process in enumerate(processes):
+            if rank not in found and (code := process.poll()) is not None:
+                found[rank] = code
+        if not asked and (received or any(found.values())):
+            asked, deadline_s = True, time.monotonic() + grace_s
+            for process in processes:
+                _send(process, received[0] if received else signal.SIGTERM)
+        if not failed and any(found.values()):
+            # A rank that a signal stopped has not failed: the others may take their time to save.
+            reported = read_reports(reports)
+            stopped = [r for r, report in reported.items() if report["stopped"] is not None]
+            failed = any(code and rank not in stopped for rank, code in found.items())
+            if failed:
+                deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _send(process: subprocess.Popen[bytes], signum: int) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Notes the first signal that comes within the block; a second one ends this process."""
+    received: list[int] = []
+
+    def note(signum: int, frame: object) -> None:
+        if received:
+            os._exit(128 + signum)
+        received.append(signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    try:
+        for signum, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, note)
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
@@ -119,61 +194,6 @@ def is_transient(error: SparsePipeError) -> bool:
     return type(error) in (SparsePipeError, TransportError)
 
 
-def announce_launcher() -> None:
-    """Lets processes that are started from here know that this one starts ranks."""
-    os.environ[_LAUNCHER_VARIABLE] = str(os.getpid())
-
-
-def launcher_process() -> int | None:
-    """The number of the process that has started this rank, where it is one of ours."""
-    text = os.environ.get(_LAUNCHER_VARIABLE)
-    return None if text is None else int(text)
-
-
-def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
-    """Ends this process when its parent is gone, however that ended: at once where the kernel sees
-    to it, else within ``interval_s`` or so.
-
-    ``parent`` is its process number, since it may be gone already; by default that of this rank's
-    launcher.
-    """
-    if parent is None:
-        parent = launcher_process() or os.getppid()
-    end_with_parent(parent)
-    _end_after(parent, interval_s=interval_s)  # there is no launcher left to report to
-
-
-def end_with_launcher() -> threading.Event | None:
-    """Ends this rank of somebody's script with whatever has started it.
-
-    An elastic agent outlives its ranks in good runs, so the kernel may kill a rank with it. The
-    first rank of Lightning's launcher may end before others do that have more to do: they end with
-    it only until the returned event is set.
-    """
-    parent = os.getppid()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_parent(parent)
-        return None
-    if launcher_process() != parent:
-        return None  # somebody has started the ranks one by one
-    return _end_after(parent, interval_s=_LOOK_S, grace_s=_REPORT_S)
-
-
-def _end_after(parent: int, *, interval_s: float, grace_s: float = 0.0) -> threading.Event:
-    """Ends this process when its parent has ended, unless the returned event is set by then."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(interval_s):
-            if os.getppid() != parent:
-                if not over.wait(grace_s):
-                    os._exit(1)
-                return
-
-    threading.Thread(target=watch, name="follow-parent", daemon=True).start()
-    return over
-
-
 @contextmanager
 def environment_variables(
     values: Mapping[str, str], *, restored: tuple[str, ...] = ()
@@ -189,60 +209,3 @@ def environment_variables(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _agent_config(ranks: int, reports: Path, grace_s: float, address: str) -> Any:
-    """The elastic agent's settings: one host, a free port of ``address``, no restarts."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from sparsepipe.runtime import rendezvous
-
-    rendezvous.register()
-
-    # Signals that this process ignores, as under nohup, stay ignored.
-    handled = [s for s in _SIGNALS if signal.getsignal(getattr(signal, s)) is not signal.SIG_IGN]
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=f"sparsepipe-{os.getpid()}-{time.monotonic_ns()}",
-        rdzv_backend=rendezvous.BACKEND,
-        rdzv_endpoint=f"{address}:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-        signals_to_handle=",".join(handled),
-        shutdown_timeout=int(grace_s),
-        logs_specs=DefaultLogsSpecs(log_dir=str(reports)),  # else it leaves them in /tmp
-    )
-
-
-def _silence_agent() -> None:
-    """The agent reports in its own terms (process numbers, local ranks); we report in ours."""
-    # torch gives each of these loggers a level of its own, so their parent's does not count.
-    for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager[None]:
-    """Environment variables that ranks inherit, set for the time of the launch only."""
-    values = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
-        REPORT_VARIABLE: str(reports),
-        _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
-    }
-    return environment_variables(values, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
-
-
-@contextmanager
-def _restored_signals() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {name: signal.getsignal(getattr(signal, name)) for name in _SIGNALS}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)

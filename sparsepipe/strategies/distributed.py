@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
@@ -26,16 +25,11 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.meeting_point import INTERFACE_VARIABLES, LOOPBACK
 from sparsepipe.runtime.failures.missing_ranks import collective
-from sparsepipe.runtime.launch import (
-    announce_launcher,
-    end_with_launcher,
-    environment_variables,
-)
+from sparsepipe.runtime.launch import LAUNCHER_VARIABLE, environment_variables
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.orphans import end_orphans, register_ranks
 from sparsepipe.utils.memory import keep_freed_memory
-from sparsepipe.utils.parent import end_workers_with_this
+from sparsepipe.utils.parent import end_with_parent, outlive_parent
 
 
 class RankEnvironment(LightningEnvironment):
@@ -142,7 +136,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         super().__init__(timeout=timedelta(seconds=timeout_s), **options)
         self._timeout_s = timeout_s
         self._world_of_one = ExitStack()
-        self._orphaned: threading.Event | None = None  # set when the end of others is no matter
+        self._follows_first_rank = False
         self.slowdown = Slowdown(slowdown)
 
     @property
@@ -155,15 +149,13 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
             return
         assert self.cluster_environment is not None
         if not self.cluster_environment.creates_processes_externally:
-            announce_launcher()
+            os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
         super()._configure_launcher()
 
     @override
     def setup_environment(self) -> None:
-        register_ranks(self.launcher)
         if not self._is_single:
-            self._orphaned = end_with_launcher()
-            end_workers_with_this()
+            self._follow_launcher()
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
         if self._is_single and not internals.process_group_exists():
@@ -196,7 +188,6 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         super().on_exception(exception)
         atexit.unregister(process_group.leave)  # it could wait for ranks that are gone
         self._stay()  # to report the error
-        end_orphans()
 
     @override
     def teardown(self) -> None:
@@ -206,10 +197,21 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
             self._stay()
             self._world_of_one.close()
 
+    def _follow_launcher(self) -> None:
+        """Ends this rank with what has started it: an elastic agent, which outlives its ranks, or,
+        until :meth:`_stay`, the script's first rank, which may end before others that go on.
+        """
+        parent = os.getppid()
+        by_agent = "TORCHELASTIC_RUN_ID" in os.environ
+        by_first_rank = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
+        if by_agent or by_first_rank:
+            end_with_parent(parent)
+            self._follows_first_rank = not by_agent
+
     def _stay(self) -> None:
-        """From now on this rank may outlive what has started it."""
-        if self._orphaned is not None:
-            self._orphaned.set()
+        """From now on this rank may outlive the script's first one."""
+        if self._follows_first_rank:
+            outlive_parent()
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:

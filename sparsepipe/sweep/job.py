@@ -22,12 +22,12 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import announced_start
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.runtime.launch import follow_parent
 from sparsepipe.sweep.process import MARK_VARIABLE
 from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import JobRecord, SweptJob, finished_values, keep_record, record_of
 from sparsepipe.sweep.slots import WAIT_LIMIT_S
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
+from sparsepipe.utils.parent import end_with_parent
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = 500
@@ -90,7 +90,7 @@ def run_swept(
 def main() -> None:
     """Runs the job of the given file."""
     given: dict[str, Any] = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    follow_parent(parent=given["parent"])
+    end_with_parent(given["parent"])
     prefer_as_victim(_OOM_SCORE)
     if given["cores"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, given["cores"])  # before torch counts them

@@ -1,9 +1,9 @@
-"""Ends a process with the one that has started it, also where that is killed."""
+"""Processes that end with the one that has started them, also where that is killed."""
 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing.util
+import multiprocessing
 import os
 import signal
 import sys
@@ -11,76 +11,55 @@ import threading
 from multiprocessing import connection
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOOK_S = 0.5
+_outlives = threading.Event()
 
 
-def end_with_parent(parent: int) -> bool:
+def end_with_parent(parent: int) -> None:
     """Lets the kernel kill this process as soon as its parent has ended, however that happens.
 
-    It needs no thread of this process, which may be stopped or import something for seconds. The
-    kernel counts the thread of the parent that has started this process as the parent. A change of
-    the process's rights takes the effect back.
+    This needs no thread of this process, which may be stopped or import something for seconds. The
+    kernel takes the thread that has started this process for the parent, and forgets the request
+    when the process changes its rights. On systems other than Linux a thread looks for the parent
+    twice a second.
 
     Args:
-        parent: the parent's number; this process ends at once where another one is its parent.
-
-    Returns:
-        Whether the system can do that: Linux does.
+        parent: number of the parent; this process ends at once if it has another one already.
     """
-    able = sys.platform == "linux" and not ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL
-    )
-    if os.getppid() != parent:  # it had ended before
+    _outlives.clear()
+    if not _signal_at_end_of_parent(signal.SIGKILL):
+
+        def watch() -> None:
+            while not _outlives.wait(_LOOK_S):
+                if os.getppid() != parent:
+                    os._exit(1)
+
+        threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+    if os.getppid() != parent:
         os._exit(1)
-    return able
 
 
-class _Registered:
-    """What multiprocessing knows this file by, and keeps a weak reference to."""
-
-    done = False
-    by_main_thread = True
-    """Whether the fork that goes on was made by the main thread."""
+def outlive_parent() -> None:
+    """Takes :func:`end_with_parent` back."""
+    _outlives.set()
+    _signal_at_end_of_parent(0)
 
 
-_registered = _Registered()
-
-
-def end_workers_with_this() -> None:
-    """Lets processes that ``multiprocessing`` forks from this one end with it.
-
-    Loaders of anybody's fork their workers, which look for their parent every five seconds only.
-    """
-    if not _registered.done:
-        _registered.done = True
-        os.register_at_fork(before=_note_thread)
-        multiprocessing.util.register_after_fork(_registered, _follow)
+def _signal_at_end_of_parent(signum: int) -> bool:
+    return sys.platform == "linux" and not ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def exit_with_parent() -> None:
     """Exits this process, which ``multiprocessing`` has started, as soon as its parent has ended.
 
-    A thread waits for that, so that a process that is stopped ends when it goes on.
+    The kernel's parent of such a process may be a fork server, so a thread waits for the end.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
 
-    def follow_parent() -> None:
+    def follow() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=follow_parent, daemon=True).start()
-
-
-def _note_thread() -> None:
-    _registered.by_main_thread = threading.current_thread() is threading.main_thread()
-
-
-def _follow(_: object) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None:
-        return
-    if _registered.by_main_thread:
-        end_with_parent(parent.pid)
-    else:  # the kernel would kill this process when that thread ends
-        exit_with_parent()
+    threading.Thread(target=follow, name="exit-with-parent", daemon=True).start()

@@ -17,8 +17,8 @@ _LIMITS = (
     (missing_ranks, "_STORE_LIMIT_S"),
     (missing_ranks, "_ANSWER_S"),
     (missing_ranks, "_ROLL_CALL_S"),
-    (missing_ranks, "_JOIN_STORE_LIMIT_S"),
     (process_group, "_STORE_LIMIT_S"),
+    (process_group, "_JOIN_STORE_LIMIT_S"),
 )
 _own: list[tuple[ModuleType, str, float]] = []
 

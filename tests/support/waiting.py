@@ -31,11 +31,6 @@ def wait_for_marks(*words: str) -> None:
     process_group.store().wait([*words], timedelta(seconds=LONG_S))
 
 
-def wait_for_note_of(rank: int) -> None:
-    """Waits until a rank has let the others know that it waits for long."""
-    wait_for_marks(f"sparsepipe/waits/{rank}")
-
-
 def shorten_limit(limit_s: float, group: dist.ProcessGroup | None = None) -> None:
     """Sets the limit of a group's collectives from now on, by default of that of all ranks.
 

@@ -16,17 +16,25 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.runtime import safe_pickle
 from sparsepipe.runtime.collectives.meeting_point import choose_interfaces, keep_store, on_one_host
-from sparsepipe.runtime.failures.missing_ranks import JoinRoll, call_within, collective, new_group
+from sparsepipe.runtime.failures.missing_ranks import (
+    REMEDY_UNREACHED,
+    call_within,
+    collective,
+    new_group,
+    rank_name,
+)
 from sparsepipe.runtime.failures.missing_ranks import store as store  # noqa: PLC0414
+from sparsepipe.runtime.failures.rank_reports import is_backend_error
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
 # A busy machine may be that slow. A launcher that is gone shows at once by a connection that
 # breaks; where there is none yet, it is tried for as long.
 _STORE_LIMIT_S = 10.0
+_JOIN_STORE_LIMIT_S = 2.0
 _FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
@@ -159,11 +167,11 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
         return
     timeout = timedelta(seconds=timeout_s)
     mine, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    roll = JoinRoll(mine, count=count, store_rank=store_rank(), limit_s=timeout_s)
-    with roll.naming_missing():
+    place: Any = None
+    try:
         place = PrefixStore(f"join{next(_joins)}", _attempt_store(timeout))
         place.set_timeout(timeout)
-        roll.sign(place)
+        place.set(f"sparsepipe/came/{mine}", "1")
         dist.init_process_group(
             backend,
             store=place,
@@ -174,6 +182,32 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
         )
         if dist.get_backend() != "gloo":
             _host_groups.append(dist.new_group(backend="gloo", timeout=timeout))
+    except RuntimeError as error:
+        if not is_backend_error(type(error).__name__, str(error)):
+            raise
+        reason = _who_did_not_come(place, mine, count)
+        first_line = str(error).partition("\n")[0]
+        message = f"{reason} within {timeout_s:g} s ({first_line})"
+        raise TransportError(message, remedy=REMEDY_UNREACHED) from error
+
+
+def _who_did_not_come(place: Any, mine: int, count: int) -> str:
+    """Which ranks have not left word at ``place``, the store of a joining that has failed."""
+    if place is None and store_rank() == mine:  # its store has only counted them
+        return f"not all of {count} ranks came to join"
+
+    def missing() -> list[int]:
+        return [r for r in range(count) if not place.check([f"sparsepipe/came/{r}"])]
+
+    absent = None if place is None else call_within(_JOIN_STORE_LIMIT_S, missing)
+    me = rank_name(mine)
+    if absent is None:
+        keeper = store_rank()
+        who = "the launcher" if keeper is None else rank_name(keeper)
+        return f"{who}, at which all ranks join, did not answer {me}"
+    if not absent:
+        return f"all ranks came to join, but {me} could not connect to all others"
+    return f"{' and '.join(map(rank_name, absent))} did not come to join {me}"
 
 
 def _attempt_store(timeout: timedelta) -> Any:

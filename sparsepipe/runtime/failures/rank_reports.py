@@ -1,7 +1,7 @@
 """How ranks end: by a stop, or by a failure of which each leaves a report for its launcher.
 
-A rank that dies makes its peers fail in their collectives, so the launcher sees several failures.
-It raises the first cause and lists what the others reported.
+A rank that dies makes its peers fail in their collectives, so the launcher sees several failures,
+and raises the first cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +26,6 @@ REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
 
 _RESUME = "run the command again, without force=true, to go on from the last checkpoint"
 _BACKEND = re.compile(r"gloo/|c10d|nccl", re.IGNORECASE)
-_MOST_LISTED = 3
 _Report = dict[str, Any]
 
 
@@ -37,7 +36,7 @@ class Stopped(BaseException):
     Exception`` does not take a stop for a failure.
 
     Args:
-        unresponsive: ranks that left no report that they stopped, as far as known.
+        unresponsive: ranks that did not end in time.
         save_error: what kept a rank from saving a checkpoint, such as a full disk.
     """
 
@@ -105,7 +104,6 @@ def write_failure_report(error: BaseException, *, exit_code: int, trace: str) ->
         error = error.__cause__
     rank = os.environ.get("RANK", "0")
     place = str(next(iter(getattr(error, "__notes__", ())), ""))  # the innermost note
-    known = isinstance(error, SparsePipeError)
     report = {
         "time": time.time(),
         "stopped": stopped,
@@ -113,8 +111,8 @@ def write_failure_report(error: BaseException, *, exit_code: int, trace: str) ->
         "kind": type(error).__name__,
         "message": error.message if isinstance(error, SparsePipeError) else str(error),
         "remedy": error.remedy if isinstance(error, SparsePipeError) else None,
-        "known": known,
-        "missed_a_peer": isinstance(error, TransportError),
+        "known": isinstance(error, SparsePipeError),
+        "missed": list(error.ranks) if isinstance(error, TransportError) else None,
         "trace": trace,
         "place": place.removeprefix(f"rank {rank}, "),
         "exit_code": exit_code,
@@ -123,11 +121,6 @@ def write_failure_report(error: BaseException, *, exit_code: int, trace: str) ->
     partial.write_text(json.dumps(report), encoding="utf-8")
     partial.replace(Path(directory) / f"rank{rank}.json")
     return True
-
-
-def unresponsive_mark(directory: Path, rank: int | str) -> Path:
-    """The file that marks a rank as killed because it did not end with the others."""
-    return directory / f"rank{rank}.unresponsive"
 
 
 def read_reports(directory: Path) -> dict[int, _Report]:
@@ -142,61 +135,61 @@ def read_reports(directory: Path) -> dict[int, _Report]:
 def save_error_of(reports: Mapping[int, _Report]) -> SparsePipeError | None:
     """The first error that kept a rank from saving when all were to stop, if there was one."""
     for report in reports.values():
-        if report["known"] and not report["missed_a_peer"] and report["stopped"] is None:
+        if report["known"] and report["missed"] is None:
             return _rebuilt(report)
     return None
 
 
 def first_cause(
-    failure: Any, directory: Path, *, name: Callable[[int], str] = "rank {}".format
+    exit_codes: Mapping[int, int],
+    directory: Path,
+    *,
+    unresponsive: Sequence[int] = (),
+    name: Callable[[int], str] = "rank {}".format,
 ) -> BaseException:
     """The cause of a failed launch as an exception for the user.
 
-    In this order: the earliest error of a rank itself; a rank that died without a report; a stop
-    that came before every other report, to whichever rank; the earliest report of a missing peer;
-    a rank that did not respond.
+    In this order: the earliest error of a rank itself, one of this package before others; a rank
+    that died without a report; a stop that came before every other report, to whichever rank; a
+    rank that another one has missed; a rank that did not respond.
+
+    Args:
+        exit_codes: of the ranks that have ended by themselves, in the order of their ends.
+        directory: of the reports.
+        unresponsive: ranks that had to be killed.
+        name: how messages call a rank.
     """
     reports = read_reports(directory)
-    for own in (_is_known_error, _is_own_error):
-        for rank, report in reports.items():
-            if own(report):
-                return _rebuilt(report) if report["known"] else _with_traceback(rank, report, name)
-    dead = {rank: entry for rank, entry in failure.failures.items() if rank not in reports}
-    unresponsive = [rank for rank in dead if unresponsive_mark(directory, rank).exists()]
-    responsive = [rank for rank in dead if rank not in unresponsive]
-    died = [rank for rank in responsive if dead[rank].exitcode != -signal.SIGTERM]
-    if not died and not reports:  # then the SIGTERM came from outside, and not from the agent
-        died = responsive
-    missed_a_peer = {rank: each for rank, each in reports.items() if each["missed_a_peer"]}
+    for rank, report in sorted(reports.items(), key=lambda item: not item[1]["known"]):
+        consequence = report["missed"] is not None or report["stopped"] is not None
+        if not consequence and not is_backend_error(report["kind"], report["message"]):
+            return _rebuilt(report) if report["known"] else _with_traceback(rank, report, name)
+    silent = [rank for rank, code in exit_codes.items() if code and rank not in reports]
+    died = [rank for rank in silent if exit_codes[rank] != -signal.SIGTERM]
+    if not died and not reports:  # then SIGTERM came from outside, and not from the launcher
+        died = silent
+    missed = {rank: each for rank, each in reports.items() if each["missed"] is not None}
+    witness = ""
+    for rank, report in reports.items():
+        if not witness and rank in missed:
+            witness = f"; {name(rank)} reported: {report['message']}"
+        elif not witness and report["stopped"] is None and report["place"]:
+            witness = f"; noticed by {name(rank)} ({report['place']})"
     if died:
-        died.sort(key=lambda rank: dead[rank].timestamp)
-        deaths = [f"{name(rank)} {_death(dead[rank].exitcode)}" for rank in died]
-        kind = TransportError if missed_a_peer else SparsePipeError
-        return _of_silent(kind, [*deaths[:1], *_listed(reports.items(), name), *deaths[1:]])
+        code = exit_codes[died[0]]
+        by = f"ended with exit code {code}"
+        by = f"was killed by {signal.Signals(-code).name}" if code < 0 else by
+        return _of_silent(TransportError if missed else SparsePipeError, name(died[0]), by, witness)
     if reports and (signum := next(iter(reports.values()))["stopped"]) is not None:
         return Stopped(signum)  # that rank's end is what the others miss it by
-    if missed_a_peer:
-        first, *others = missed_a_peer.items()
-        error = _rebuilt(first[1])
-        error.message = "; ".join([error.message, *_listed(others, name)])
-        return error
+    if missed:
+        # A missed rank that reports itself was waiting for another one.
+        silent_ones = [each for each in missed.values() if not reports.keys() & each["missed"]]
+        return _rebuilt((silent_ones or list(missed.values()))[0])
     if unresponsive:
         how = "did not answer, and still ran when the others had given up"
-        silent = [f"{name(unresponsive[0])} {how}", *_listed(reports.items(), name)]
-        return _of_silent(SparsePipeError, silent)
-    rank, report = next(iter(reports.items()))
-    return _with_traceback(rank, report, name)
-
-
-def _is_known_error(report: _Report) -> bool:
-    return bool(report["known"]) and not report["missed_a_peer"]
-
-
-def _is_own_error(report: _Report) -> bool:
-    """Whether a rank raised something that is no consequence of another rank's failure."""
-    if report["missed_a_peer"] or report["stopped"] is not None:
-        return False
-    return not is_backend_error(report["kind"], report["message"])
+        return _of_silent(SparsePipeError, name(unresponsive[0]), how, witness)
+    return _with_traceback(*next(iter(reports.items())), name)
 
 
 def _rebuilt(report: _Report) -> SparsePipeError:
@@ -214,27 +207,9 @@ def _with_traceback(rank: int, report: _Report, name: Callable[[int], str]) -> S
     )
 
 
-def _of_silent(kind: type[SparsePipeError], parts: Sequence[str]) -> SparsePipeError:
+def _of_silent(kind: type[SparsePipeError], rank: str, how: str, witness: str) -> SparsePipeError:
     return kind(
-        "; ".join([*parts, "the other ranks were ended"]),
+        f"{rank} {how}{witness}; the other ranks were ended",
         remedy="see whether the machine runs out of memory or the process was stopped; "
         f"then {_RESUME}",
     )
-
-
-def _listed(reports: Iterable[tuple[int, _Report]], name: Callable[[int], str]) -> list[str]:
-    """The first few reports of ranks about other ranks."""
-    texts = []
-    for rank, report in reports:
-        if report["missed_a_peer"]:
-            texts.append(f"{name(rank)} reported: {report['message']}")
-        elif report["stopped"] is None and report["place"]:
-            texts.append(f"noticed by {name(rank)} ({report['place']})")
-    more = len(texts) - _MOST_LISTED
-    return [*texts[:_MOST_LISTED], *([f"{more} more ranks reported the like"] if more > 0 else [])]
-
-
-def _death(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    return f"was killed by {signal.Signals(-exit_code).name}"

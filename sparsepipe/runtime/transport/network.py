@@ -13,14 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
-from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import (
     REMEDY_GONE,
     REMEDY_LATE,
-    Wait,
-    WaitBoard,
+    is_cut_off,
     new_group,
     rank_name,
+    sign_roll,
 )
 from sparsepipe.runtime.safe_pickle import Unreadable
 from sparsepipe.runtime.transport import cuda
@@ -123,7 +122,6 @@ class Network:
         self._held: dict[int, list[Tensor]] = defaultdict(list)
         self.sent = {kind: Traffic() for kind in Kind}
         channels = routes(plan)
-        self._board = WaitBoard(process_group.store() if channels else None)
         placed = [route if ranks is None else route.among(ranks) for route in channels]
         wires = [self._wire(route) for route in placed]
         depths = [default_depth(plan, route) for route in channels]
@@ -224,10 +222,11 @@ class Network:
         """Waits for the end of a channel, or for what ends another one."""
         while channel.thread.is_alive() and self._fault is None:
             if time.monotonic() > deadline_s:
-                peer, me = channel.route.other(self._rank), self._rank
-                raise TransportError(
-                    f"{self._name(peer)} did not end its connection to {self._name(me)} within "
-                    f"{self._timeout_s:g} s",
+                peer = channel.route.other(self._rank)
+                raise self._missing(
+                    peer,
+                    f"{self._name(peer)} did not end its connection to {self._name(self._rank)} "
+                    f"within {self._timeout_s:g} s",
                     remedy="see whether that rank is stopped, hangs or runs more steps",
                 )
             channel.thread.join(_LOOK_S)
@@ -282,25 +281,27 @@ class Network:
     @contextmanager
     def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[None]:
         """A wait of the worker; whatever ends it without success is raised as a TransportError."""
-        named = self.called(minibatch)
-        what = f"the {kind.value} of {named}"
-        wait = Wait(waiter=self._rank, among=(peer,), what=what, sending=sending)
-        limit_s, me = self._timeout_s, self._name(self._rank)
+        what = f"the {kind.value} of {self.called(minibatch)}"
+        who, me = self._name(peer), self._name(self._rank)
         with self._raising_faults(f"was {'sending' if sending else 'waiting for'} {what}"):
             try:
-                with self._board.noting(wait, limit_s=limit_s):
-                    yield
+                yield
             except TimeoutError:
-                last, missing = self._board.holding_up(wait)
-                text = last.timeout_message(
-                    missing, rank=self._rank, limit_s=limit_s, name=self._name
-                )
-                raise TransportError(text, remedy=REMEDY_LATE) from None
+                text = f"{who} did not send {what} to {me}"
+                if sending:
+                    text = f"{who} took nothing from {me}, so {what} could not be sent"
+                text = f"{text} within {self._timeout_s:g} s"
+                raise self._missing(peer, text, remedy=REMEDY_LATE) from None
             except Ended:
-                raise TransportError(
-                    f"{self._name(peer)} ended before it sent {what} to {me}",
-                    remedy="see whether every rank runs the same number of steps",
-                ) from None
+                text = f"{who} ended before it sent {what} to {me}"
+                remedy = "see whether every rank runs the same number of steps"
+                raise self._missing(peer, text, remedy=remedy) from None
+
+    def _missing(self, peer: int, text: str, *, remedy: str) -> TransportError:
+        sign_roll()
+        error = TransportError(text, remedy=remedy)
+        error.ranks = (peer,)
+        return error
 
     @contextmanager
     def _raising_faults(self, doing: str) -> Iterator[None]:
@@ -330,12 +331,12 @@ class Network:
                 remedy="import the class and name it by torch.serialization.add_safe_globals where "
                 "your script begins, so that every rank knows it",
             )
-        if self._board.cut_off():
+        if is_cut_off():
             text = f"{me} is cut off from all others; it {doing}"
-        else:
-            during = f" during the {what}{which}" if which else ""
-            text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
-        return TransportError(text, remedy=REMEDY_GONE)
+            return TransportError(text, remedy=REMEDY_GONE)
+        during = f" during the {what}{which}" if which else ""
+        text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
+        return self._missing(fault.route.other(self._rank), text, remedy=REMEDY_GONE)
 
 
 def _name_with_stage(rank: int, plan: Plan) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.runtime.launch import follow_parent
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
+from sparsepipe.utils.parent import end_with_parent
 
 OUT_OF_MEMORY, TOO_FEW_SHAPES = 92, 93
 """Exit statuses; the last one where the data have no batch of the size."""
@@ -74,7 +74,7 @@ class Request:
 def main() -> None:
     """Takes the steps of the request given on the command line."""
     request: Request = pickle.loads(Path(sys.argv[1]).read_bytes())
-    follow_parent(parent=request.parent)  # first: torch takes seconds to come
+    end_with_parent(request.parent)  # first: torch takes seconds to come
     prefer_as_victim()
     answer = _answer(request)
     request.answer.write_bytes(pickle.dumps(answer))

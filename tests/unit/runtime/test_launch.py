@@ -26,6 +26,7 @@ from sparsepipe.errors import (
 )
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import environment_variables, is_transient, launch, run_with_restarts
+from tests.support.command_line import wait_for
 
 
 def test_environment(ranks, tmp_path: Path) -> None:
@@ -158,64 +159,96 @@ def test_nothing_is_left_beside_the_reports(
     assert not list((tmp_path / "temporary").iterdir())
 
 
+STANDS = """
+if rank:
+    os.kill(os.getpid(), signal.SIGSTOP)
+stat = Path("/proc", Path("pid1").read_text(), "stat")
+while stat.read_text().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.02)  # else it could still be asked to end
+from sparsepipe.runtime.failures.rank_reports import write_failure_report
+Path("ending").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 0 was killed by SIGKILL"),
+        (
+            "write_failure_report(ValueError('mine'), exit_code=1, trace=''); sys.exit(1)",
+            "rank 0 raised ValueError: mine",
+        ),
+    ],
+    ids=["killed", "raises"],
+)
+def test_a_stopped_rank_is_ended_soon_after_another_has_failed(
+    ranks, tmp_path: Path, end: str, message: str
+) -> None:
+    with pytest.raises(SparsePipeError, match=message):
+        ranks(STANDS + end)
+    assert time.time() - (tmp_path / "ending").stat().st_mtime < 28
+
+
+def test_a_rank_may_take_its_time_after_others_were_stopped(
+    ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have a checkpoint to write."""
+    monkeypatch.setattr("sparsepipe.runtime.launch._PATIENCE_S", 0.5)
+    with pytest.raises(Stopped):
+        ranks(
+            """
+            from sparsepipe.runtime.failures.rank_reports import Stopped, exit_immediately
+            signal.signal(signal.SIGTERM, lambda signum, frame: None)
+            Path(f"heeds{rank}").touch()
+            while not (Path("heeds0").exists() and Path("heeds1").exists()):
+                time.sleep(0.02)  # else a rank may be ended before it can hear
+            if rank == 1:
+                exit_immediately(Stopped(signal.SIGTERM))
+            time.sleep(3)
+            Path("written").touch()
+            """
+        )
+    assert (tmp_path / "written").exists()
+
+
 LAUNCHER = """
 import sys
 from pathlib import Path
 from sparsepipe.runtime.launch import launch
-launch([sys.executable, "rank.py"], ranks=1, threads_per_rank=1, reports=Path("reports"))
+launch([sys.executable, "rank.py"], ranks=2, threads_per_rank=1, reports=Path("reports"))
 """
-
 RANK = """
-import os, time
+import os, signal, time
 from pathlib import Path
-parent = os.getppid()
-Path("pid.tmp").write_text(f"{os.getpid()} {parent}")
-Path("pid.tmp").replace("pid")
-if LATE:
-    while os.getppid() == parent:
-        time.sleep(0.02)
-from sparsepipe.runtime.launch import follow_parent
-follow_parent(0.05)
-Path("follows").touch()
+from sparsepipe.utils.parent import end_with_parent
+rank = os.environ["RANK"]
+end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))
+signal.signal(signal.SIGTERM, lambda signum, frame: Path("heard" + rank).touch())
+Path("pid" + rank).write_text(str(os.getpid()))
+time.sleep(120)
 time.sleep(120)
 """
 
 
-def runs(process: int) -> bool:
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(condition) -> None:
-    deadline_s = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize(
-    "late", [pytest.param(False, marks=pytest.mark.full), True], ids=["before", "after"]
-)
-def test_a_rank_ends_whenever_its_launcher_does(tmp_path: Path, late: bool) -> None:
-    """Before or after the rank has come to watch it."""
-    (tmp_path / "rank.py").write_text(f"LATE = {late}\n" + RANK)
+@pytest.mark.parametrize("how", ["killed", "asked twice"])
+def test_ranks_end_with_their_launcher(tmp_path: Path, how: str) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    pids = [tmp_path / f"pid{rank}" for rank in range(2)]
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], cwd=tmp_path)
-    rank = None
     try:
-        wait_until((tmp_path / ("pid" if late else "follows")).exists)
-        rank, parent = map(int, (tmp_path / "pid").read_text().split())
-        assert parent == launcher.pid, "the agent starts ranks as children of the launcher"
-        launcher.kill()
-        launcher.wait()
-        wait_until(lambda: not runs(rank))
+        wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
+        if how == "killed":
+            launcher.kill()
+        else:
+            launcher.terminate()
+            wait_for(lambda: all((tmp_path / f"heard{rank}").exists() for rank in range(2)))
+            launcher.terminate()
+        assert launcher.wait(20) == (-signal.SIGKILL if how == "killed" else 143)
+        for path in pids:
+            wait_for(lambda path=path: not Path(f"/proc/{path.read_text()}/cwd").exists())
     finally:
         launcher.kill()
         launcher.wait()
-        if rank is not None and runs(rank):
-            os.kill(rank, signal.SIGKILL)
 
 
 RESTART_PROLOGUE = """

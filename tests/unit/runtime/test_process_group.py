@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ import torch.distributed as dist
 
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.failures.missing_ranks import JoinRoll
 from sparsepipe.runtime.failures.rank_reports import exit_immediately
 from tests.support.processes import new_store, outcomes, run
 from tests.support.waiting import LONG_S, held_port, post_mark, wait_for_marks
@@ -72,14 +72,14 @@ def joins_if_it_comes(rank: int, comes: tuple[int, ...], keeps: int | None) -> N
 
 def _sign_together(words: dist.TCPStore, rank: int, comes: tuple[int, ...]) -> None:
     """Nobody's limit of 2 s begins before all of those that come have left word that they have."""
-    sign = JoinRoll.sign
+    join = dist.init_process_group
 
-    def signing(roll: JoinRoll, store: dist.Store) -> None:
-        sign(roll, store)
+    def joining(*arguments: Any, **more: Any) -> None:
         words.set(f"signed/{rank}", "1")
         words.wait([f"signed/{other}" for other in comes])
+        join(*arguments, **more)
 
-    JoinRoll.sign = signing  # type: ignore[method-assign]
+    dist.init_process_group = joining
 
 
 def complaints(comes: tuple[int, ...], keeps: int | None = None) -> list[TransportError]:
@@ -105,17 +105,17 @@ def test_ranks_that_do_not_join_are_named(comes: tuple[int, ...]) -> None:
     absent = [rank for rank in range(3) if rank not in comes]
     for rank, error in zip(comes, complaints(comes), strict=True):
         who = " and ".join(f"rank {other}" for other in absent)
-        assert error.message == f"{who} did not come to join rank {rank} within 2 s"
+        assert error.message.startswith(f"{who} did not come to join rank {rank} within 2 s")
 
 
 def test_without_a_launcher_rank_0_counts_the_ranks_that_join(port: int) -> None:
     (error,) = complaints((0,), port)
-    assert error.message == "1 of 3 ranks came to join within 2 s"
+    assert error.message.startswith("not all of 3 ranks came to join within 2 s")
 
 
 def test_without_a_launcher_all_join_at_rank_0(port: int) -> None:
     (error,) = complaints((1,), port)
-    assert error.message == "rank 0, at which all ranks join, does not answer rank 1"
+    assert error.message.startswith("rank 0, at which all ranks join, did not answer rank 1")
 
 
 @pytest.fixture

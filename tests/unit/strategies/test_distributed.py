@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from sparsepipe.strategies import (
 )
 from sparsepipe.strategies.distributed import check_ranks
 from sparsepipe.utils.memory import give_freed_memory_back
+from tests.support.command_line import wait_for
 from tests.support.freed_blocks import kept_mib, needs_glibcs_own
 from tests.support.paths import environment
 from tests.support.pipeline_cases import QUIET, make_loader, make_net, pipeline_trainer
@@ -297,3 +300,54 @@ def test_a_rank_that_ends_early(tmp_path: Path, how: str, status: int) -> None:
     assert ranks[1].returncode == status, told
     assert ranks[0].returncode == (143 if how == "SIGTERM" else 1), told
     assert all("cleaned up" in out for out, _ in told)
+
+
+STANDS = """
+import os, signal, sys
+from pathlib import Path
+import pytorch_lightning as pl
+from tests.support.pipeline_cases import QUIET, make_loader, make_net
+from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy
+
+class Stands(pl.Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_rank == 1 and trainer.global_step == 3:
+            Path("pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+strategy = {
+    "pipeline": lambda: PipelineStrategy(config="1-1", cuts=[3], timeout_s=20),
+    "dp": lambda: DataParallelStrategy(process_group_backend="gloo", timeout_s=20),
+}[sys.argv[1]]()
+pl.Trainer(**QUIET, devices=2, strategy=strategy, max_epochs=1, callbacks=[Stands()]).fit(
+    make_net("dense"), make_loader("dense", batches=60)
+)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("parallel", "says"), [("pipeline", "rank 1 (stage 1)"), ("dp", "Timed out waiting")]
+)
+def test_lightnings_launcher_leaves_no_rank_that_stands_still(
+    tmp_path: Path, parallel: str, says: str
+) -> None:
+    (tmp_path / "script.py").write_text(STANDS)
+    with (tmp_path / "told").open("w") as told:  # no pipe, whose end the other rank would hold
+        done = subprocess.run(
+            [sys.executable, "script.py", parallel],
+            cwd=tmp_path,
+            env=environment(GLOO_SOCKET_IFNAME="lo"),
+            stderr=told,
+            timeout=120,
+            check=False,
+        )
+    stopped = int((tmp_path / "pid").read_text())
+    try:
+        text = (tmp_path / "told").read_text()
+        assert done.returncode == 1, text
+        assert says in text
+        wait_for(lambda: not Path(f"/proc/{stopped}/cwd").exists(), timeout_s=10)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGKILL)

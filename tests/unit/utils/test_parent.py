@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,74 +14,69 @@ import pytest
 from tests.support.command_line import wait_for
 from tests.support.paths import environment
 
-SCRIPT = """
-import os, signal, time, multiprocessing
+PARENT = """
+import subprocess, sys, time
 from pathlib import Path
-from sparsepipe.utils.parent import end_workers_with_this
-
-def work():
-    Path("worker").write_text(str(os.getpid()))
+subprocess.Popen([sys.executable, "child.py", sys.argv[1]])
+while not Path("over").exists():
+    time.sleep(0.01)
+"""
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from sparsepipe.utils.parent import end_with_parent, outlive_parent
+Path("pid").write_text(f"{os.getpid()} {os.getppid()}")
+parent = os.getppid()
+if sys.argv[1] == "late":
+    while os.getppid() == parent:
+        time.sleep(0.01)
+end_with_parent(parent)
+if sys.argv[1] == "outlives":
+    outlive_parent()
+Path("follows").touch()
+if sys.argv[1] == "stopped":
     os.kill(os.getpid(), signal.SIGSTOP)
-
-end_workers_with_this()
-end_workers_with_this()
-multiprocessing.get_context("fork").Process(target=work).start()
 time.sleep(60)
 """
-
-
-IN_A_THREAD = """
-import multiprocessing, os, threading, time
+SPAWNED = """
+import multiprocessing, os, time
 from pathlib import Path
-from sparsepipe.utils.parent import end_workers_with_this
+from sparsepipe.utils.parent import exit_with_parent
 
 def work():
-    Path("worker").write_text(str(os.getpid()))
+    exit_with_parent()
+    Path("pid").write_text(f"{os.getpid()} {os.getppid()}")
+    Path("follows").touch()
     time.sleep(60)
 
-end_workers_with_this()
-starts = multiprocessing.get_context("fork").Process(target=work).start
-helper = threading.Thread(target=starts)
-helper.start()
-helper.join()
-while not Path("ended").exists():
-    time.sleep(0.01)
-os._exit(0)
+if __name__ == "__main__":
+    multiprocessing.get_context("forkserver").Process(target=work).start()
+    time.sleep(60)
 """
 
 
-def test_a_worker_outlives_the_thread_that_started_it_and_ends_with_its_parent(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "script.py").write_text(IN_A_THREAD)
-    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environment())
-    worker = tmp_path / "worker"
-    try:
-        wait_for(lambda: worker.exists() and bool(worker.read_text()))
-        pid = int(worker.read_text())
-        time.sleep(0.2)
-        os.kill(pid, 0)
-        assert "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    finally:
-        (tmp_path / "ended").touch()
-        process.wait()
-    wait_for(lambda: not Path(f"/proc/{pid}/cwd").exists(), timeout_s=10)
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cwd").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
-def test_a_stopped_worker_ends_with_its_parent_at_once(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environment())
-    worker = tmp_path / "worker"
-    wait_for(lambda: worker.exists() and bool(worker.read_text()))
-    handle = os.pidfd_open(int(worker.read_text()))
+@pytest.mark.parametrize("how", ["waits", "stopped", "late", "outlives", "spawned"])
+def test_a_process_ends_with_its_parent(tmp_path: Path, how: str) -> None:
+    """However it is held up, and also where the parent has ended before it looks."""
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "parent.py").write_text(SPAWNED if how == "spawned" else PARENT)
+    parent = subprocess.Popen([sys.executable, "parent.py", how], cwd=tmp_path, env=environment())
+    told = tmp_path / ("pid" if how == "late" else "follows")
+    wait_for(lambda: told.exists() and len((tmp_path / "pid").read_text().split()) == 2)
+    child = int((tmp_path / "pid").read_text().split()[0])
+    handle = os.pidfd_open(child)
     try:
-        process.kill()
-        process.wait()
-        deadline_s = time.monotonic() + 2
-        while Path(f"/proc/{worker.read_text()}/cwd").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert not Path(f"/proc/{worker.read_text()}/cwd").exists()
+        parent.kill()
+        parent.wait()
+        if how == "outlives":
+            with pytest.raises(AssertionError):
+                wait_for(lambda: not runs(child), timeout_s=1)
+        else:
+            wait_for(lambda: not runs(child), timeout_s=10)
     finally:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
