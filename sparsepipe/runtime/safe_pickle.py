@@ -1,12 +1,10 @@
 """Pickles between ranks, whose reader makes nothing but values: no function of a stranger's runs.
 
 A plain pickle may name any function and its arguments, so whoever reaches a rank's port could run
-code there. Readers here know plain values, tensors, numpy's arrays, nodes of torch's pytrees, named
-tuples, enumerations, dataclasses that only hold their fields, and what somebody has named by
-``torch.serialization.add_safe_globals``, as ``torch.load`` does. Senders refuse the rest.
-
-Numpy's own makers are not among them: they take addresses and lists of fields, by which a pickle
-would reach any memory. Arrays and numbers travel as bytes, and have neither objects nor fields.
+code there. These pickles name nothing: numbers, text and plain containers go as pickle writes them,
+tensors as numbers of a table beside the pickle, and other values as descriptions of plain values
+(pickle's persistent ids), of which only the functions of :data:`_MAKERS` make something. Senders
+refuse what has no description.
 """
 
 from __future__ import annotations
@@ -14,16 +12,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
-import decimal
 import enum
-import fractions
 import io
 import pathlib
 import pickle
 import re
 import sys
-import types
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -33,13 +27,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
-from sparsepipe import errors
+from sparsepipe.errors import SparsePipeError
 
 REMEDY = (
-    "hand on tensors, plain values, named tuples or dataclasses without methods that run when they "
-    "are made or filled, such as __post_init__; name "
-    "another class by torch.serialization.add_safe_globals([it]) where your script begins, or "
-    "register it by torch.utils._pytree.register_pytree_node"
+    "hand on tensors, plain values, named tuples or dataclasses, or register the class by "
+    "torch.utils._pytree.register_pytree_node where your script begins"
 )
 
 
@@ -53,262 +45,255 @@ class Unsendable(Exception):
 
 
 class Unreadable(Exception):
-    """A pickle that names what is no value."""
+    """A pickle that does something else than to make values."""
 
 
+_NATIVE = frozenset(
+    (type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+)
+"""Types that pickle writes without naming them."""
+_ARGUMENTS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
+    complex: lambda value: (value.real, value.imag),
+    range: lambda value: (value.start, value.stop, value.step),
+    slice: lambda value: (value.start, value.stop, value.step),
+    torch.Size: lambda value: (tuple(value),),
+    torch.device: lambda value: (str(value),),
+    collections.OrderedDict: lambda value: (list(value.items()),),
+    collections.defaultdict: lambda value: (value.default_factory, dict(value)),
+    collections.deque: lambda value: (list(value), value.maxlen),
+    collections.Counter: lambda value: (dict(value),),
+    datetime.timedelta: lambda value: (value.days, value.seconds, value.microseconds),
+    **{kind: lambda value: value.__reduce__()[1] for kind in (datetime.date, datetime.datetime)},
+    **{kind: lambda value: (str(value),) for kind in (pathlib.PosixPath, pathlib.PurePosixPath)},
+}
+"""Classes whose values are made anew of these arguments."""
+_CLASSES = {kind.__name__: kind for kind in (*_NATIVE, *_ARGUMENTS)}
+_TORCH = (torch.dtype, torch.memory_format, torch.layout)
 _REDUCTIONS: Mapping[str, Any] = {
     **{f"torch.{name}": getattr(torch, name) for name in ("mean", "sum", "max", "min")},
     **{function.__name__: function for function in (sum, max, min)},
 }
-"""Functions that ``self.log`` takes as ``reduce_fx``; a pickle cannot call them."""
-
-
-class _Maker:
-    """A function of ours that a pickle may call; it has no attributes that one could set."""
-
-    __slots__ = ()
-
-    @override
-    def __reduce__(self) -> str:
-        return next(name for name, maker in _MAKERS.items() if maker is self)
-
-
-class _Reduction(_Maker):
-    def __call__(self, name: str) -> Any:
-        return _REDUCTIONS[name]
-
-
-class _Array(_Maker):
-    """Makes an array, or a number of numpy's, of its bytes."""
-
-    def __call__(self, data: bytes, kind: str, shape: tuple[int, ...] | None, order: Any) -> Any:
-        if type(data) is not bytes or type(kind) is not str or not _NUMPY_KIND.fullmatch(kind):
-            raise Unreadable(f"an array of {kind!r} is no value that ranks send")
-        made: Any = np.ndarray(shape or (), np.dtype(kind), bytearray(data), order=order)
-        return made[()] if shape is None else made
-
-
+"""Functions that ``self.log`` takes as ``reduce_fx``."""
 _NUMPY_KIND = re.compile(r"[<>|=](?:[biufcSU]\d+|[mM]8(?:\[\w+\])?)")
-"""What ``dtype.str`` is of numbers, text and times: neither objects nor fields."""
-_MAKERS: Mapping[str, _Maker] = {"_ARRAY": _Array(), "_REDUCTION": _Reduction()}
-_ARRAY, _REDUCTION = _MAKERS.values()
+"""``dtype.str`` of numbers, text and times. Arrays of objects or with fields would reach memory
+beyond their own bytes."""
 
 
-_PLAIN: frozenset[Any] = frozenset(
-    (
-        *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset),
-        *(range, slice, object, types.SimpleNamespace),
-        *(collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter),
-        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
-        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
-        *(pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath, pathlib.WindowsPath),
-        *(torch.device, torch.Size, torch.finfo, torch.iinfo, errors._rebuild),
-    )
-)
-_INERT = (torch.dtype, torch.memory_format, _Maker)
-"""Kinds of objects that a pickle can neither change nor use to reach others."""
-_known: dict[tuple[str, str], Any] = {}
+def _description(value: Any) -> tuple[Any, ...]:
+    """The name of a maker with its arguments, which are described in their turn."""
+    kind = type(value)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        if not _NUMPY_KIND.fullmatch(value.dtype.str) or value.dtype.fields:
+            raise _unsendable(f"an array of {value.dtype}")
+        order = "F" if value.flags.fnc else "C"
+        shape = None if isinstance(value, np.generic) else value.shape
+        return "array", value.tobytes(order), value.dtype.str, shape, order
+    if kind in _ARGUMENTS:
+        return "made", kind.__name__, _ARGUMENTS[kind](value)
+    if isinstance(value, _TORCH):
+        return "torch", str(value).removeprefix("torch.")
+    if kind is type and value in (*_NATIVE, *_ARGUMENTS):
+        return "class", value.__name__
+    reductions = [name for name, function in _REDUCTIONS.items() if value is function]
+    return ("reduction", *reductions[:1]) if reductions else _named_description(value)
 
 
-def is_plain(named: Any) -> bool:
-    """Whether a class, or a function that makes objects, makes nothing but values."""
-    try:
-        if named in _PLAIN or named in torch.serialization.get_safe_globals():
-            return True
-    except TypeError:  # it cannot be hashed
-        return False
-    if not isinstance(named, type):
-        return isinstance(named, _INERT)
-    return (
-        named in pytree.SUPPORTED_NODES
-        or (issubclass(named, enum.Enum) and bool(named.__members__))  # else it would make classes
-        or issubclass(named, errors.SparsePipeError)
-        or _is_named_tuple(named)
-        or _only_holds_fields(named)
-    )
+def _named_description(value: Any) -> tuple[Any, ...]:
+    """The description of a value whose class the reader must know."""
+    kind = type(value)
+    named = kind.__module__, kind.__qualname__
+    if isinstance(value, enum.Enum) and value.name in kind._member_map_:
+        return "member", *named, value.name
+    if isinstance(value, SparsePipeError):
+        return "error", *named, value.message, value.remedy
+    if kind in pytree.SUPPORTED_NODES and not pytree.is_constant_class(kind):
+        return "node", *named, *pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return "named tuple", *named, tuple(value)
+    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__del__"):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+        if getattr(value, "__dict__", {}).keys() <= fields.keys():
+            return "dataclass", *named, fields
+    shown = value if isinstance(value, type) or callable(value) else kind
+    module, name = getattr(shown, "__module__", ""), getattr(shown, "__qualname__", repr(shown))
+    raise _unsendable(f"{module}.{name}")
 
 
-def _is_named_tuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
+def _unsendable(what: str) -> Unsendable:
+    return Unsendable(f"what cannot be pickled safely: {what}", remedy=REMEDY)
 
 
-_RUN_BY_READERS = (
-    *("__new__", "__init__", "__post_init__", "__setstate__", "__setattr__", "__setitem__"),
-    *("append", "extend", "add", "__del__"),
-)
-"""Methods that a pickle runs, or the end of an object that it has made."""
+def _known_class(module_name: str, name: str, needed: type = object) -> Any:
+    """A class by its name, without a module's being imported or a function's being called."""
+    found: Any = sys.modules.get(module_name)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    if not isinstance(found, type) or not issubclass(found, needed):
+        raise Unreadable(f"{module_name}.{name} is not known on this rank")
+    return found
 
 
-def _only_holds_fields(kind: type) -> bool:
-    """Whether it is a dataclass that does nothing of its own when it is made and filled."""
-    if not dataclasses.is_dataclass(kind):
-        return False
-    found = (getattr(kind, name, None) for name in _RUN_BY_READERS)
-    codes = (made.__code__ for made in found if isinstance(made, types.FunctionType))
-    return all(code.co_filename in ("<string>", dataclasses.__file__) for code in codes)
+def _make_array(data: bytes, kind: str, shape: tuple[int, ...] | None, order: Any) -> Any:
+    if type(data) is not bytes or type(kind) is not str or not _NUMPY_KIND.fullmatch(kind):
+        raise Unreadable(f"{kind!r} is not a kind of array that ranks send")
+    made: Any = np.ndarray(shape or (), np.dtype(kind), bytearray(data), order=order)
+    return made[()] if shape is None else made
+
+
+def _make_torch(name: str) -> Any:
+    found = vars(torch).get(name)
+    if not isinstance(found, _TORCH):
+        raise Unreadable(f"torch.{name} is not a value that ranks send")
+    return found
+
+
+def _make_node(module_name: str, name: str, children: list[Any], context: Any) -> Any:
+    return pytree.SUPPORTED_NODES[_known_class(module_name, name)].unflatten_fn(children, context)
+
+
+def _make_dataclass(module_name: str, name: str, fields: Mapping[str, Any]) -> Any:
+    kind = _known_class(module_name, name)
+    names = {each.name for each in dataclasses.fields(kind)}
+    if hasattr(kind, "__del__") or fields.keys() != names:
+        raise Unreadable(f"{module_name}.{name} has other fields on this rank")
+    made = object.__new__(kind)  # without its __init__ and __post_init__
+    for field, value in fields.items():
+        object.__setattr__(made, field, value)
+    return made
+
+
+_MAKERS: Mapping[str, Callable[..., Any]] = {
+    "array": _make_array,
+    "made": lambda name, arguments: _CLASSES[name](*arguments),
+    "class": _CLASSES.__getitem__,
+    "torch": _make_torch,
+    "reduction": _REDUCTIONS.__getitem__,
+    "member": lambda module, name, member: _known_class(module, name, enum.Enum)[member],
+    "error": lambda module, name, message, remedy: _known_class(module, name, SparsePipeError)(
+        message, remedy=remedy
+    ),
+    "node": _make_node,
+    "named tuple": lambda module, name, values: tuple.__new__(
+        _known_class(module, name, tuple), values
+    ),
+    "dataclass": _make_dataclass,
+}
 
 
 class Pickler(pickle.Pickler):
-    """Writes what :class:`Unpickler` reads.
+    """Writes what :func:`read` reads.
+
+    Args:
+        number: gives each tensor its number in the table beside the pickle.
 
     Raises:
-        Unsendable: it would not read a value.
+        Unsendable: a value has no description.
     """
 
+    def __init__(self, file: io.BytesIO, number: Callable[[Tensor], int]) -> None:
+        super().__init__(file, protocol=5)
+        self._number = number
+
     @override
-    def reducer_override(self, obj: Any) -> Any:
-        for name, function in _REDUCTIONS.items():
-            if obj is function:
-                return _REDUCTION, (name,)
-        if type(obj) is np.ndarray or isinstance(obj, np.generic):
-            return _ARRAY, _of_array(obj)
-        makes = isinstance(obj, type | types.FunctionType | types.BuiltinFunctionType)
-        if isinstance(obj, np.dtype) or (makes and not is_plain(obj)):
-            named = obj if makes else type(obj)
-            name = f"{named.__module__}.{named.__qualname__}"
-            raise Unsendable(f"what cannot be pickled safely: {name}", remedy=REMEDY)
-        return NotImplemented
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in _NATIVE:
+            return None
+        return self._number(obj) if isinstance(obj, Tensor) else _description(obj)
 
 
-def _of_array(array: Any) -> tuple[Any, ...]:
-    kind = array.dtype.str
-    if not _NUMPY_KIND.fullmatch(kind) or array.dtype.fields:
-        raise Unsendable(f"what cannot be pickled safely: an array of {array.dtype}", remedy=REMEDY)
-    if isinstance(array, np.generic):
-        return array.tobytes(), kind, None, "C"
-    order = "F" if array.flags.fnc else "C"
-    return array.tobytes(order), kind, array.shape, order
+class _Described(Exception):
+    """A pickle holds descriptions, so that it is to be read with care."""
 
 
-class _NamesClass(Exception):
-    """A pickle names a class, so that it is to be read with care."""
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what names no class. Without one, nothing in a pickle can be called or changed."""
+class _Reader(pickle.Unpickler):
+    """Reads pickles of plain values and tensors, in which nothing can be called or changed."""
 
     def __init__(self, stream: io.BytesIO, tensors: Sequence[Tensor]) -> None:
         super().__init__(stream)
         self._tensors = tensors
 
     @override
-    def persistent_load(self, pid: Any) -> Tensor:
-        found: Tensor = self._tensors[pid]
-        return found
+    def persistent_load(self, pid: Any) -> Any:
+        if type(pid) is not int:
+            raise _Described
+        return self._tensors[pid]
 
     @override
     def find_class(self, module_name: str, global_name: str) -> Any:
-        found = _known.get((module_name, global_name))
-        if not isinstance(found, _INERT):
-            raise _NamesClass
-        return found
+        raise Unreadable(f"{module_name}.{global_name} is named, and ranks send no names")
 
 
-class _CarefulUnpickler(pickle._Unpickler):
-    """Looks at each object that a pickle makes and fills, which takes ten times as long.
-
-    It calls only what the pickle has named, never an object that it has made, and sets no special
-    attributes, such as ``__array_interface__``, by which numpy would reach any memory.
+class _CarefulReader(pickle._Unpickler):
+    """Makes values of their descriptions. It takes ten times as long, since it is Python's own, of
+    which the instructions that name, call or fill something can be left out.
     """
 
-    stack: list[Any]
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        code: do
+        for code, do in pickle._Unpickler.dispatch.items()
+        if bytes([code])
+        not in (
+            *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.INST),
+            *(pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4),
+        )
+    }
 
     def __init__(self, stream: io.BytesIO, tensors: Sequence[Tensor]) -> None:
         super().__init__(stream)
         self._tensors = tensors
-        self._named: list[Any] = []
 
     @override
-    def persistent_load(self, pid: Any) -> Tensor:
-        found: Tensor = self._tensors[pid]
-        return found
-
-    @override
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        found = _find(module_name, global_name)
-        self._named.append(found)
-        return found
-
-    def _check_made(self, arguments: int) -> None:
-        maker = self.stack[-1 - arguments]
-        if not any(maker is named for named in self._named):
-            raise Unreadable(f"a {type(maker).__name__} is called, which makes no value")
-        if maker is types.SimpleNamespace and arguments and self.stack[-1]:
-            raise Unreadable("a namespace is made of arguments")
-
-    def _check_filled(self) -> None:
-        made, state = self.stack[-2:]
-        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        names = [name for part in parts if isinstance(part, dict) for name in part]
-        if any(made is named for named in self._named) or isinstance(made, np.ndarray | np.generic):
-            raise Unreadable(f"a {type(made).__name__} is filled")
-        if special := [name for name in names if str(name).startswith("__")]:
-            raise Unreadable(f"a {type(made).__name__} is filled with {special[0]}")
-
-
-def _checked(code: bytes, check: Callable[[_CarefulUnpickler], None]) -> None:
-    do = _CarefulUnpickler.dispatch[code[0]]
-
-    def checked(reader: _CarefulUnpickler) -> None:
-        check(reader)
-        do(reader)
-
-    _CarefulUnpickler.dispatch[code[0]] = checked
-
-
-_checked(pickle.REDUCE, lambda reader: reader._check_made(1))
-_checked(pickle.NEWOBJ, lambda reader: reader._check_made(1))
-_checked(pickle.NEWOBJ_EX, lambda reader: reader._check_made(2))
-_checked(pickle.BUILD, _CarefulUnpickler._check_filled)
+    def persistent_load(self, pid: Any) -> Any:
+        if type(pid) is int:
+            return self._tensors[pid]
+        maker, *arguments = pid
+        return _MAKERS[maker](*arguments)
 
 
 def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
-    """What :class:`Pickler` has written.
+    """Values that :class:`Pickler` has written.
 
     Args:
         data: the pickle.
-        tensors: take the places of the numbers that the pickler has put for them.
+        tensors: the table that the pickler has numbered.
 
     Raises:
-        Unreadable: the pickle names or does something else than to make values.
+        Unreadable: the pickle does something else than to make values.
     """
     try:
-        return _Unpickler(io.BytesIO(data), tensors).load()
-    except _NamesClass:
-        return _CarefulUnpickler(io.BytesIO(data), tensors).load()
-
-
-def _find(module_name: str, global_name: str) -> Any:
-    found = _known.get((module_name, global_name))
-    if found is None:
-        found = _found(module_name, global_name)
-        if not is_plain(found):
-            raise Unreadable(f"{module_name}.{global_name} is no value that ranks send")
-        _known[module_name, global_name] = found
-    return found
-
-
-def _found(module_name: str, name: str) -> Any:
-    """What goes by a name, without a module's being imported or a function's being called."""
-    if (found := sys.modules.get(module_name)) is None:
-        raise Unreadable(f"{module_name} is not imported on this rank")
-    for part in name.split("."):
-        if part not in (there := getattr(found, "__dict__", {})):
-            raise Unreadable(f"{module_name}.{name} is not known on this rank")
-        found = there[part]
-    return found
+        return _Reader(io.BytesIO(data), tensors).load()
+    except _Described:
+        pass
+    try:
+        return _CarefulReader(io.BytesIO(data), tensors).load()
+    except (LookupError, TypeError, ValueError) as error:
+        raise Unreadable(f"a message does not describe values: {error!r}") from error
 
 
 def dumps(value: Any) -> bytes:
     """A value as bytes, with its tensors.
 
     Raises:
-        Unsendable: it holds what :func:`loads` would not read.
+        Unsendable: it holds something that :func:`loads` would not read.
     """
     tensors: list[Tensor] = []
+    numbers: dict[int, int] = {}
+    alive: list[Tensor] = []  # an id is good as long as its object lives
+
+    def number(tensor: Tensor) -> int:
+        found = numbers.setdefault(id(tensor), len(tensors))
+        if found == len(tensors):
+            alive.append(tensor)
+            # torch.save writes whole storages, and cannot read one again that ends within a number,
+            # as that of a received tensor may.
+            part = tensor.layout is torch.strided and type(tensor) is Tensor
+            if part and tensor.untyped_storage().nbytes() > tensor.nbytes:
+                tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            tensors.append(tensor)
+        return found
+
     stream = io.BytesIO()
-    _WithTensors(stream, tensors).dump(value)
+    Pickler(stream, number).dump(value)
     content = io.BytesIO()
     if tensors:
         torch.save(tensors, content)
@@ -324,38 +309,5 @@ def loads(data: bytes) -> Any:
     end = 8 + int.from_bytes(data[:8], "little")
     tensors = torch.load(io.BytesIO(data[8:end]), weights_only=True) if end > 8 else []
     if not isinstance(tensors, list) or not all(isinstance(each, Tensor) for each in tensors):
-        raise Unreadable("there is something else than tensors in their place")
+        raise Unreadable("something else than tensors is in their place")
     return read(data[end:], tensors)
-
-
-class _WithTensors(Pickler):
-    """Puts numbers for tensors, wherever in an object they are."""
-
-    def __init__(self, stream: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(stream, protocol=5)
-        self._tensors = tensors
-        self._index: dict[int, int] = {}
-        self._objects: list[Tensor] = []  # as long as they live, their numbers are theirs
-
-    @override
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Tensor):
-            return None
-        if id(obj) not in self._index:
-            self._index[id(obj)] = len(self._tensors)
-            self._tensors.append(_without_rest(obj))
-            self._objects.append(obj)
-        return self._index[id(obj)]
-
-
-def _without_rest(tensor: Tensor) -> Tensor:
-    """The tensor with memory of its own, where it is a part of a larger storage.
-
-    ``torch.save`` writes whole storages, and cannot read one again that ends within a number, as
-    that of a received tensor may.
-    """
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided:
-        return tensor
-    if tensor.untyped_storage().nbytes() <= tensor.nbytes:
-        return tensor
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

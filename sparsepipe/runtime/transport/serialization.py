@@ -31,6 +31,7 @@ INLINE_BYTES = 2048
 LENGTH_BYTES = 8
 _PREFIX_BYTES = LENGTH_BYTES + 1
 """The length, and how tensors come (:class:`.point_to_point.TransferMode`)."""
+_DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 Messages = Sequence[tuple[Kind, Message]]
 
 
@@ -171,7 +172,11 @@ class Header:
         for spec in self.specs:
             storage = next(followed[spec.where]) if spec.data is None else None
             tensors.append(materialise(spec, storage, device=device))
-        return [_unpickled(data, tensors) for data in self.pickled]
+        messages = []
+        for data in self.pickled:
+            kind, minibatch, meta, tree = safe_pickle.read(data, tensors)
+            messages.append((Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)))
+        return messages
 
 
 def differentiable(tree: Any) -> list[Tensor]:
@@ -205,14 +210,16 @@ def encode(messages: Messages) -> Packet:
         except Unsendable as error:
             raise _refusal(kind, message, error.what, error.remedy) from None
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-            remedy = (
-                "hand on tensors and plain values, or classes defined at a module's top level, of "
-                "which those registered as pytree nodes take anything as a leaf"
-            )
+            remedy = "hand on tensors and plain values, or classes defined at a module's top level"
             raise _refusal(kind, message, f"what cannot be pickled ({error})", remedy) from None
         payload_bytes.append(table.size_bytes - before)
     # As plain tuples, which pickle without a call into Python, as classes do not.
-    blocks = _blocks(pickle.dumps((tuple(map(tuple, table.specs)), tuple(pickled)), protocol=5))
+    specs = tuple((str(dtype), *rest) for dtype, *rest in table.specs)
+    header = pickle.dumps((specs, tuple(pickled)), protocol=5)
+    whole = bytearray(len(header).to_bytes(LENGTH_BYTES, "little") + b"\0" + header)
+    whole.extend(bytes(max(0, BLOCK_BYTES - len(whole))))
+    flat = torch.frombuffer(whole, dtype=torch.uint8)
+    blocks = (flat,) if len(whole) == BLOCK_BYTES else (flat[:BLOCK_BYTES], flat[BLOCK_BYTES:])
     return Packet(
         minibatch=messages[0][1].minibatch,
         blocks=blocks,
@@ -238,15 +245,8 @@ def missing_bytes(block: Tensor) -> int | None:
 def parse(blocks: Sequence[Tensor]) -> Header:
     whole = b"".join(block.numpy().data for block in blocks)
     specs, pickled = safe_pickle.read(memoryview(whole)[_PREFIX_BYTES:])
-    return Header(specs=tuple(map(TensorSpec._make, specs)), pickled=pickled)
-
-
-def _blocks(header: bytes) -> tuple[Tensor, ...]:
-    """A header with what goes before it, cut after the first block, which is padded."""
-    whole = bytearray(len(header).to_bytes(LENGTH_BYTES, "little") + b"\0" + header)
-    whole.extend(bytes(max(0, BLOCK_BYTES - len(whole))))
-    flat = torch.frombuffer(whole, dtype=torch.uint8)
-    return (flat,) if len(whole) == BLOCK_BYTES else (flat[:BLOCK_BYTES], flat[BLOCK_BYTES:])
+    found = tuple(TensorSpec(_DTYPES[dtype], *rest) for dtype, *rest in specs)
+    return Header(specs=found, pickled=pickled)
 
 
 def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> ConfigError:
@@ -298,76 +298,36 @@ class _TensorTable:
 
 
 def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
-    """A message with numbers in place of its tensors.
-
-    A tree of plain containers is pickled as it is. In another one numbers stand for the leaves, so
-    that of its nodes goes what they flatten to: no caches. A class that is registered as a node
-    must therefore take anything as a leaf while it is flattened and put together, and be picklable.
-    """
-    leaves: list[Any] = []
-    plain = _add_leaves_of_plain(message.tree, leaves)
-    if not plain:
-        leaves = pytree.tree_leaves(message.tree)
+    """A message with numbers in place of its tensors."""
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            continue
-        if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
+    for leaf in _leaves(message.tree):
+        if isinstance(leaf, Tensor):
+            if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
+                raise Unsendable(
+                    "a tensor computed from parameters, to which no gradient would come back",
+                    remedy="compute it within the layers, or from their result",
+                )
+            table.index(leaf, requires_grad=differentiable and leaf.requires_grad)
+
+    def number(tensor: Tensor) -> int:
+        if differentiable and tensor.requires_grad and tensor not in table:
             raise Unsendable(
-                "a tensor computed from parameters, to which no gradient would come back",
-                remedy="compute it within the layers, or from their result",
-            )
-        table.index(leaf, requires_grad=differentiable and leaf.requires_grad)
-    content: tuple[Any, ...] = kind.value, message.minibatch, dict(message.meta)
-    if plain:
-        content = *content, message.tree, None
-    else:
-        numbers = iter(range(len(leaves)))
-        content = *content, pytree.tree_map(lambda _: next(numbers), message.tree), leaves
-    file = io.BytesIO()
-    _Pickler(file, table, differentiable=differentiable).dump(content)
-    return file.getvalue()
-
-
-def _unpickled(data: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
-    """The message that :func:`_pickled` was given, with the tensors of its packet."""
-    kind, minibatch, meta, tree, leaves = safe_pickle.read(data, tensors)
-    if leaves is not None:
-        tree = pytree.tree_map(leaves.__getitem__, tree)
-    return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
-
-
-class _Pickler(safe_pickle.Pickler):
-    """Puts numbers for tensors, wherever in an object they are."""
-
-    def __init__(self, file: io.BytesIO, table: _TensorTable, *, differentiable: bool) -> None:
-        super().__init__(file, protocol=5)
-        self._table = table
-        self._differentiable = differentiable
-
-    def persistent_id(self, value: object) -> int | None:
-        if not isinstance(value, Tensor):
-            return None
-        if self._differentiable and value.requires_grad and value not in self._table:
-            raise Unsendable(
-                "a tensor that requires a gradient inside of what is no pytree node",
+                "a tensor that requires a gradient inside an object that is not a pytree node",
                 remedy="hand on tuples, lists, dicts or sparse tensors, or register the class "
                 "by torch.utils._pytree.register_pytree_node",
             )
-        return self._table.index(value, requires_grad=False)
+        return table.index(tensor, requires_grad=False)
+
+    file = io.BytesIO()
+    content = kind.value, message.minibatch, dict(message.meta), message.tree
+    safe_pickle.Pickler(file, number).dump(content)
+    return file.getvalue()
 
 
-def _add_leaves_of_plain(tree: Any, leaves: list[Any]) -> bool:
-    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses.
-
-    Only then all of its leaves are added, in pytree's order.
-    """
+def _leaves(tree: Any) -> list[Any]:
+    """As ``pytree.tree_leaves``, which takes longer for lists, tuples and dicts."""
     kind = type(tree)
-    if kind is dict:
-        return all(_add_leaves_of_plain(each, leaves) for each in tree.values())
-    if kind is list or kind is tuple:
-        return all(_add_leaves_of_plain(each, leaves) for each in tree)
-    if not pytree.tree_is_leaf(tree):
-        return False
-    leaves.append(tree)
-    return True
+    if kind is dict or kind is list or kind is tuple:
+        nodes = tree.values() if kind is dict else tree
+        return [leaf for node in nodes for leaf in _leaves(node)]
+    return [tree] if kind is Tensor else pytree.tree_leaves(tree)
