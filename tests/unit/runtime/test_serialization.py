@@ -223,7 +223,7 @@ def test_other_objects_are_pickled_with_their_tensors_beside() -> None:
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
-        (Opaque(torch.ones(2, requires_grad=True), "x"), "inside an object that is not a pytree node"),
+        (Opaque(torch.ones(2, requires_grad=True), "x"), "object that is not a pytree node"),
         (lambda: 3, "what cannot be pickled"),
         (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
         (torch.ones(2).as_subclass(type("Mine", (Tensor,), {})), "a Mine of layout"),
