@@ -13,9 +13,9 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.models import DomainLosses
 from sparsepipe.models.domain_losses import (
     MMD_WIDTHS,
+    ReversedGradient,
     difference,
     mmd,
-    reversed_gradient,
     si_mse,
 )
 
@@ -117,7 +117,7 @@ def test_a_discriminator_learns_what_codes_are_kept_from() -> None:
     for mine, theirs in zip(codes, plain, strict=True):
         assert torch.allclose(mine.grad, -theirs.grad, rtol=1e-12)
     value = drawn(3).requires_grad_()
-    assert torch.equal(reversed_gradient(value), value)
+    assert torch.equal(ReversedGradient.apply(value), value)
 
 
 @pytest.mark.parametrize(
