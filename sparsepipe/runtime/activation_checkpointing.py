@@ -3,9 +3,9 @@
 Uses the non-reentrant ``torch.utils.checkpoint``, so that the graph, and with it the order of every
 sum, is the same as without recomputation. The second run computes what the first did and leaves no
 trace: random generators start from their states at the first run (torch's by ``checkpoint`` or by
-keys, others by :class:`_RepeatedDraws`) and afterwards get back those from before the second; norm
-layers get copies of their statistics, so that these are updated once; kernel maps are rebuilt if
-they have been freed.
+keys, numpy's, python's and those of modules here) and afterwards get back those from before the
+second; norm layers get copies of their statistics, so that these are updated once; kernel maps are
+rebuilt if they have been freed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,6 @@ from sparsepipe.runtime.random_generators import (
 from sparsepipe.sparse import CoordinateCache, SparseTensor
 from sparsepipe.sparse.saved_tensors import derived_saved_with_tensors
 
-RunLayers = Callable[[Any, Callable[[int], None]], Any]
-"""Runs the layers of a span on a value; calls its second argument with the number of each layer
-after the layer has run."""
-_GeneratorName = tuple[int, int, str]
-"""Layer number, index of the module among those of the span, and name of the attribute."""
-_States = dict[_GeneratorName, Any]
-"""States of generators before a run that drew from them."""
-
 _second_run = ContextVar("_second_run", default=False)
 
 
@@ -70,77 +62,85 @@ class RecomputedSpan:
     def __init__(
         self, layers: nn.Sequential, span: range, *, randomness: KeyedRandomness | None
     ) -> None:
-        self._layers = layers
+        self._layers = f"layers {span.start} to {span.stop - 1}"
         self._randomness = randomness
-        modules = [(number, inner) for number in span for inner in layers[number].modules()]
-        self._draws = _RepeatedDraws(modules)
-        self._norms = [module for _, module in modules if isinstance(module, _NormBase)]
-        self._others = [
-            (number, module) for number, module in modules if not isinstance(module, _NormBase)
-        ]
+        self._modules = [inner for number in span for inner in layers[number].modules()]
 
-    def __call__(self, value: Any, run_layers: RunLayers) -> Any:
+    def __call__(self, value: Any, run_layers: Callable[[Any], Any]) -> Any:
         """Runs the layers so that their activations are freed.
 
         Raises:
             ConfigError: a layer works in place on the span's input, which is kept, or changes a
                 buffer that a second run would change again, or makes a random generator.
         """
-        kept = _KeptInput(value)
+        tensors, put_together = _taken_apart(value)
         statistics = [
             (module, name, tensor.clone())
-            for module in self._norms
-            if module.training
+            for module in self._modules
+            if isinstance(module, _NormBase) and module.training
             for name, tensor in module._buffers.items()
             if tensor is not None
         ]
-        drawn: _States = {}
+        drawn: dict[Any, Any] = {}
         first = [value]  # for the first run, which has the sparse tensors' caches
         del value
 
-        def run(*tensors: Tensor) -> Any:
+        def run(*kept: Tensor) -> Any:
             with derived_saved_with_tensors():
                 if first:
-                    with self._checking(tensors) as check, self._draws.recording(drawn):
-                        return run_layers(first.pop(), check)
-                with self._as_at_first(statistics), self._draws.repeating(drawn):
-                    return run_layers(kept.put_together(tensors), lambda layer: None)
+                    with self._recording(kept, drawn):
+                        return run_layers(first.pop())
+                with self._as_at_first(statistics, drawn):
+                    return run_layers(put_together(kept))
 
-        keyed = self._randomness is not None  # each layer sets the generators itself
-        return checkpoint(run, *kept.hand_over(), use_reentrant=False, preserve_rng_state=not keyed)
+        keyed = self._randomness is not None  # each layer sets torch's generators itself
+        return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=not keyed)
 
     @contextmanager
-    def _checking(self, kept: Sequence[Tensor]) -> Iterator[Callable[[int], None]]:
-        """Refuses layers that change the kept input or their buffers; yields the input's check."""
+    def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
+        """Put around the first run: stores in ``drawn`` the states of generators that it draws
+        from, and refuses layers of which a second run would compute something else.
+        """
         versions = [tensor._version for tensor in kept]
         buffers = [
-            (number, name, tensor, tensor._version)
-            for number, module in self._others
+            (module, name, tensor, tensor._version)
+            for module in self._modules
+            if not isinstance(module, _NormBase)
             for name, tensor in module._buffers.items()
             if tensor is not None
         ]
-
-        def check(layer: int) -> None:
-            if any(a._version != b for a, b in zip(kept, versions, strict=True)):
-                raise ConfigError(
-                    f"layer {layer} ({_kind(self._layers[layer])}) works in place on the input of "
-                    "layers that are to be recomputed, which must be kept for that",
-                    remedy=f"give layer {layer} inplace=False, or begin the layers to be "
-                    "recomputed with one that leaves its input as it is",
-                )
-
-        yield check
-        for layer, name, tensor, version in buffers:
+        generators = self._generators()
+        states = states_of(generators)
+        yield
+        if any(a._version != b for a, b in zip(kept, versions, strict=True)):
+            raise ConfigError(
+                f"one of {self._layers} works in place on the input of the first, which is kept to "
+                "recompute them",
+                remedy="give that layer inplace=False, or begin the layers to be recomputed with "
+                "one that leaves its input as it is",
+            )
+        remedy = "leave that layer out of the layers to be recomputed"
+        for module, name, tensor, version in buffers:
             if tensor._version != version:
                 raise ConfigError(
-                    f"layer {layer} ({_kind(self._layers[layer])}) changes its buffer {name!r} "
+                    f"a {type(module).__name__} of {self._layers} changes its buffer {name!r} "
                     "whenever it runs, and would change it twice where it is recomputed",
-                    remedy=f"leave layer {layer} out of the layers to be recomputed",
+                    remedy=remedy,
                 )
+        after = self._generators()
+        if generators != after:
+            raise ConfigError(
+                f"one of {self._layers} makes or replaces a random generator when it runs, and "
+                "would draw something else where it is recomputed",
+                remedy=f"make generators in __init__ and keep them, or {remedy}",
+            )
+        drawn.update(states_before_draws(states, states_of(after)))
 
     @contextmanager
-    def _as_at_first(self, statistics: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-        """Norm layers have their statistics of the first run within the block."""
+    def _as_at_first(
+        self, statistics: Sequence[tuple[nn.Module, str, Tensor]], drawn: Mapping[Any, Any]
+    ) -> Iterator[None]:
+        """Within the block norms and generators are as they were at the first run."""
         with ExitStack() as stack:
             if self._randomness is not None:
                 stack.enter_context(self._randomness.preserved())
@@ -148,128 +148,77 @@ class RecomputedSpan:
                 stack.callback(module._buffers.__setitem__, name, module._buffers[name])
                 module._buffers[name] = tensor.clone()
             stack.callback(_second_run.reset, _second_run.set(True))
+            generators = self._generators() if drawn else {}
+            found = [(generators[key], drawn[key]) for key in generators.keys() & drawn.keys()]
+            stack.callback(set_states, swap_states(found))
             yield
 
-
-class _RepeatedDraws:
-    """Lets the second run of layers draw what the first run drew.
-
-    Covers numpy's and python's global generators and those that are attributes of the modules;
-    torch's global generators are left to the caller.
-    """
-
-    def __init__(self, modules: Sequence[tuple[int, nn.Module]]) -> None:
-        self._modules = modules
-
-    @contextmanager
-    def recording(self, drawn: _States) -> Iterator[None]:
-        """Put around the first run; stores in ``drawn`` the states of generators it draws from."""
-        before = self._generators()
-        states = states_of(before)
-        yield
-        after = self._generators()
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) is not after.get(name):
-                raise self._unrepeatable(name, there=name in before, stays=name in after)
-        drawn.update(states_before_draws(states, states_of(after)))
-
-    @contextmanager
-    def repeating(self, drawn: Mapping[_GeneratorName, Any]) -> Iterator[None]:
-        """Put around the second run, after which generators have their states from before it."""
-        if not drawn:
-            yield
-            return
-        there = self._generators()
-        replaced = swap_states(
-            (there[name], state) for name, state in drawn.items() if name in there
-        )
-        try:
-            yield
-        finally:
-            set_states(replaced)
-
-    def _generators(self) -> dict[_GeneratorName, Generator]:
+    def _generators(self) -> dict[Any, Generator]:
         """Collected at each run, since modules may get other generators between epochs."""
-        found: dict[_GeneratorName, Generator] = {
-            (-1, 0, "numpy"): NUMPY,
-            (-1, 0, "python"): PYTHON,
-        }
-        for place, (number, module) in enumerate(self._modules):
-            for name, value in module_generators(module):
-                found[number, place, name] = value
+        found: dict[Any, Generator] = {"numpy": NUMPY, "python": PYTHON}
+        for place, module in enumerate(self._modules):
+            found |= {(place, name): value for name, value in module_generators(module)}
         return found
 
-    def _unrepeatable(self, generator: _GeneratorName, *, there: bool, stays: bool) -> ConfigError:
-        layer, place, name = generator
-        does = "makes" if not there else "replaces" if stays else "drops"
-        return ConfigError(
-            f"layer {layer} {does} a random generator, {name!r} of its "
-            f"{_kind(self._modules[place][1])}, when it runs, and would draw something else where "
-            "it is recomputed",
-            remedy="make its generators before training, in __init__ for example, and keep them; "
-            "or leave that layer out of the layers to be recomputed",
-        )
+
+def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """The tensors of a span's input, each once, and a function that makes the input of them.
+
+    The function keeps no tensor alive but coordinates.
+    """
+    flat, tree = pytree.tree_flatten(value, is_leaf=lambda node: isinstance(node, SparseTensor))
+    places: dict[int, int] = {}
+    tensors: list[Tensor] = []
+    builders: list[Callable[[Sequence[Tensor]], Any]] = []
+    for leaf in flat:
+        tensor = leaf.feats if isinstance(leaf, SparseTensor) else leaf
+        if not isinstance(tensor, Tensor):
+            builders.append(partial(_constant, leaf))
+            continue
+        if id(tensor) not in places:
+            places[id(tensor)] = len(tensors)
+            tensors.append(tensor)
+        build: Callable[[Sequence[Tensor]], Any] = itemgetter(places[id(tensor)])
+        if isinstance(leaf, SparseTensor):
+            make = partial(
+                SparseTensor,
+                stride=leaf.stride,
+                spatial_shape=leaf.spatial_shape,
+                batch_size=leaf.batch_size,
+            )
+            level = _levels.setdefault(leaf.cache, _SharedCoordinates(leaf.cache))
+            build = partial(level.with_features, build, make)
+        builders.append(build)
+
+    def put_together(kept: Sequence[Tensor]) -> Any:
+        return pytree.tree_unflatten([build(kept) for build in builders], tree)
+
+    return tensors, put_together
 
 
-class _KeptInput:
-    """The input of a span: a tree whose tensors autograd keeps."""
-
-    def __init__(self, value: Any) -> None:
-        flat, self._tree = pytree.tree_flatten(
-            value, is_leaf=lambda node: isinstance(node, SparseTensor)
-        )
-        self._tensors: dict[int, Tensor] = {}
-        self._builders = [self._builder(leaf) for leaf in flat]
-
-    def hand_over(self) -> list[Tensor]:
-        """The tensors, each once; references to them here are dropped."""
-        tensors = list(self._tensors.values())
-        self._tensors.clear()
-        return tensors
-
-    def put_together(self, tensors: Sequence[Tensor]) -> Any:
-        """Rebuilds the input from the tensors that autograd has kept."""
-        return pytree.tree_unflatten([build(tensors) for build in self._builders], self._tree)
-
-    def _builder(self, leaf: Any) -> Callable[[Sequence[Tensor]], Any]:
-        if isinstance(leaf, Tensor):
-            return itemgetter(self._place(leaf))
-        if not isinstance(leaf, SparseTensor):
-            return lambda tensors: leaf
-        place, level = self._place(leaf.feats), _level_of(leaf.cache)
-        build = partial(
-            SparseTensor,
-            stride=leaf.stride,
-            spatial_shape=leaf.spatial_shape,
-            batch_size=leaf.batch_size,
-        )
-        return lambda tensors: build(tensors[place], level.coords_N4, cache=level.cache())
-
-    def _place(self, tensor: Tensor) -> int:
-        self._tensors.setdefault(id(tensor), tensor)
-        return list(self._tensors).index(id(tensor))
+def _constant(leaf: Any, kept: Sequence[Tensor]) -> Any:
+    return leaf
 
 
-class _Level:
+class _SharedCoordinates:
     """Coordinates, and a weak reference to what is derived from them."""
 
     def __init__(self, cache: CoordinateCache) -> None:
-        self.coords_N4 = cache.coords_N4
+        self._coords_N4 = cache.coords_N4
         self._first = weakref.ref(cache)
         self._bare = cache.bare()
 
-    def cache(self) -> CoordinateCache:
-        """The cache of the first run while it exists; then one shared by the second runs."""
-        return self._first() or self._bare
+    def with_features(
+        self,
+        features: Callable[[Sequence[Tensor]], Tensor],
+        make: Callable[..., SparseTensor],
+        kept: Sequence[Tensor],
+    ) -> SparseTensor:
+        """A sparse tensor with the cache of the first run while that exists, and then with one that
+        all second runs share.
+        """
+        return make(features(kept), self._coords_N4, cache=self._first() or self._bare)
 
 
-_levels: WeakKeyDictionary[CoordinateCache, _Level] = WeakKeyDictionary()
-
-
-def _level_of(cache: CoordinateCache) -> _Level:
-    """The level shared by all spans that begin at the same coordinates."""
-    return _levels.setdefault(cache, _Level(cache))
-
-
-def _kind(layer: nn.Module) -> str:
-    return type(layer).__name__
+_levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()
+"""The coordinates that all spans share which begin at them."""

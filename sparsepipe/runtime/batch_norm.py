@@ -76,17 +76,6 @@ class Moments:
         within_C = torch.stack([part.squares_C for part in parts]).sum(0)
         return cls(count=count, mean_C=mean_C, squares_C=within_C + between_C)
 
-    def packed(self) -> Tensor:
-        """As one vector [1 + 2 C]."""
-        return torch.cat([self.mean_C.new_tensor([self.count]), self.mean_C, self.squares_C])
-
-    @classmethod
-    def unpacked(cls, vector: Tensor) -> Moments:
-        """From the vector of :meth:`packed`."""
-        channels = len(vector) // 2
-        count, mean_C, squares_C = vector.split_with_sizes([1, channels, channels])
-        return cls(count=int(count), mean_C=mean_C, squares_C=squares_C)
-
 
 class NormMode(StrEnum):
     """What batch norms normalise by in training, and when their running statistics move."""
@@ -187,13 +176,20 @@ class MinibatchNorms:
             return
         found = [norm.take() for norm in self._norms]
         if replicas.count > 1:
-            packed = [moments.packed() for moments in found]
+            packed = [
+                torch.cat([each.mean_C.new_tensor([each.count]), each.mean_C, each.squares_C])
+                for each in found
+            ]
             sizes = [len(vector) for vector in packed]
             everyone = [v.split_with_sizes(sizes) for v in replicas.gather(torch.cat(packed))]
-            found = [
-                Moments.together([Moments.unpacked(vector) for vector in vectors])
-                for vectors in zip(*everyone, strict=True)
-            ]
+            found = []
+            for vectors in zip(*everyone, strict=True):
+                parts = [vector.tensor_split([1, 1 + len(vector) // 2]) for vector in vectors]
+                found.append(
+                    Moments.together(
+                        [Moments(count=int(n), mean_C=a, squares_C=b) for n, a, b in parts]
+                    )
+                )
         for norm, moments in zip(self._norms, found, strict=True):
             norm.move(moments)
 
@@ -232,34 +228,23 @@ class _Gathering:
         norm = self.norm
         if not _trains(norm):
             return type(norm).forward(norm, input)
-        with self._as_in_evaluation() if self._constant else self._on_copies():
+        kept = dict(norm._buffers)
+        if self._constant:  # it normalises by its running statistics
+            norm.training = False
+        else:  # it moves copies of them
+            copies = {name: None if b is None else b.clone() for name, b in kept.items()}
+            norm._buffers.update(copies)
+        try:
             output = type(norm).forward(norm, input)
+        finally:
+            norm.training = True
+            norm._buffers.update(kept)
         if not recomputing():  # else they were counted when the layers ran first
             values = input.feats if isinstance(input, SparseTensor) else input
             if values.numel():
                 with torch.no_grad():
                     self.seen.append(Moments.of(values))
         return output
-
-    @contextmanager
-    def _as_in_evaluation(self) -> Iterator[None]:
-        """The module normalises by its running statistics."""
-        self.norm.training = False
-        try:
-            yield
-        finally:
-            self.norm.training = True
-
-    @contextmanager
-    def _on_copies(self) -> Iterator[None]:
-        """The module moves copies of its statistics."""
-        buffers = self.norm._buffers
-        kept = dict(buffers)
-        buffers.update({name: None if b is None else b.clone() for name, b in kept.items()})
-        try:
-            yield
-        finally:
-            buffers.update(kept)
 
     def take(self) -> Moments:
         """Moments of all values since the minibatch began."""

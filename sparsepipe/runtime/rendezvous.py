@@ -2,8 +2,7 @@
 
 Torch's own ``c10d`` keeps its state as a pickle in a store that listens on all interfaces: whoever
 reaches the port runs code in every agent. This one counts on a fixed number of agents, each with
-its number, and needs no state. :mod:`sparsepipe.runtime.launch` uses it on one host; over several,
-``torchrun --rdzv-backend=sparsepipe`` does.
+its number, and needs no state: ``torchrun --rdzv-backend=sparsepipe``.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.meeting_point import LOOPBACK, keep_store
-
-BACKEND = "sparsepipe"
 
 
 class FixedRendezvous(RendezvousHandler):
@@ -31,9 +27,9 @@ class FixedRendezvous(RendezvousHandler):
 
     Args:
         address: of the host of agent 0.
-        port: there; 0 with a single agent: any that is free.
+        port: there; 0 with a single agent takes any that is free.
         number: this agent's.
-        agents: how many there are.
+        agents: their number.
         run_id: keeps runs apart.
         timeout: of the store's requests, and of waiting for agent 0.
     """
@@ -48,10 +44,6 @@ class FixedRendezvous(RendezvousHandler):
         self._store: TCPStore | None = None
         self._attempts = 0
 
-    @override
-    def get_backend(self) -> str:
-        return BACKEND
-
     @property
     @override
     def use_agent_store(self) -> bool:
@@ -60,8 +52,13 @@ class FixedRendezvous(RendezvousHandler):
     @override
     def next_rendezvous(self) -> RendezvousInfo:
         """Joins the agents; again after each restart, under keys of its own."""
-        if self._store is None:
-            self._store = self._made()
+        if self._store is None and self._number == 0:
+            across = self._agents > 1
+            self._store = keep_store(
+                self._address, self._port, timeout=self._timeout, across_hosts=across
+            )
+        elif self._store is None:
+            self._store = TCPStore(self._address, self._port, None, False, self._timeout)
         self._attempts += 1
         return RendezvousInfo(
             PrefixStore(f"{self._run_id}/{self._attempts}", self._store),
@@ -70,12 +67,13 @@ class FixedRendezvous(RendezvousHandler):
             RendezvousStoreInfo(self._address, self._store.port),
         )
 
-    def _made(self) -> TCPStore:
-        if self._number == 0:
-            return keep_store(
-                self._address, self._port, timeout=self._timeout, across_hosts=self._agents > 1
-            )
-        return TCPStore(self._address, self._port, None, False, self._timeout)
+    @override
+    def get_backend(self) -> str:
+        return "sparsepipe"
+
+    @override
+    def get_run_id(self) -> str:
+        return self._run_id
 
     @override
     def is_closed(self) -> bool:
@@ -83,15 +81,11 @@ class FixedRendezvous(RendezvousHandler):
 
     @override
     def set_closed(self) -> None:
-        """Nothing: there is no state that others would see."""
+        """Nothing: agents share no state that this would change."""
 
     @override
     def num_nodes_waiting(self) -> int:
         return 0
-
-    @override
-    def get_run_id(self) -> str:
-        return self._run_id
 
     @override
     def shutdown(self) -> bool:
@@ -105,24 +99,17 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
         ConfigError: a varying number of agents, or no endpoint or number where there are several.
     """
     agents = parameters.max_nodes
-    if parameters.min_nodes != agents:
-        raise ConfigError(
-            f"--nnodes={parameters.min_nodes}:{agents} varies",
-            remedy="give --rdzv-backend=sparsepipe one number of nodes",
-        )
     address, _, port = parameters.endpoint.strip().rpartition(":")
     number = parameters.get_as_int("rank", 0 if agents == 1 else None)
-    if number is None or not 0 <= number < agents or (agents > 1 and not (address and port)):
+    named = agents == 1 or bool(address and port)
+    fixed = parameters.min_nodes == agents and number is not None and 0 <= number < agents
+    if number is None or not fixed or not named or not (port or "0").isdecimal():
         raise ConfigError(
-            f"--rdzv-backend=sparsepipe over {agents} nodes needs a number for each and the "
-            "address of the first",
-            remedy="give --rdzv-conf=rank=0 on the first node, rank=1 on the next and so on, and "
-            "--rdzv-endpoint=ADDRESS:PORT of the first on all",
-        )
-    if port and not port.isdecimal():
-        raise ConfigError(
-            f"--rdzv-endpoint={parameters.endpoint} has no port",
-            remedy="give it as ADDRESS:PORT",
+            "--rdzv-backend=sparsepipe needs a fixed number of nodes, a number for each of several "
+            f"and the address of the first: got --nnodes={parameters.min_nodes}:{agents}, "
+            f"rank={number}, --rdzv-endpoint={parameters.endpoint}",
+            remedy="give one number as --nnodes, --rdzv-conf=rank=0 on the first node, rank=1 on "
+            "the next and so on, and --rdzv-endpoint=ADDRESS:PORT of the first on all",
         )
     return FixedRendezvous(
         address.strip("[]") or LOOPBACK,
@@ -134,11 +121,6 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     )
 
 
-def register() -> None:
-    """Makes the rendezvous known to torch's elastic agents of this process."""
-    rendezvous_handler_registry.register(BACKEND, create)
-
-
 def torchrun_handler() -> object:
-    """What ``torchrun`` looks up, by the entry point of the group ``torchrun.handlers``."""
+    """What ``torchrun`` calls by the entry point ``torchrun.handlers`` for the function to use."""
     return create

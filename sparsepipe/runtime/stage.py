@@ -211,20 +211,13 @@ class Stage:
                     value = span(value, partial(self._through, part, minibatch))
         return value
 
-    def _through(
-        self,
-        part: range,
-        minibatch: int | None,
-        value: Any,
-        ran: Callable[[int], None] = lambda layer: None,
-    ) -> Any:
-        """Runs some layers one after another; calls ``ran`` after each."""
+    def _through(self, part: range, minibatch: int | None, value: Any) -> Any:
+        """Runs some layers one after another."""
         keyed = self._randomness
         for layer, entry in zip(part, islice(self._layers, part.start, part.stop), strict=True):
             if keyed is not None and minibatch is not None:
                 keyed.key(minibatch=minibatch, layer=layer)
             value = entry(value)
-            ran(layer)
         return value
 
 

@@ -7,15 +7,13 @@ host, and else only on the interface by which the address is reached that the la
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
-import struct
 from collections.abc import Mapping
 from datetime import timedelta
-from ipaddress import IPv6Address
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from sparsepipe.errors import ConfigError
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_GET_ADDRESSES, _IFREQ_BYTES = 0x8912, 40  # SIOCGIFCONF of linux/sockios.h, struct ifreq
 _BACKLOG = 4096
 
 
@@ -40,32 +37,18 @@ def keep_store(
 
     Args:
         address: one of this host's, or a name of it.
-        port: 0: any that is free.
+        port: 0 takes any that is free.
         timeout: of each request.
-        clients: how many to wait for; None: for none.
+        clients: number of clients to wait for; None waits for none.
         across_hosts: other hosts are to reach it.
 
     Raises:
-        ConfigError: it is no address of this host, one that other hosts would not reach, or its
-            port is taken.
+        ConfigError: the address is not one of this host, or one that other hosts would not reach,
+            or its port is taken.
     """
     # Processes that only start others import this file without torch.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    with _listening(address, port, across_hosts=across_hosts) as listener:
-        bound, port = listener.getsockname()[:2]
-        return TCPStore(
-            bound,
-            port,
-            clients,
-            True,
-            timeout,
-            wait_for_workers=clients is not None,
-            master_listen_fd=listener.detach(),  # the store closes it
-        )
-
-
-def _listening(address: str, port: int, *, across_hosts: bool) -> socket.socket:
     family, bound = _resolved(address)
     if across_hosts and _is_loopback(bound):
         raise ConfigError(
@@ -75,12 +58,22 @@ def _listening(address: str, port: int, *, across_hosts: bool) -> socket.socket:
         )
     try:
         # Without SO_REUSEPORT, by which another process could take a share of the connections.
-        return socket.create_server((bound, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((bound, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"ranks cannot meet at {address}, port {port}: {error.strerror}",
             remedy="name an address of this host (`ip address` lists them) and a port that is free",
         ) from error
+    bound, port = listener.getsockname()[:2]
+    return TCPStore(
+        bound,
+        port,
+        clients,
+        True,
+        timeout,
+        wait_for_workers=clients is not None,
+        master_listen_fd=listener.detach(),  # the store closes it
+    )
 
 
 def choose_interfaces(master: str, *, one_host: bool) -> None:
@@ -97,11 +90,29 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
     missing = [name for name in INTERFACE_VARIABLES if not os.environ.get(name)]
     if not missing:
         return
-    found = _loopback() if one_host else _interface_to(master)
+    own = LOOPBACK
+    if not one_host:
+        family, address = _resolved(master)
+        # One that is given as the loopback is for agents of one host that play several.
+        if _is_loopback(address) and not (_is_loopback(master) or master == "localhost"):
+            raise ConfigError(
+                f"{master}, where ranks meet, is {address} on this host, so that others would not "
+                "reach its ranks",
+                remedy="give the launcher an address instead of the name, or set "
+                "GLOO_SOCKET_IFNAME to the interface of the network between the hosts",
+            )
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, 9))  # sends nothing, only looks for a route
+                own = probe.getsockname()[0]
+            except OSError:
+                own = ""
+    interfaces = psutil.net_if_addrs().items()
+    found = next((name for name, all_of in interfaces for a in all_of if a.address == own), "")
     if not found:
-        place = "this host's loopback" if one_host else f"{master}, where ranks meet,"
         raise ConfigError(
-            f"none of this host's interfaces leads to {place}",
+            f"none of this host's interfaces leads to {LOOPBACK if one_host else master}, where "
+            "ranks meet",
             remedy=f"set {' and '.join(missing)} to the interface by which the ranks reach each "
             "other (`ip address` lists them)",
         )
@@ -118,59 +129,8 @@ def on_one_host(variables: Mapping[str, str]) -> bool:
     return _is_loopback(_resolved(variables["MASTER_ADDR"])[1])
 
 
-def _loopback() -> str:
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
-
-
-def _interface_to(master: str) -> str:
-    """The interface by which an address is reached; empty where there is none."""
-    family, address = _resolved(master)
-    if _is_loopback(address):
-        if _is_loopback(master) or master == "localhost":
-            return _loopback()  # agents of one host that play several
-        raise ConfigError(
-            f"{master}, where ranks meet, is {address} on this host, so that others would not "
-            "reach its ranks",
-            remedy="give the launcher an address instead of the name, or set GLOO_SOCKET_IFNAME "
-            "to the interface of the network between the hosts",
-        )
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing, only looks for a route
-        except OSError:
-            return ""
-        own = probe.getsockname()[0]
-    return next((name for name, each in _own_addresses(family) if each == own), "")
-
-
-def _own_addresses(family: socket.AddressFamily) -> list[tuple[str, str]]:
-    """Interfaces and their addresses, of which one may have several; empty where not on Linux."""
-    try:
-        import fcntl  # which Unix systems have
-
-        if family == socket.AF_INET6:
-            lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").split("\n")
-            rows = [line.split() for line in lines if line]
-            return [(row[-1], str(IPv6Address(int(row[0], 16)))) for row in rows]
-        content = bytearray(_IFREQ_BYTES * 1024)
-        pointer = ctypes.addressof(ctypes.c_char.from_buffer(content))
-        with socket.socket(family, socket.SOCK_DGRAM) as any_socket:
-            request = struct.pack("iP", len(content), pointer)
-            answer = fcntl.ioctl(any_socket, _GET_ADDRESSES, request)
-    except (ImportError, OSError):
-        return []
-    end: int = struct.unpack("iP", answer)[0]
-    entries = [content[n : n + _IFREQ_BYTES] for n in range(0, end, _IFREQ_BYTES)]
-    names = [entry[:16].split(b"\0")[0].decode().partition(":")[0] for entry in entries]
-    return [(name, socket.inet_ntoa(e[20:24])) for name, e in zip(names, entries, strict=True)]
-
-
 def _resolved(address: str) -> tuple[socket.AddressFamily, str]:
-    """The first address of a name, of IPv4 where there is one.
-
-    Raises:
-        ConfigError: the name is not known here.
-    """
+    """The first address of a name, of IPv4 where it has one."""
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -71,12 +71,12 @@ def world_size() -> int:
 
 
 def share_samples(ranks: int) -> None:
-    """Says that so many consecutive ranks share each sample, and read the same batches."""
+    """Sets how many consecutive ranks share each sample, and so read the same batches."""
     _ranks_per_sample[0] = ranks
 
 
 def ranks_per_sample() -> int:
-    """How many ranks count each sample that is read."""
+    """Number of ranks that count each sample that is read."""
     return _ranks_per_sample[0]
 
 
@@ -96,22 +96,18 @@ def assert_world_size(expected: int) -> None:
         )
 
 
-@contextmanager
-def local_rank_first() -> Iterator[None]:
+def local_rank_first() -> AbstractContextManager[None]:
     """Lets the first rank of each host end the block before the host's others leave it.
 
     Without a limit: no group is joined yet, whose collectives have one.
     """
     host = os.environ.get("GROUP_RANK", "0")
-    with _first(local_rank() == 0, key=f"sparsepipe/{host}/done"):
-        yield
+    return _first(local_rank() == 0, key=f"sparsepipe/{host}/done")
 
 
-@contextmanager
-def rank_0_first() -> Iterator[None]:
+def rank_0_first() -> AbstractContextManager[None]:
     """Lets rank 0 end the block before all others leave it, as :func:`local_rank_first` does."""
-    with _first(rank() == 0, key="sparsepipe/decided"):
-        yield
+    return _first(rank() == 0, key="sparsepipe/decided")
 
 
 @contextmanager
@@ -212,22 +208,21 @@ def _who_did_not_come(place: Any, mine: int, count: int) -> str:
 
 def _attempt_store(timeout: timedelta) -> Any:
     """The store of the ranks of this attempt, which the launcher or rank 0 keeps."""
-    place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    place = address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if place not in _stores:
-        choose_interfaces(place[0], one_host=on_one_host(os.environ))
-        store = _base_store(*place, timeout)
+        one_host = on_one_host(os.environ)
+        choose_interfaces(address, one_host=one_host)
+        count, number = int(os.environ["WORLD_SIZE"]), int(port)
+        # As torch's own ``env://`` makes it, but for where it listens.
+        if store_rank() is None or os.environ["RANK"] != "0":
+            store = TCPStore(address, number, count, False, timeout)
+        else:
+            store = keep_store(
+                address, number, timeout=timeout, clients=count, across_hosts=not one_host
+            )
         restart_count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         _stores[place] = PrefixStore(f"attempt{restart_count}", store)
     return _stores[place]
-
-
-def _base_store(address: str, port: str, timeout: timedelta) -> TCPStore:
-    """As torch's own ``env://`` makes it, but for where it listens."""
-    count = int(os.environ["WORLD_SIZE"])
-    if store_rank() is None or os.environ["RANK"] != "0":
-        return TCPStore(address, int(port), count, False, timeout)
-    across = not on_one_host(os.environ)
-    return keep_store(address, int(port), timeout=timeout, clients=count, across_hosts=across)
 
 
 def store_rank() -> int | None:
@@ -246,6 +241,7 @@ def renumber(numbers: Sequence[int]) -> None:
 
 
 def leave() -> None:
+    """Leaves the group, if this process is in one."""
     _host_groups.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
@@ -285,7 +281,7 @@ def destroy_group(made: Any) -> None:
 def broadcast_object(
     value: _Value, *, source: int = 0, what: str = "broadcasting a value of rank 0"
 ) -> _Value:
-    """The ``value`` of rank ``source``, on every rank; what may be in it: see :mod:`.safe_pickle`.
+    """The ``value`` of rank ``source``, on every rank; :mod:`.safe_pickle` says what it may hold.
 
     Raises:
         ConfigError: it holds something else.
@@ -299,52 +295,47 @@ def broadcast_object(
         dist.broadcast(size, src=source, group=group)
         data = data if is_source else torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(data, src=source, group=group)
-    return value if is_source else _unpacked(data)
+    return value if is_source else safe_pickle.loads(data.numpy().tobytes())
 
 
 def gather_objects(value: _Value, *, what: str = "gathering a value of each rank") -> list[_Value]:
     """All ranks' values, in rank order, on every rank; without those that are None.
 
     Raises:
-        ConfigError: this rank's holds what is no value; see :mod:`.safe_pickle`.
+        ConfigError: this rank's holds what :mod:`.safe_pickle` does not send.
     """
-    if world_size() == 1:
-        return [] if value is None else [value]
-    data, sizes = _with_sizes(value, what)
-    found = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
-    with collective(what, host_group()):
-        dist.all_gather(found, data, group=host_group())
-    values = [_unpacked(each[:size]) for each, size in zip(found, sizes, strict=True)]
-    return [each for each in values if each is not None]
+    found = [value] if world_size() == 1 else _gathered(value, what, everywhere=True)
+    return [each for each in found if each is not None]
 
 
 def gather_to_rank_0(value: Any) -> list[Any]:
     """Every rank's ``value`` in rank order, on rank 0; nothing on the others.
 
     Raises:
-        ConfigError: this rank's holds what is no value; see :mod:`.safe_pickle`.
+        ConfigError: this rank's holds what :mod:`.safe_pickle` does not send.
     """
     if world_size() == 1:
         return [value]
-    what = "putting the stages' states together"
-    data, sizes = _with_sizes(value, what)
-    found = [torch.empty_like(data) for _ in sizes] if rank() == 0 else None
-    with collective(what, host_group()):
-        dist.gather(data, found, dst=0, group=host_group())
-    return [_unpacked(each[:size]) for each, size in zip(found or (), sizes, strict=False)]
+    return _gathered(value, "putting the stages' states together", everywhere=False)
 
 
-def _with_sizes(value: Any, what: str) -> tuple[Tensor, list[int]]:
-    """A value as bytes, as many as the longest of all ranks has, and how many each has."""
+def _gathered(value: Any, what: str, *, everywhere: bool) -> list[Any]:
+    group = host_group()
     data = _packed(value, what)
     own = torch.tensor([data.numel()])
     sizes = [torch.empty_like(own) for _ in range(world_size())]
-    with collective(what, host_group()):
-        dist.all_gather(sizes, own, group=host_group())
-    counts = [int(size) for size in sizes]
-    longest = torch.zeros(max(counts), dtype=torch.uint8)
-    longest[: data.numel()] = data
-    return longest, counts
+    with collective(what, group):
+        dist.all_gather(sizes, own, group=group)
+    sent = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
+    sent[: data.numel()] = data
+    found = [torch.empty_like(sent) for _ in sizes] if everywhere or rank() == 0 else []
+    with collective(what, group):
+        if everywhere:
+            dist.all_gather(found, sent, group=group)
+        else:
+            dist.gather(sent, found or None, dst=0, group=group)
+    pairs = zip(found, sizes, strict=False)
+    return [safe_pickle.loads(each[: int(size)].numpy().tobytes()) for each, size in pairs]
 
 
 def _packed(value: Any, what: str) -> Tensor:
@@ -353,10 +344,6 @@ def _packed(value: Any, what: str) -> Tensor:
     except safe_pickle.Unsendable as error:
         raise ConfigError(f"{what}: it holds {error.what}", remedy=error.remedy) from None
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _unpacked(data: Tensor) -> Any:
-    return safe_pickle.loads(data.numpy().tobytes())
 
 
 def any_rank(flag: bool) -> bool:
@@ -398,7 +385,7 @@ def average_(tensors: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def broadcast_tensors_(tensors: Iterable[Tensor], *, source: int) -> None:
-    """Overwrites tensors by those of a rank; all ranks give as many, of the same shapes."""
+    """Overwrites tensors by those of rank ``source``; all ranks give as many, of equal shapes."""
     if world_size() == 1:
         return
     with collective("broadcasting the module's tensors", host_group()):

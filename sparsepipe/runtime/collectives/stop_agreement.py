@@ -42,7 +42,16 @@ class StoreClient:
         self._requests: SimpleQueue[tuple[Callable[[Any], Any], SimpleQueue[Any]]] = SimpleQueue()
         self._step: int | None = None
         self._proposals = 0
-        threading.Thread(target=self._serve, name="store-client", daemon=True).start()
+
+        def serve() -> None:
+            while True:
+                function, answers = self._requests.get()
+                try:
+                    answers.put(function(self.store))
+                except Exception as error:
+                    answers.put(error)
+
+        threading.Thread(target=serve, name="store-client", daemon=True).start()
 
     def request(self, function: Callable[[Any], _Value]) -> _Value:
         """Calls ``function`` with the store and returns its result.
@@ -67,20 +76,15 @@ class StoreClient:
             self._step = step
         return self._proposals
 
-    def _serve(self) -> None:
-        while True:
-            function, answers = self._requests.get()
-            try:
-                answers.put(function(self.store))
-            except Exception as error:
-                answers.put(error)
-
     def _error(self, how: str, remedy: str) -> TransportError:
         host, me = process_group.store_rank(), rank_name(process_group.rank())
         if host is None:  # the launcher outlives all ranks
             return TransportError(f"{me} is cut off from the launcher, which {how}", remedy=remedy)
-        text = f"{rank_name(host)} {how} when {me} checked whether to stop"
-        return TransportError(text, remedy=remedy)
+        error = TransportError(
+            f"{rank_name(host)} {how} when {me} checked whether to stop", remedy=remedy
+        )
+        error.ranks = (host,)
+        return error
 
 
 class StopAgreement:
@@ -88,21 +92,24 @@ class StopAgreement:
 
     Args:
         spread: steps that ranks can be apart at most.
+
+    Attributes:
+        reason: given by the rank that has proposed the stop; 0 before they agree.
     """
 
     def __init__(self, *, spread: int, client: StoreClient | None = None) -> None:
         self._spread = spread
-        self._client = _group_client() if client is None else client
+        if client is None and process_group.world_size() > 1:
+            store = process_group.store()
+            if not _clients or _clients[0].store is not store:
+                _clients[:] = [StoreClient(store, limit_s=group_limit_s())]
+            client = _clients[0]
+        self._client = client
         number = "" if self._client is None else next(self._client.numbers)
         self._key = f"sparsepipe/stop/{number}"
         self._agreed: int | None = None
-        self._reason = 0
+        self.reason = 0
         self._proposals = 0
-
-    @property
-    def reason(self) -> int:
-        """What the rank that has proposed the stop gave as its reason; 0 before they agree."""
-        return self._reason
 
     @property
     def pending(self) -> bool:
@@ -119,7 +126,7 @@ class StopAgreement:
         """
         client = self._client
         if client is None:
-            self._reason = reason
+            self.reason = reason
             return requested
         if self._agreed is None and requested:
             last = step + 2 * self._spread + 2  # twice: the others look after a step
@@ -128,21 +135,12 @@ class StopAgreement:
             client.request(lambda store: store.add(_PROPOSALS, 1))
         elif self._agreed is None and (proposals := client.proposals(step)) != self._proposals:
             self._proposals = proposals
-            self._agree(client.request(self._read))
+            key = self._key
+            self._agree(
+                client.request(lambda store: store.get(key) if store.check([key]) else None)
+            )
         return self._agreed is not None and step >= self._agreed
-
-    def _read(self, store: Any) -> bytes | None:
-        return store.get(self._key) if store.check([self._key]) else None
 
     def _agree(self, proposal: bytes | None) -> None:
         if proposal is not None:
-            self._agreed, self._reason = map(int, proposal.split())
-
-
-def _group_client() -> StoreClient | None:
-    if process_group.world_size() == 1:
-        return None
-    store = process_group.store()
-    if not _clients or _clients[0].store is not store:
-        _clients[:] = [StoreClient(store, limit_s=group_limit_s())]
-    return _clients[0]
+            self._agreed, self.reason = map(int, proposal.split())

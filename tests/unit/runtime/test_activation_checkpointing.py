@@ -164,21 +164,19 @@ def test_spans_share_the_kernel_maps_that_are_built_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "batch", "layer"),
+    ("network", "batch"),
     [
-        (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)), "mlp", 0),
-        (lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True)), "mlp", 1),
-        (lambda: nn.Sequential(nn.Identity(), nn.Dropout(0.5, inplace=True)), "mlp", 1),
-        (lambda: nn.Sequential(ReLU(inplace=True), Linear(1, 2)), "sparse", 0),
+        (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)), "mlp"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True)), "mlp"),
+        (lambda: nn.Sequential(nn.Identity(), nn.Dropout(0.5, inplace=True)), "mlp"),
+        (lambda: nn.Sequential(ReLU(inplace=True), Linear(1, 2)), "sparse"),
     ],
 )
-def test_layers_that_change_the_kept_input_are_refused(
-    network: Any, batch: str, layer: int
-) -> None:
+def test_layers_that_change_the_kept_input_are_refused(network: Any, batch: str) -> None:
     layers = network()
     stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
     value = wanting(CASES[batch].batch(0))
-    with pytest.raises(ConfigError, match=rf"layer {layer} \(\w+\) works in place") as caught:
+    with pytest.raises(ConfigError, match="one of layers 0 to 1 works in place") as caught:
         stage.forward(value, minibatch=0, leaves={})
     assert "inplace=False" in caught.value.remedy
 
@@ -202,9 +200,9 @@ def test_a_later_layer_that_changes_the_kept_input_is_refused() -> None:
 def test_buffers_that_a_second_run_would_change_again_are_refused() -> None:
     layers = nn.Sequential(nn.Tanh(), spectral_norm(nn.Linear(6, 6)))
     stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
-    with pytest.raises(ConfigError, match=r"layer 1 \(\w+\) changes its buffer '_u'") as caught:
+    with pytest.raises(ConfigError, match=r"of layers 0 to 1 changes its buffer '_u'") as caught:
         stage.forward(CASES["mlp"].batch(0), minibatch=0, leaves={})
-    assert "leave layer 1 out" in caught.value.remedy
+    assert "leave that layer out" in caught.value.remedy
 
 
 def test_frozen_norms_stay_as_they_are() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -123,19 +122,12 @@ def replaces(layer: Changing) -> None:
     layer.rng = np.random.default_rng()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (makes, "layer 1 makes a random generator, 'late' of its Changing,"),
-        (replaces, "layer 1 replaces a random generator, 'rng' of its Changing,"),
-        (drops, "layer 1 drops a random generator, 'rng' of its Changing,"),
-    ],
-)
+@pytest.mark.parametrize("change", [makes, replaces, drops])
 def test_layers_that_have_other_generators_after_they_ran_are_refused(
-    change: Callable[[Changing], None], message: str
+    change: Callable[[Changing], None],
 ) -> None:
     layers = nn.Sequential(nn.Linear(6, 8), Changing(change))
     stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
-    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+    with pytest.raises(ConfigError, match="makes or replaces a random generator") as refused:
         stage.forward(mlp_batch(0), minibatch=0, leaves={})
     assert "__init__" in refused.value.remedy

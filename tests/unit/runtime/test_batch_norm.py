@@ -291,7 +291,7 @@ def test_moments_of_parts_and_of_none() -> None:
     empty = Moments(count=0, mean_C=torch.zeros(5).double(), squares_C=torch.zeros(5).double())
     parts = [Moments.of(part) for part in x.split(6)]
     for mixed in ([*parts, empty], [empty, *parts], [Moments.together([empty, empty]), *parts]):
-        found = Moments.unpacked(Moments.together(mixed).packed())
+        found = Moments.together(mixed)
         assert found.count == 13
         torch.testing.assert_close(found.mean_C, x.mean(0))
         torch.testing.assert_close(found.squares_C, x.var(0, correction=0) * 13)

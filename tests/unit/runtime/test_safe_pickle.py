@@ -170,6 +170,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_a_stranger_sends_runs_nothing(tmp_path: Path, attack: Any) -> None:
     mark = tmp_path / "mark"
