@@ -13,7 +13,7 @@ Counts = tuple[int, ...]
 """Devices of each kind."""
 
 SEVERAL = -1
-"""In place of a host: a stage whose devices are not all on one."""
+"""Number in place of a host's, for a stage whose devices are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,7 @@ class DevicePool:
         """The devices of an inventory, with one bandwidth for all links if one is given.
 
         Raises:
-            HardwareError: there is no device, or a link that is needed has no bandwidth, or none
-                above 0.
+            HardwareError: the inventory has no device, or a needed link no bandwidth above 0.
         """
         kinds = kinds_of(inventory)
         if bandwidth_bytes_per_s is not None:
@@ -191,7 +190,7 @@ class Choice:
     counts: Counts
 
     def text(self, kinds: tuple[Kind, ...]) -> str:
-        """Its layers and devices, such as ``0-23 on 4 x RTX 2080 Ti + 1 x TITAN V``."""
+        """Layers and devices as text, such as ``0-23 on 4 x RTX 2080 Ti + 1 x TITAN V``."""
         return f"{self.first}-{self.end - 1} on {devices_text(self.counts, kinds)}"
 
 

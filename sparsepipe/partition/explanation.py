@@ -233,7 +233,7 @@ def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, ob
 
 
 def rank_times(plan: Plan) -> list[dict[str, Any]]:
-    """What the search of a plan expected of each rank: the ``device``, and seconds of a minibatch's
+    """Expectations of a plan's search for each rank: the ``device``, and seconds of a minibatch's
     ``forward``, ``backward`` and ``update``, and in the first stage its ``load``, where known.
 
     Empty where nothing was expected, or of other devices than the plan has now.

@@ -89,8 +89,7 @@ class Problem:
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
-            HardwareError: there is no device, or a link that is needed has no bandwidth, or none
-                above 0.
+            HardwareError: the inventory has no device, or a needed link no bandwidth above 0.
         """
         names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
         check_there(names, profiles)
@@ -251,7 +250,7 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
 def assign_devices(
     stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]
 ) -> list[Choice]:
-    """Stages of a merged pool on the devices that there are, first hosts first."""
+    """Stages of a merged pool on the pool's own devices, first hosts first."""
     left = list(pool.counts)
     found = []
     for stage in stages:
@@ -272,7 +271,7 @@ def as_uniform(problem: Problem, device: str) -> Problem:
     named = [k for k, kind in enumerate(pool.kinds) if kind.name == device]
     if not named:
         raise ConfigError(
-            f"there is no device {device!r} in the inventory",
+            f"unknown device {device!r}: not in the inventory",
             remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in pool.kinds))}",
         )
     limits = [kind.memory_bytes for kind in pool.kinds if kind.memory_bytes is not None]

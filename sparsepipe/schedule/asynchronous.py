@@ -72,7 +72,7 @@ class RankOrder:
         return min(forward, self._come - 1) // self._readers
 
     def feed(self, count: int = 1) -> Iterator[Action]:
-        """What this rank does when ``count`` more minibatches enter the pipeline.
+        """Actions of this rank when ``count`` more minibatches enter the pipeline.
 
         The generator must be run to its end before the next one.
         """
@@ -87,7 +87,7 @@ class RankOrder:
         self._come = end
 
     def drain(self) -> Iterator[Action]:
-        """What is left to do when no more minibatches come; then all begins anew.
+        """Remaining actions when no more minibatches come; then numbering begins anew.
 
         Replicas without a minibatch in the last round take part in its update.
         """
@@ -112,7 +112,7 @@ def asynchronous(plan: Plan, minibatches: int) -> Schedule:
 
 
 def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """What one rank does, generated one action at a time: a long run has many actions."""
+    """Actions of one rank, generated one at a time: a long run has many."""
     order = RankOrder(plan, rank)
     for count in supply.portions(plan.replicas(plan.stage_of(rank))):
         yield from order.feed(count)

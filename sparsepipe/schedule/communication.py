@@ -16,12 +16,15 @@ from typing import Literal
 Way = Literal["direct", "chain"]
 
 CHUNK_BYTES = 2**20
-"""What goes through a chain together; vectors up to this size go whole. Of 64 MiB on 4 and 3 ranks,
-joined at 125 MB/s, chunks of 512 KiB to 2 MiB took 586 to 592 ms, those of 64 KiB 979 and those of
-4 MiB 634 (benchmarks/ordered_sum.py --only link --chunk-kib, two quiet cores)."""
+"""Bytes that go through a chain together; vectors up to this size go whole.
+
+A sum of 64 MiB over 4 and 3 ranks, joined at 125 MB/s, took 586 to 592 ms with chunks of 512 KiB to
+2 MiB, 979 ms with 64 KiB and 634 ms with 4 MiB (benchmarks/ordered_sum.py --only link --chunk-kib,
+two quiet cores).
+"""
 
 HOP_BYTES = 2**17
-"""What one more hop costs, as bytes of the link between hosts: a part must come, be seen by a rank
+"""Cost of one more hop, as bytes of the link between hosts: a part must come, be seen by a rank
 that may have slept, be added to or copied, and set out again, also where both ranks are on one
 host. 1 ms of a link of 125 MB/s: with it chains are taken from 0.9, 3.8 and 4.5 MiB on where they
 were found to be better from about 0.7, 2 and 3 on (4 and 3, 2 and 1, and 2, 2 and 2 ranks on hosts;
@@ -49,12 +52,12 @@ def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
 
 
 def direct_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
-    """What a direct sum takes, as bytes of a link: the busiest host's, and two hops."""
+    """Cost of a direct sum, as bytes of a link: the busiest host's, and two hops."""
     return direct_load(hosts) * num_bytes + 2 * HOP_BYTES
 
 
 def chain_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
-    """What a chain takes, as bytes of a link between hosts.
+    """Cost of a chain, as bytes of a link between hosts.
 
     From the first chunk to the last the busiest host's link has always something to send; beside
     that counts a chunk's way up the chain and down again, over links that carry nothing else then.

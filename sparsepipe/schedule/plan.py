@@ -223,7 +223,7 @@ class Plan:
         return self.rank_of(stage, minibatch % self.replicas(stage))
 
     def microbatches_of(self, rank: int, count: int) -> range:
-        """Those that ``rank`` handles, of so many that a minibatch is cut into."""
+        """Microbatches that ``rank`` handles, of ``count`` of a minibatch."""
         stage = self.stage_of(rank)
         return in_turn(count, replica=self.replica_of(rank), replicas=self.replicas(stage))
 

@@ -26,7 +26,7 @@ def naive(plan: Plan, minibatches: int) -> Schedule:
 
 
 def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """What one rank does in :func:`naive`, generated one action at a time."""
+    """Actions of one rank in :func:`naive`, generated one at a time."""
     stage, replica = plan.stage_of(rank), plan.replica_of(rank)
     replicas = plan.replicas(stage)
     for number, count in enumerate(supply.portions(replicas)):
@@ -47,7 +47,7 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def gpipe_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """What one rank does in :func:`gpipe`, generated one action at a time."""
+    """Actions of one rank in :func:`gpipe`, generated one at a time."""
     parts = plan.microbatches_of(rank, microbatches)
     for minibatch, _ in enumerate(supply.portions(1)):
         yield from (Action("F", minibatch, part) for part in parts)
@@ -67,7 +67,7 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def one_f_one_b_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """What one rank does in :func:`one_f_one_b`, generated one action at a time."""
+    """Actions of one rank in :func:`one_f_one_b`, generated one at a time."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["1f1b"])
 
 
@@ -86,12 +86,12 @@ def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Sch
 def eager_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """What one rank does in :func:`eager_one_f_one_b`, generated one action at a time."""
+    """Actions of one rank in :func:`eager_one_f_one_b`, generated one at a time."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
 MicrobatchOrder = Callable[[Plan, int, MinibatchSupply, int], Iterator[Action]]
-"""What one rank of a plan does, with a number of microbatches; generated one action at a time."""
+"""Actions of one rank of a plan with a number of microbatches, generated one at a time."""
 
 SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
     {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
@@ -108,7 +108,7 @@ def order_by_name(name: str) -> MicrobatchOrder:
         name: of the schedule, or its dotted path.
 
     Raises:
-        ConfigError: there is no such schedule.
+        ConfigError: the schedule is unknown.
     """
     return by_name(name, SYNCHRONOUS, kind="synchronous schedule")
 

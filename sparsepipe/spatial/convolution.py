@@ -35,7 +35,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """What a layer with ``windows``, one for each of the last dimensions, moves along each axis.
+    """Moves of halos along each axis for a layer with ``windows`` over the last dimensions.
 
     Raises:
         ConfigError: the sample is cut along a dimension that is none of the last, or its output
@@ -62,7 +62,7 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
     )
 
 
-def of_each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """PyTorch's short forms: one number for all dimensions, or one for each."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
@@ -115,11 +115,11 @@ class _Layer:
 
     @property
     def own(self) -> _Part:
-        """What they add to all outputs."""
+        """Contribution of these inputs to all outputs."""
         return _Part(self, self.inside, self.outputs)
 
     def halos(self, place: int) -> list[_Part]:
-        """What inputs add that the move at ``place`` brings: those before and those behind."""
+        """Contributions of the halos that the move at ``place`` brings, before and behind."""
         dim = self.moves[place].dim
         later = [move.dim for move in self.moves[place + 1 :]]
         found = []
@@ -133,7 +133,7 @@ class _Layer:
         return found
 
     def arriving(self, fetching: Fetch | None) -> Iterator[tuple[_Part, Tensor]]:
-        """Parts of other ranks' inputs, with these, as soon as they are there."""
+        """Contributions of other ranks' inputs, as soon as these have arrived."""
         for place in range(len(self.moves)):
             assert fetching is not None
             halos = fetching.halos()
@@ -143,7 +143,7 @@ class _Layer:
                 yield part, self._narrowed(halo, self.moves[place + 1 :])
 
     def start(self, local: Tensor) -> Fetch | None:
-        """Begins to fetch halos; None: there are no other ranks."""
+        """Begins to fetch halos; None without other ranks."""
         fetching = Fetch.start(local, self.moves[0], self.grid) if self.moves else None
         if fetching is not None and not self.grid.overlap:
             fetching.pending.wait()
@@ -161,7 +161,7 @@ class _Layer:
         return value
 
     def arguments(self, padding: Sequence[int]) -> tuple[Any, ...]:
-        """Of PyTorch's convolution, behind its tensors."""
+        """Arguments of PyTorch's convolution behind its tensors."""
         return (
             [window.stride for window in self.windows],
             padding,
@@ -174,7 +174,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What some inputs add to outputs: a convolution is the sum over parts of its inputs.
+    """Contribution of some inputs to outputs; a convolution is the sum over parts of its inputs.
 
     Args:
         layer: the convolution.
@@ -211,7 +211,7 @@ class _Part:
         return (even, []) if is_even else ([0] * len(even), pads)
 
     def compute(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the inputs add to the outputs, with ``bias``."""
+        """Contribution of the inputs to the outputs, with ``bias``."""
         transposed = self.layer.windows[0].transposed
         if self.is_empty:
             channels = weight.shape[1] * self.layer.groups if transposed else weight.shape[0]
@@ -232,7 +232,7 @@ class _Part:
     def gradients(
         self, gradient: Tensor, inputs: Tensor | None, weight: Tensor, mask: Sequence[bool]
     ) -> tuple[Any, ...]:
-        """Of inputs, weight and bias, as far as ``mask`` asks for them; None for others.
+        """Gradients of inputs, weight and bias where ``mask`` asks for them; None for others.
 
         Args:
             gradient: of the outputs.
@@ -306,7 +306,7 @@ class _Convolution(torch.autograd.Function):
         layer: _Layer = ctx.layer
         mask = ctx.needs_input_grad[:3]
         fetching = layer.start(local) if mask[1] else None
-        giving = _Giving.start(layer, gradient, weight) if mask[0] else None
+        giving = _HaloGradients.start(layer, gradient, weight) if mask[0] else None
         into, of_weight, of_bias = layer.own.gradients(
             gradient, layer.narrowed(local), weight, mask
         )
@@ -319,14 +319,14 @@ class _Convolution(torch.autograd.Function):
 
 
 @dataclass(slots=True)
-class _Giving:
+class _HaloGradients:
     """Gradients of halos on their way back to the ranks that hold these.
 
     Args:
         layer: the convolution.
         halos: for each of its moves but the last, the gradients of what it brought before and
             behind.
-        giving: back along the last axis; None: there are no other ranks.
+        giving: back along the last axis; None without other ranks.
     """
 
     layer: _Layer
@@ -334,7 +334,7 @@ class _Giving:
     giving: GiveBack | None
 
     @classmethod
-    def start(cls, layer: _Layer, gradient: Tensor, weight: Tensor) -> _Giving:
+    def start(cls, layer: _Layer, gradient: Tensor, weight: Tensor) -> _HaloGradients:
         def brought(place: int) -> list[Tensor]:
             return [
                 part.gradients(part.of(gradient), None, weight, [True, False, False])[0]
@@ -362,7 +362,7 @@ class _Giving:
 
 
 def _cast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """As autocast casts what a convolution is given: all floating-point numbers but doubles."""
+    """Casts tensors as autocast does for a convolution: all floating-point dtypes but doubles."""
     kind = next(each.device.type for each in tensors if each is not None)
     if not torch.is_autocast_enabled(kind):
         return tensors
@@ -404,16 +404,18 @@ def _convolution(
     groups: int = 1,
 ) -> Shard:
     count = weight.dim() - 2
-    dilations = of_each(dilation, count)
+    dilations = as_tuple(dilation, count)
     if padding == "same":
         reach = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
         pads = [(each // 2, each - each // 2) for each in reach]
     else:
-        pads = [(each, each) for each in of_each(0 if isinstance(padding, str) else padding, count)]
+        pads = [
+            (each, each) for each in as_tuple(0 if isinstance(padding, str) else padding, count)
+        ]
     windows = [
         Window(kernel=k, stride=s, before=p[0], after=p[1], dilation=d)
         for k, s, p, d in zip(
-            weight.shape[2:], of_each(stride, count), pads, dilations, strict=True
+            weight.shape[2:], as_tuple(stride, count), pads, dilations, strict=True
         )
     ]
     return _run(input, weight, bias, windows, groups)
@@ -443,10 +445,10 @@ def _transposed_convolution(
         Window(kernel=k, stride=s, before=p, after=p, dilation=d, transposed=True, output_padding=o)
         for k, s, p, d, o in zip(
             weight.shape[2:],
-            of_each(stride, count),
-            of_each(padding, count),
-            of_each(dilation, count),
-            of_each(output_padding, count),
+            as_tuple(stride, count),
+            as_tuple(padding, count),
+            as_tuple(dilation, count),
+            as_tuple(output_padding, count),
             strict=True,
         )
     ]

@@ -45,7 +45,7 @@ _DTYPES = (
     torch.int32,
     torch.int64,
 )
-"""By their numbers ranks compare what they hold."""
+"""Dtypes that ranks compare by their places here."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,8 +61,8 @@ class Grid:
         overlap: whether convolutions compute what needs no halo while halos are under way.
 
     Raises:
-        ConfigError: there is no process group, this process is not in it, or its size is not that
-            of the grid.
+        ConfigError: torch.distributed is not initialised, this process is not in the group, or the
+            group has another size than the grid.
     """
 
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Grid:
         object.__setattr__(self, "shape", tuple(int(parts) for parts in self.shape))
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(
-                f"{self.shape} is no shape of a grid",
+                f"{self.shape} is not the shape of a grid",
                 remedy="give a number of shards of at least 1 for each spatial dimension",
             )
         ranks = group_size(self.group)
@@ -127,7 +127,7 @@ class Grid:
         return self.part(full)
 
     def part(self, full: Tensor) -> Tensor:
-        """As :meth:`shard`, where this or other ranks may have nothing of the whole."""
+        """This rank's part, as :meth:`shard` cuts it, which may be empty."""
         for dim in range(-self.dimensions, 0):
             held = self.held(dim + self.dimensions, full.shape[dim])
             full = full.narrow(dim, held.start, held.size)
@@ -301,7 +301,7 @@ class Fetch:
         return cls(local, move, grid, pending)
 
     def wait(self) -> Tensor:
-        """What this rank needs, in order."""
+        """The positions that this rank needs, in order."""
         received = iter(self.pending.wait())
         held, own = self.move.exchange.held.start, self.grid.coordinate(self.move.axis)
         dim = self.move.dim
@@ -315,7 +315,7 @@ class Fetch:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
     def halos(self) -> tuple[Tensor, Tensor]:
-        """What this rank needs of others, before its shard and behind it."""
+        """Halos from other ranks, before this rank's shard and behind it."""
         received = iter(self.pending.wait())
         before, behind = (
             [part for _, part in zip(pieces, received, strict=False)]
@@ -394,7 +394,7 @@ class GiveBack:
 
 
 def _halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
-    """What other ranks hold of what a rank needs, before its shard and behind it."""
+    """Pieces of a rank's halos that other ranks hold, before its shard and behind it."""
     own, end = grid.coordinate(move.axis), move.exchange.held.stop
     theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
     return (
@@ -404,7 +404,7 @@ def _halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
 
 
 def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """What this rank needs after all moves; not recorded by autograd."""
+    """Fetches what this rank needs after all moves; autograd does not record it."""
     fetching = Fetch.start(local, moves[0], grid)
     for move in moves[1:]:
         fetching = Fetch.start(fetching.wait(), move, grid)
@@ -477,7 +477,7 @@ def gather_moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
 
 
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """What this rank needs after all moves; gradients go back to the ranks that hold them.
+    """Fetches what this rank needs after all moves; gradients go back to the ranks that hold it.
 
     Where a rank has all that it needs the result is a view, so that nothing is kept twice for the
     backward pass.

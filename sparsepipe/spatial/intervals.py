@@ -32,7 +32,7 @@ class Interval:
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def without(self, other: Interval) -> tuple[Interval, Interval]:
-        """Its positions before ``other`` and behind it."""
+        """The positions of this interval before ``other`` and behind it."""
         return (
             Interval(self.start, max(self.start, min(self.stop, other.start))),
             Interval(min(self.stop, max(self.start, other.stop)), self.stop),
@@ -102,7 +102,7 @@ class Window:
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def needs(self, outputs: Interval, size: int) -> Interval:
-        """The inputs that ``outputs`` depend on, of those that there are."""
+        """The existing inputs that ``outputs`` depend on."""
         if not outputs.size:
             return EMPTY
         found = self._spread(outputs) if not self.transposed else self._gathered(outputs)
@@ -152,7 +152,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one rank of an axis sends and gets, so that it has what it needs.
+    """Pieces that one rank of an axis sends and receives, so that it has what it needs.
 
     Args:
         held: its shard.
@@ -166,23 +166,23 @@ class Exchange:
 
     @property
     def needed(self) -> int:
-        """Number of positions that it has after the exchange."""
+        """Number of positions on this rank after the exchange."""
         return sum(piece.interval.size for piece in self.pieces)
 
     @property
     def is_alone(self) -> bool:
-        """Whether it neither sends nor gets anything."""
+        """Whether this rank neither sends nor receives anything."""
         own = all(piece.interval & self.held == piece.interval for piece in self.pieces)
         return own and not self.sends
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it leaves the shard as it is."""
+        """Whether the exchange leaves the shard as it is."""
         return self.is_alone and [piece.interval for piece in self.pieces] == [self.held]
 
     @property
     def sent(self) -> int:
-        """Number of positions that it sends to others."""
+        """Number of positions that this rank sends to others."""
         return sum(piece.interval.size for piece in self.sends)
 
 

@@ -92,7 +92,7 @@ class _Normalised(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """What is normalised together: ``count`` values of the whole, over dimensions ``dims``."""
+    """Values that are normalised together: ``count`` of the whole, over dimensions ``dims``."""
 
     dims: tuple[int, ...]
     count: int
@@ -134,7 +134,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """By statistics of the whole; running ones get the variance of a sample, divided by n - 1.
+    """Normalises by statistics of the whole; running variances are divided by n - 1.
 
     A forward pass that activation checkpointing repeats does not change these.
     """

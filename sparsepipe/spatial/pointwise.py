@@ -98,7 +98,7 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @function_rule(Tensor.to, Tensor.type, Tensor.type_as)
 def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """To the dtype and on the device of what is given, which may be a shard."""
+    """Converts to the dtype and the device of a tensor, which may be a shard."""
     given = [local_of(each) if isinstance(each, Shard) else each for each in args]
     if not isinstance(value, Shard):
         return func(value, *given, **kwargs)
@@ -115,7 +115,7 @@ def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: An
     Tensor.backward,
 )
 def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of the shard as an object of autograd's: not of another tensor with its values."""
+    """Calls PyTorch's function on the shard itself, not on another tensor with its values."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(shard, *args, **kwargs)
 
@@ -266,7 +266,7 @@ def _unflatten(_: Any, input: Shard, dim: int, sizes: Sequence[int]) -> Any:
 
 
 def _formed(shard: Shard, shape: list[int]) -> Any:
-    """In another form: a shard where the cut dimensions are the last and stay, else the whole."""
+    """Reshapes to a shard where the cut dimensions are the last and stay, else to the whole."""
     local, old = local_of(shard), list(whole_shape(shard))
     count = -min(shard.dims)
     if len(shape) >= count and shape[-count:] == old[-count:]:
@@ -319,7 +319,7 @@ def _dropout(
     func: Callable[..., Any], input: Shard, p: float = 0.5, training: bool = True,
     inplace: bool = False,
 ) -> Shard:  # fmt: skip
-    """By this rank's part of the mask of the whole, which every rank draws by its generator."""
+    """Applies this rank's part of the mask of the whole, which every rank draws alike."""
     if not training or p == 0:
         return input
     shape, draw = whole_shape(input), torch.dropout
@@ -341,5 +341,5 @@ def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
 
 @function_rule(*_named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]))
 def _new(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
-    """Of sizes that are given: a plain tensor, the same on every rank."""
+    """A plain tensor of given sizes, the same on every rank."""
     return func(local_of(input), *args, **kwargs)

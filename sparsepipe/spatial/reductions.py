@@ -76,8 +76,8 @@ class _LargestShared(torch.autograd.Function):
         return (whole / count).to(gradient.dtype) * equal, None, None
 
 
-class _Leave(torch.autograd.Function):
-    """Behind it all ranks compute the same; a P-th of the gradient of each is its part."""
+class _ShardedToReplicated(torch.autograd.Function):
+    """The identity; divides the gradient by the number of ranks, which all compute the same."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, size: int) -> Tensor:
@@ -89,8 +89,8 @@ class _Leave(torch.autograd.Function):
         return gradient / ctx.size, None
 
 
-class _Enter(torch.autograd.Function):
-    """Before it all ranks have computed the same; its gradient is the sum of all parts."""
+class _ReplicatedToSharded(torch.autograd.Function):
+    """The identity; adds up the gradients of all ranks, which have parts of it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, grid: Grid) -> Tensor:
@@ -105,13 +105,13 @@ class _Enter(torch.autograd.Function):
 
 def enter(value: Tensor, grid: Grid) -> Tensor:
     """A value that all ranks have computed as one device would; the inverse of :func:`leave`."""
-    result: Tensor = _Enter.apply(value, grid)  # type: ignore[no-untyped-call]
+    result: Tensor = _ReplicatedToSharded.apply(value, grid)  # type: ignore[no-untyped-call]
     return result
 
 
 def leave(value: Tensor, grid: Grid) -> Tensor:
     """A value that all ranks have, for computing on with it as one device would."""
-    result: Tensor = _Leave.apply(value, grid.size)  # type: ignore[no-untyped-call]
+    result: Tensor = _ShardedToReplicated.apply(value, grid.size)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -121,7 +121,7 @@ def over_shards(value: Tensor, grid: Grid) -> Tensor:
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """In which sums of values of a dtype are made: single precision for half precision."""
+    """Dtype in which values of a dtype are summed: single precision for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

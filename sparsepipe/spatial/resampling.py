@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.spatial.convolution import halo_moves, of_each
+from sparsepipe.spatial.convolution import as_tuple, halo_moves
 from sparsepipe.spatial.grid import Grid, Move, fetch, give_back, moved
 from sparsepipe.spatial.intervals import Interval, Window, exchanges, shares
 from sparsepipe.spatial.reductions import first_largest, total, widened
@@ -39,12 +39,12 @@ def _pool_windows(
     dilation: int | Sequence[int],
     ceil_mode: bool,
 ) -> list[Window]:
-    kernels = of_each(kernel_size, count)
-    strides = kernels if stride is None or stride == [] else of_each(stride, count)
+    kernels = as_tuple(kernel_size, count)
+    strides = kernels if stride is None or stride == [] else as_tuple(stride, count)
     return [
         Window(kernel=k, stride=s, before=p, after=p, dilation=d, ceil_mode=ceil_mode)
         for k, s, p, d in zip(
-            kernels, strides, of_each(padding, count), of_each(dilation, count), strict=True
+            kernels, strides, as_tuple(padding, count), as_tuple(dilation, count), strict=True
         )
     ]
 
@@ -89,7 +89,7 @@ def _windowed(
     *,
     keeps_input: bool,
 ) -> Shard:
-    """What a layer computes of a shard and its halo.
+    """Applies a windowed layer to a shard and its halo.
 
     Args:
         shard: of the whole.
@@ -196,7 +196,7 @@ def _avg_pool(
 
 
 def _taps(window: Window, outputs: Interval, size: int, include_pad: bool) -> list[int]:
-    """By how many positions an average pool divides, for each output."""
+    """Divisors of an average pool, one for each output."""
     low, high = (-window.before, size + window.after) if include_pad else (0, size)
     starts = (o * window.stride - window.before for o in range(outputs.start, outputs.stop))
     return [min(s + window.kernel, high) - max(s, low) for s in starts]
@@ -275,7 +275,7 @@ def _interpolate(
     input = input.to(F.interpolate(like, scale_factor=2.0, mode=mode).dtype)  # type: ignore[assignment]
     scales: list[float | None] = [None] * count
     if size is not None:
-        sizes = of_each(size, count)
+        sizes = as_tuple(size, count)
     else:
         assert scale_factor is not None
         given = (scale_factor,) if isinstance(scale_factor, int | float) else tuple(scale_factor)
@@ -311,7 +311,7 @@ def _span(taps: list[tuple[int, float]]) -> Interval:
 
 
 def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact: bool) -> _Taps:
-    """As PyTorch rounds them, which on a CUDA device has all numbers in single precision."""
+    """Nearest inputs as PyTorch rounds them: on a CUDA device in single precision throughout."""
     on_host = values.device.type == "cpu"
     real = np.float64 if on_host and values.dtype == torch.float64 else np.float32
     ratio = real(n) / real(m) if scale is None else real(1 / scale)

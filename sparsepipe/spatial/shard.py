@@ -184,7 +184,7 @@ def gathered(shard: Shard) -> Tensor:
 
 
 def own_part(value: Tensor, shard: Shard) -> Tensor:
-    """What goes with ``shard`` of a plain tensor that is broadcast to it.
+    """The part of a plain tensor that is broadcast to ``shard``.
 
     That is all of it where it has no or one position in a dimension of the whole; this rank's where
     it has those of the whole.
@@ -211,7 +211,7 @@ def uncut(shard: Tensor, dim: int, what: str) -> int:
     """``dim`` counted from the end, along which the whole is not cut.
 
     Raises:
-        ConfigError: it is, so that there is no rule for ``what``.
+        ConfigError: it is cut, and ``what`` has no rule then.
     """
     place = dim if dim < 0 else dim - local_of(shard).dim()
     if isinstance(shard, Shard) and place in shard.dims:

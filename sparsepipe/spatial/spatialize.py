@@ -73,12 +73,12 @@ _WITHOUT = (
     nn.Bilinear,
     nn.CrossMapLRN2d,
 )
-"""Modules of PyTorch that need more than one position and for which there is no rule."""
+"""Modules of PyTorch that need more than one position and have no rule."""
 
 
 @dataclass(eq=False, slots=True)
 class _SpatialForward:
-    """What stands in place of a module's ``forward``.
+    """Replacement of a module's ``forward``.
 
     A copy of the module stays spatial. A pickled one is the module as it was: what is loaded
     elsewhere knows of no grid.
@@ -103,7 +103,7 @@ class _SpatialForward:
         return self._inner(*args, **kwargs)
 
     def _inner(self, *args: Any, **kwargs: Any) -> Any:
-        """By the rule if there are shards; behind a global pool there are none."""
+        """Calls the rule if an argument is a shard; behind a global pool none is."""
         leaves = tree_leaves((args, kwargs)) if self.by_rule is not None else []
         if self.by_rule is not None and any(isinstance(each, Shard) for each in leaves):
             return self.by_rule(self.module, self.grid, *args, **kwargs)
@@ -231,7 +231,7 @@ def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
     They are those of its first tensor with a batch and a channel dimension before the grid's.
 
     Raises:
-        ConfigError: there is no such tensor.
+        ConfigError: the batch has no such tensor.
     """
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim() >= grid.dimensions + 2:

@@ -354,7 +354,7 @@ def _objective(config: DictConfig) -> tuple[str | None, Mode | None]:
 
 def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
     """The job whose run is the best of a search, by the rule of
-    :func:`sparsepipe.runs.best.best_of`; None where there is none, as where an earlier sweep has
+    :func:`sparsepipe.runs.best.best_of`; None where none is, as where an earlier sweep has
     found the best value.
     """
     if not isinstance(found, dict) or "best_value" not in found:

@@ -31,8 +31,8 @@ from sparsepipe.utils.parent import end_with_parent
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = 500
-"""In thousandths of all memory: the OOM killer takes a job before the sweep, though a rank of the
-job may be smaller. A process that tries out a batch size is still ended before either."""
+"""Score in thousandths of all memory: the OOM killer takes a job before the sweep, though a rank of
+the job may be smaller. A process that tries out a batch size is still ended before either."""
 
 
 def run_swept(

@@ -99,7 +99,7 @@ class JobRecord:
 
 
 def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) -> list[str]:
-    """What each job has for itself: its overrides without those that all jobs share.
+    """Labels of jobs: the overrides of each without those that all jobs share.
 
     Args:
         overrides: of each job.

@@ -18,7 +18,7 @@ from torch.nn.modules.pooling import _AvgPoolNd, _MaxPoolNd
 from sparsepipe.models.chain import Resized, parted
 from sparsepipe.runtime.collectives.halo import start_messages
 from sparsepipe.spatial import grid as grid_module
-from sparsepipe.spatial.convolution import of_each
+from sparsepipe.spatial.convolution import as_tuple
 from sparsepipe.spatial.intervals import Interval, Window, exchanges, sent_bytes, shares
 from sparsepipe.spatial.shard import local_of
 
@@ -102,7 +102,7 @@ def layers_of(model: nn.Module, x: Tensor, parts: Sequence[int]) -> list[LayerBy
 
 def _window(module: Any, axis: int, value: Tensor, output: Tensor) -> Window:
     def of(name: str) -> int:
-        return of_each(getattr(module, name), value.dim() - 2)[axis]
+        return as_tuple(getattr(module, name), value.dim() - 2)[axis]
 
     common = {"kernel": of("kernel_size"), "stride": of("stride")}
     padding = {"before": of("padding"), "after": of("padding")}

@@ -101,7 +101,7 @@ def cost_model(name: str | CostModel) -> CostModel:
             already is handed back.
 
     Raises:
-        ConfigError: there is none of that name, or the path leads to none.
+        ConfigError: the name is unknown, or the path leads to no cost model.
     """
     if isinstance(name, CostModel):
         return name

@@ -129,7 +129,7 @@ def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
     """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
 
     Raises:
-        ConfigError: there is no such order.
+        ConfigError: the order is unknown.
         PlanError: no plan fits the memory.
     """
     kinds = kind_order(order, problem.pool, problem.spans)
@@ -202,7 +202,7 @@ def search_by_name(name: str) -> Search:
     device once and fit the memory is checked.
 
     Raises:
-        ConfigError: there is no such search.
+        ConfigError: the search is unknown.
     """
     found: Search = by_name(name, SEARCHES, kind="search")
     if name in SEARCHES:
@@ -289,7 +289,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
         spans: what layers cost on each kind.
 
     Raises:
-        ConfigError: there is no such order, or a list does not name each kind once.
+        ConfigError: the order is unknown, or a list does not name each kind once.
     """
     kinds = list(enumerate(pool.kinds))
     if not isinstance(order, str):
@@ -316,7 +316,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
             )
         return [k for k, kind in sorted(kinds, key=lambda entry: -(entry[1].tflops or 0))]
     raise ConfigError(
-        f"there is no order {order!r} of devices",
+        f"unknown order of devices {order!r}",
         remedy=f"use {', '.join(ORDERS)}, or a list of the devices' names",
     )
 

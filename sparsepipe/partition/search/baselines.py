@@ -39,7 +39,7 @@ class _Split:
     """How the best pipelines on a number of machines end.
 
     Attributes:
-        time_s_II: of the best pipeline of each span; infinite where there is none.
+        time_s_II: of the best pipeline of each span; infinite where none exists.
         cut_II: where its last stage begins.
         machines_II: of its last stage.
     """

@@ -46,7 +46,7 @@ class LayerTables:
 
     @property
     def anywhere_I(self) -> Floats:
-        """Seconds of second runs that do not depend on the stages, summed over the first layers.
+        """Seconds of recomputation that do not depend on the stages, summed over the first layers.
 
         They are those on the first kind of device.
         """
@@ -209,7 +209,7 @@ class RecomputationCosts:
         return found
 
     def seconds_II(self, own: StageClass) -> Floats:
-        """That each stage takes longer for a batch; infinite where it does not fit."""
+        """Extra seconds of each stage for a batch; infinite where it does not fit."""
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.is_automatic:

@@ -116,7 +116,7 @@ class Lattice:
                 self.ways.append(self._ways(host, sources, groups_BK[here]))
 
     def _hosts(self, groups_BK: Ints) -> Ints:
-        """Where the devices of each group are, as ``DevicePool.host_of``; 0 if all are alike."""
+        """Hosts of the devices of each group, as ``DevicePool.host_of``; 0 if all are alike."""
         if not self._distinguishes_hosts:
             return np.zeros(len(groups_BK), dtype=np.intp)
         on_BH = groups_BK @ self._hosts_KH > 0

@@ -292,7 +292,7 @@ class _Rest:
             self._worst_VI[place] = np.minimum(self._worst_VI[place], all_PJ.min(axis=1))
 
     def plan(self) -> list[Choice]:
-        """Stage by stage, the one whose text comes first of those that lead to a best plan."""
+        """Stages of the best plan; of equal ones those whose text comes first."""
         limit_s = float(self._second_VI[0, 0]) * (1 + EQUAL)
         node, place, spare = 0, 0, True
         chosen = []

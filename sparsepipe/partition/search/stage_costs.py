@@ -124,7 +124,7 @@ class Costs:
         self.rooms_E = self._split(numbers)
 
     def cuts_fit_TI(self, bound_s: float) -> Bools:
-        """At which places stages may begin, for their transfers."""
+        """Places at which stages may begin, for their transfers."""
         fit_TI: Bools = self._cut_s_per_byte_T[:, None] * self.spans.cut_bytes_I <= bound_s
         return fit_TI
 
@@ -174,7 +174,7 @@ class Costs:
 
 
 def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[Floats, Ints]:
-    """The rows that there are of some columns, each once, and which of them each row is."""
+    """Distinct rows of some columns, and the number of each row among them."""
     rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
     found, numbers = np.unique(rows, axis=0, return_inverse=True)
     return found, np.asarray(numbers, dtype=np.intp).reshape(-1)
@@ -292,7 +292,7 @@ class RecomputingCosts(Costs):
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """As of :class:`Costs`, with what is recomputed."""
+        """Times as in :class:`Costs`, with recomputed layers."""
         times_PJ = super().times_s(node, ways_P, begins_P, ends_J, bound_s)
         classes_P = self._classes_E[node][ways_P]
         replicas_P = self.lattice.ways[node].replicas_E[ways_P]

@@ -249,7 +249,7 @@ def test_bad_input_is_refused_on_every_rank_with_a_remedy() -> None:
     for found in run_shared(messages, 2):
         expected = {
             "ranks": "a grid of 2 x 2 needs 4 ranks, and the process group has 2",
-            "no shape": "(0, 2) is no shape of a grid",
+            "no shape": "(0, 2) is not the shape of a grid",
             "voxels": "1 positions in spatial dimension 0 cannot be cut into 2 shards",
             "dimensions": "a tensor of 1 dimensions has none for each of the grid's 2",
             "module": "the model (LSTM) has no rule",
