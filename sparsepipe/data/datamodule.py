@@ -23,9 +23,10 @@ from sparsepipe.data.dataloaders import (
     split_validation,
 )
 from sparsepipe.data.dataset import Collate, RatioMode, Representation, ShapeDataset, Voxelisation
+from sparsepipe.data.files import log_once
 from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
 from sparsepipe.data.preprocessing import Preprocessing
-from sparsepipe.data.sources.base import CacheSettings, Source, say_once
+from sparsepipe.data.sources.base import CacheSettings, Source
 from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
@@ -309,7 +310,7 @@ class ShapeDataModule(SplitDataModule):
         if points.counts_S is None or not (points.counts_S < wanted).any():
             return
         fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
-        say_once(
+        log_once(
             f"{few} of {len(points)} {split} clouds {'has' if few == 1 else 'have'} fewer points "
             f"than the {wanted} of data.num_points, the fewest {points.counts_S[fewest]} "
             f"({(points.files or points.names)[fewest]}): they are repeated"

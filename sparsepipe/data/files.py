@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ _BLOCK_BYTES = 1 << 20
 _LOG = logging.getLogger(__name__)
 _QUIET_S = 3.0
 """Shorter waits, such as those of the ranks of one run for each other, are not logged."""
+
+
+FOUND = logging.getLogger(f"{__name__}.found")
+"""Logger of what was found in users' data; ranks leave that to the process that starts them."""
+
+
+@cache
+def log_once(message: str) -> None:
+    """Log what was found in users' data, once in this process, which may open it repeatedly."""
+    FOUND.info(message)
 
 
 class UnreadableError(DataError):

@@ -18,7 +18,6 @@ from pathlib import Path
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.data.sources.base import said_so_far
 from sparsepipe.emulate import (
     NotPermitted,
     announce_hosts,
@@ -46,7 +45,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.meeting_point import LOOPBACK
 from sparsepipe.runtime.collectives.process_group import first_to_report
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.runtime.launch import environment_variables, launch, run_with_restarts
+from sparsepipe.runtime.launch import launch, run_with_restarts
 from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils import reading
@@ -184,8 +183,7 @@ def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
                 address=LOOPBACK if layout is None else layout.stations[0].launcher,
             )
 
-        said = environment_variables(said_so_far())
-        with hosts_emulated(spec, inventory, directory), said:
+        with hosts_emulated(spec, inventory, directory):
             run_with_restarts(start, max_restarts=spec.parallel.max_restarts)
 
 

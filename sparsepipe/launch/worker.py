@@ -30,6 +30,7 @@ def _run(path: Path) -> None:
     with no_garbage_collection():
         from sparsepipe.config.build import build_inventory
         from sparsepipe.config.run_spec import RunSpec
+        from sparsepipe.data.files import FOUND
         from sparsepipe.launch.execute import execute
         from sparsepipe.runs.lock import keep_temporary_files_apart
         from sparsepipe.runs.logs import configure
@@ -38,6 +39,7 @@ def _run(path: Path) -> None:
         from sparsepipe.utils.host import git_commit
 
     configure()
+    FOUND.disabled = True  # the process that started the ranks has logged it
     keep_temporary_files_apart()
     with SignalWatch() as watch:
         try:

@@ -18,8 +18,8 @@ from torch import nn
 from sparsepipe.config.target import Target
 from sparsepipe.config.trained import Training, training_of
 from sparsepipe.data import ShapeDataModule
+from sparsepipe.data.files import FOUND
 from sparsepipe.data.preprocessing import Preprocessing
-from sparsepipe.data.sources.base import saying_nothing
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.runs.checkpoints import (
     classes_of,
@@ -224,12 +224,14 @@ class _TestNumbers:
         return self._known.get(place)
 
     def _read(self) -> dict[str, int]:
+        was_disabled, FOUND.disabled = FOUND.disabled, True  # these data are only looked up
         try:
-            with saying_nothing():
-                files = self._data.build().point_set("test").files
+            files = self._data.build().point_set("test").files
         except SparsePipeError as error:
             log.info("the test of the training cannot be read: %s", error.message)
             return {}
+        finally:
+            FOUND.disabled = was_disabled
         return {os.path.abspath(file): number for number, file in enumerate(files)}
 
 

@@ -24,9 +24,9 @@ from sparsepipe.data.files import (
     unreadable,
 )
 from sparsepipe.data.images.sources import ImageSet
+from sparsepipe.data.listing import list_folder
 from sparsepipe.data.points import SPLITS, MappedArray, Split
 from sparsepipe.data.sources.base import LOCK_WAIT_S, require_root
-from sparsepipe.data.sources.folders import list_folder
 from sparsepipe.errors import ConfigError, DataError
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -38,7 +38,7 @@ _WIDE = ("I", "F")
 
 
 class ImageFolder:
-    """Source: images in a folder, see :func:`sparsepipe.data.sources.folders.list_folder`.
+    """Source: images in a folder, see :func:`sparsepipe.data.listing.list_folder`.
 
     Args:
         root: the folder.
@@ -72,7 +72,7 @@ class ImageFolder:
             )
         check_numbers(least_1={"height": size[0], "width": size[1]}, least_0={})
         self._size, self._channels = tuple(size), channels
-        self._listings = list_folder(self.root, suffixes=SUFFIXES, test_share=test_share)
+        self._listings = list_folder(self.root, suffixes=SUFFIXES, share=test_share)
         self.classes = self._listings["train"].classes
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:

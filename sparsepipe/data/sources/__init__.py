@@ -2,8 +2,7 @@
 
 from sparsepipe.data.points import Split
 from sparsepipe.data.sources.base import CacheSettings, Source
-from sparsepipe.data.sources.class_folders import ClassFolder
-from sparsepipe.data.sources.folders import ShapeFolder, shape_folder
+from sparsepipe.data.sources.folders import ClassFolder, ShapeFolder, shape_folder
 from sparsepipe.data.sources.npz import NpzBundle
 from sparsepipe.data.sources.off_tree import GeneratedShapes, OffTree
 from sparsepipe.data.sources.resampled import NormalResampled

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsepipe.data.checks import check_class_names, check_numbers
-from sparsepipe.data.files import scan_files
+from sparsepipe.data.checks import check_numbers
+from sparsepipe.data.files import log_once, scan_files
+from sparsepipe.data.listing import Listing
 from sparsepipe.data.mesh_rows import FRAME_NUMBERS, QUANTA
 from sparsepipe.data.points import (
     FloatArray,
@@ -40,10 +37,6 @@ _FOLDERS = ("*/*", "*/train/*", "train/*/*")
 """Where shapes lie that ``ClassFolder`` reads."""
 _MOST_SEEN = 10_000
 LOCK_WAIT_S = 7_200.0
-SAID = "SPARSEPIPE_SAID"
-"""Environment variable of ranks: checksums of what the process that starts them has logged."""
-_said = set(os.environ.get(SAID, "").split())
-_silent = ContextVar("silent", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,34 +64,6 @@ class CacheSettings:
             least_1={"cached_points": self.points},
             least_0={"cache_workers": self.workers, "sampling_seed": self.seed},
         )
-
-
-def say_once(message: str) -> None:
-    """Log what was found in the data, once: this process may open them several times, and the ranks
-    that it starts open them again (see :func:`said_so_far`).
-    """
-    if (mark := _mark(message)) not in _said and not _silent.get():
-        _said.add(mark)
-        _LOG.info(message)
-
-
-def _mark(message: str) -> str:
-    return f"{zlib.crc32(message.encode(errors='replace')):08x}"
-
-
-@contextmanager
-def saying_nothing() -> Iterator[None]:
-    """Within the block :func:`say_once` does not log: the data are looked up, not worked on."""
-    before = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(before)
-
-
-def said_so_far() -> dict[str, str]:
-    """Environment variables with which ranks do not repeat what this process has logged."""
-    return {SAID: " ".join(sorted(_said))}
 
 
 class Source(Protocol):
@@ -184,31 +149,6 @@ def _fitting_group(root: Path) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of one split.
-
-    Attributes:
-        root: the directory that ``names`` are relative to.
-        split: the split, for messages.
-        names: relative paths of the files, with forward slashes.
-        labels_S: class number of each file; -1 if there are no labels.
-        classes: class names.
-
-    Raises:
-        DataError: the name of a class is not valid text.
-    """
-
-    root: Path
-    split: Split
-    names: tuple[str, ...]
-    labels_S: IntArray
-    classes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_class_names(self.classes, self.root)
-
-
 def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowCache:
     """The cache of a listing's rows, after building missing ones.
 
@@ -230,13 +170,11 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
                 remedy=f"{remedies}; or set data.strict=false to leave them out; all are listed in "
                 f"{where}",
             )
-        known = f"{summary} and left out, as before (listed in {where})"
         if built:
             text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
             _LOG.warning(text, summary, where, shown, remedies)
-            _said.add(_mark(known))
         else:
-            say_once(known)
+            log_once(f"{summary} and left out, as before (listed in {where})")
     return rows
 
 

@@ -15,6 +15,7 @@ from sparsepipe.data.files import (
     locked,
     scan_files,
 )
+from sparsepipe.data.listing import Listing
 from sparsepipe.data.mesh_rows import SurfaceSampler, SurfaceVoxels
 from sparsepipe.data.points import SPLITS, MappedArray, PointSet, Split
 from sparsepipe.data.row_cache import DONE
@@ -23,7 +24,6 @@ from sparsepipe.data.shapes.generate import MODELLER_VERSION, is_complete, shape
 from sparsepipe.data.sources.base import (
     LOCK_WAIT_S,
     CacheSettings,
-    Listing,
     open_points,
     open_rows,
     require_root,

@@ -22,11 +22,11 @@ from sparsepipe.data.files import (
     read_text,
     scan_files,
 )
+from sparsepipe.data.listing import Listing
 from sparsepipe.data.mesh_rows import COUNTED_NUMBERS, FramedPoints, counted, first_points, quantise
 from sparsepipe.data.points import SPLITS, FloatArray, PointSet, Split
 from sparsepipe.data.sources.base import (
     CacheSettings,
-    Listing,
     open_points,
     require_root,
     wrong_layout,

@@ -24,86 +24,10 @@ from sparsepipe.data import (
 )
 from sparsepipe.data.off import write_off
 from sparsepipe.data.sources import CacheSettings, ShapeFolder, shape_folder
-from sparsepipe.data.sources.folders import list_folder
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
 
 COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0)}
-Names = dict[str, list[str]]
-
-
-def touch(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-    return root
-
-
-def listed(root: Path, share: float = 0.25) -> Names:
-    found = list_folder(root, suffixes=(".off",), test_share=share)
-    return {split: [*each.names] for split, each in found.items()}
-
-
-TEN = [f"{number}.off" for number in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("names", "train", "test", "classes"),
-    [
-        (TEN, [TEN[n] for n in (0, 1, 2, 4, 5, 6)], [TEN[3], TEN[7]], ()),
-        (["train/a.off", "test/b.off", "test/c.OFF"], ["train/a.off"], [], ()),
-        (["ant/train/1.off", "ant/test/2.off", "bee/train/1.off"], [], ["ant/test/2.off"], "ab"),
-        (["train/ant/1.off", "test/ant/2.off", "train/bee/3.off"], [], ["test/ant/2.off"], "ab"),
-        (
-            ["bee/1.off", "ant/1.off", "ant/2.off", "bee/2.off"],
-            ["ant/1.off", "bee/1.off"],
-            ["ant/2.off", "bee/2.off"],
-            "ab",
-        ),
-        (["1.off", ".x/2.off", "__MACOSX/3.off", "4.off", ".5.off"], ["1.off"], ["4.off"], ()),
-    ],
-)
-def test_layouts(
-    tmp_path: Path, names: list[str], train: list[str], test: list[str], classes: str
-) -> None:
-    found = list_folder(touch(tmp_path, *names), suffixes=(".off",), test_share=0.25)
-    for split, expected in (("train", train), ("test", test)):
-        assert not expected or [*found[split].names] == expected  # type: ignore[index]
-    assert found["train"].classes == (("ant", "bee") if classes else ())
-    for each in found.values():
-        of = [n.replace("train/", "").replace("test/", "").split("/")[0] for n in each.names]
-        labels = [each.classes.index(name) for name in of] if classes else [-1] * len(of)
-        assert each.labels_S.tolist() == labels
-
-
-@pytest.mark.parametrize(
-    ("names", "word"),
-    [
-        ([], "no train samples"),
-        (["labels.csv"], "no train samples"),
-        (["1.off"], "no test samples"),
-        (["train/1.off"], "no test samples"),
-        (["ant/1.off", "2.off"], "folders of classes, such as ant/1.off, and others outside"),
-        (["train/1.off", "2.off"], "folders train and test"),
-        (["a/b/1.off", "a/2.off"], "2 folders"),
-        (["train/test/1.off"], "2 folders"),
-        (["ant/train/1.off", "bee/test/1.off"], "no train sample of class bee"),
-    ],
-)
-def test_layouts_that_are_refused(tmp_path: Path, names: list[str], word: str) -> None:
-    with pytest.raises(DataError, match=word) as caught:
-        listed(touch(tmp_path, *names))
-    assert caught.value.remedy
-
-
-def test_other_files_are_ignored_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    names = listed(touch(tmp_path, "labels.csv", *TEN))
-    assert sum(map(len, names.values())) == 8
-    assert "1 files that are none of .off are ignored, such as labels.csv" in caplog.text
-    with pytest.raises(ConfigError, match="test_share=1"):
-        listed(tmp_path, share=1)
 
 
 def write_images(root: Path, *, flat: bool = False, count: int = 5, size: int = 40) -> None:
@@ -231,7 +155,7 @@ Change = Callable[[Path], object]
             {},
             "the domain scanner has the classes green, red, the source green, rot",
         ),
-        (lambda root: (root / "empty").mkdir(), {}, "empty has no train samples"),
+        (lambda root: (root / "empty").mkdir(), {}, "empty has no train files"),
         (
             lambda root: [shutil.rmtree(root / name) for name in ("phone", "scanner")],
             {},

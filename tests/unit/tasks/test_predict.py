@@ -205,7 +205,6 @@ def test_a_training_is_used_from_any_directory(
     assert table(there.path) == table(here.path)
     assert not Path("data").exists(), "the cache is that of the training"
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("sparsepipe.data.sources.base._said", set())
     model = sparsepipe.load(run)
     for row in table(here.path):
         found = model.predict(row["file"])

@@ -1,0 +1,299 @@
+"""Which files of a user's folder are samples, of which class, and for training or for testing.
+
+A path is ``[<class>/][train/|test/]<name>``, with the folder of the split before or behind that of
+the class. Where no such folders divide the files, a csv file does, or a share of each class is for
+testing. Shapes, images and volumes are all listed here.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sparsepipe.data.checks import check_class_names
+from sparsepipe.data.files import (
+    LIST_BYTES,
+    digest_values,
+    explaining_storage,
+    log_once,
+    read_text,
+)
+from sparsepipe.data.points import SPLITS, IntArray, Split
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import expanded
+
+_NAMED = 5
+_LAYOUT = (
+    "a folder holds files, or folders of classes with files; folders train and test, in it or in "
+    "those of its classes, divide them"
+)
+_SPLIT = (
+    "a split is a share of each class for testing, between 0 and 1, or a csv file with the columns "
+    "file and split; null takes the folders train and test where there are any"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FoundFile:
+    """One file of a user's folder.
+
+    Attributes:
+        class_name: the folder of its class; empty where it lies in none.
+        name: path relative to the root, with forward slashes.
+        split: the split whose folder it lies in, if any.
+    """
+
+    class_name: str
+    name: str
+    split: Split | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one split.
+
+    Attributes:
+        root: the directory that ``names`` are relative to.
+        split: the split, for messages.
+        names: relative paths of the files, with forward slashes.
+        labels_S: class number of each file; -1 if there are no labels.
+        classes: class names.
+
+    Raises:
+        DataError: the name of a class is not valid text.
+    """
+
+    root: Path
+    split: Split
+    names: tuple[str, ...]
+    labels_S: IntArray
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_class_names(self.classes, self.root)
+
+
+def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
+    """Files with one of the suffixes in order of class and name, and what else lies there.
+
+    Names that begin with ``.`` or ``_`` are hidden, and in neither list. A directory with one of
+    the suffixes, such as a zarr array, counts as a file. Directories nested more deeply than a
+    class and a split are not entered.
+
+    Args:
+        root: the folder.
+        suffixes: in lower case, such as ``.off`` or ``.nii.gz``.
+
+    Raises:
+        DataError: a directory cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found, others = list[FoundFile](), list[str]()
+    with explaining_storage(root, setting="data.root"):
+        for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
+            inner = Path(folder).relative_to(root)
+            splits = [each for each in SPLITS for part in inner.parts if part.lower() == each]
+            classes = [part for part in inner.parts if part.lower() not in SPLITS]
+            visible = {name for name in (*folders, *files) if name[0] not in "._"}
+            if len(splits) > 1 or len(classes) > 1:
+                others.append(f"{inner.as_posix()}/")
+                folders.clear()
+                continue
+            taken = {name for name in visible if name.lower().endswith(tuple(suffixes))}
+            folders[:] = sorted({*folders} & visible - taken)
+            others += [(inner / name).as_posix() for name in {*files} & visible - taken]
+            found += [
+                FoundFile("".join(classes), (inner / name).as_posix(), next(iter(splits), None))
+                for name in taken
+            ]
+    return sorted(found, key=lambda file: (file.class_name, file.name)), sorted(others)
+
+
+def list_folder(
+    root: Path,
+    *,
+    suffixes: Collection[str],
+    split: float | str | None = None,
+    share: float = 0.2,
+    seed: int | None = None,
+    needs_classes: bool = False,
+) -> Mapping[Split, Listing]:
+    """The files of both splits, in the order of their classes and names.
+
+    What is passed over is logged once.
+
+    Args:
+        root: the folder.
+        suffixes: of the files, in lower case.
+        split: share of each class for testing, in (0, 1); or a csv file with the columns ``file``,
+            relative to ``root``, and ``split``, which leaves out other files; or None for the
+            folders ``train`` and ``test``.
+        share: of each class for testing, where ``split`` is None and there are no such folders.
+        seed: of drawing the share, by names, so that new files hardly change the split of others;
+            None spreads it evenly over the order of names.
+        needs_classes: files outside of folders of classes are passed over.
+
+    Raises:
+        ConfigError: a share is not in (0, 1), or given although folders divide the files.
+        DataError: there are no files for training or for testing, or none for training of a class;
+            some files have a class or a split and others do not; or the csv file does not fit.
+    """
+    found, others = find_files(root, suffixes)
+    if needs_classes:
+        others += [file.name for file in found if not file.class_name]
+        found = [file for file in found if file.class_name]
+    if others:
+        log_once(f"{root}: {len(others)} other files and folders are passed over ({named(others)})")
+    for what, has in (("class", "class_name"), ("train or test", "split")):
+        within = [file.name for file in found if getattr(file, has)]
+        outside = [file.name for file in found if not getattr(file, has)]
+        if within and outside and (has == "class_name" or not isinstance(split, str)):
+            raise DataError(
+                f"{root} has {within[0]} in a folder {what}, but {outside[0]} outside of one",
+                remedy=f"move one of them; {_LAYOUT}",
+            )
+    if isinstance(split, str):
+        divided = _divided_by_table(root, found, split)
+    elif all(file.split for file in found):
+        if found and split is not None:
+            raise ConfigError(
+                f"the split {split} is given, but folders train and test in {root} divide its "
+                f"files, such as {found[0].name}",
+                remedy="set data.split=null, or move the files out of these folders",
+            )
+        divided = {each: [file for file in found if file.split == each] for each in SPLITS}
+    else:
+        divided = _divided_by_share(found, share if split is None else split, seed)
+    classes = sorted({file.class_name for file in found if file.class_name})
+    return {each: _listing(root, each, divided[each], classes, suffixes) for each in SPLITS}
+
+
+def _divided_by_table(
+    root: Path, found: Sequence[FoundFile], setting: str
+) -> Mapping[Split, Sequence[FoundFile]]:
+    given = expanded(setting)
+    path = next((each for each in (given, root / given) if each.exists()), None)
+    if path is None:
+        raise DataError(
+            f"data.split={setting} is neither a share nor an existing csv file", remedy=_SPLIT
+        )
+    listed: dict[str, str] = {}
+    for row in read_table(path, columns=("file", "split")):
+        name = os.path.relpath(root / row["file"].replace("\\", "/"), root)
+        if listed.setdefault(name, row["split"]) != row["split"]:
+            raise DataError(f"{path} has {name} in both splits", remedy="remove one of the lines")
+    names = {file.name for file in found}
+    if absent := sorted(listed.keys() - names):
+        raise DataError(
+            f"{path} names files that are not in the folders of classes of {root}: {named(absent)}",
+            remedy="correct the paths, which are relative to data.root, or remove these lines",
+        )
+    if left_out := sorted(names - listed.keys()):
+        log_once(f"{len(left_out)} files that {path} does not name are left out")
+    return {each: [file for file in found if listed.get(file.name) == each] for each in SPLITS}
+
+
+def _divided_by_share(
+    found: Sequence[FoundFile], share: float, seed: int | None
+) -> Mapping[Split, Sequence[FoundFile]]:
+    """A share of each class for testing, at least one file if one is left for training."""
+    if isinstance(share, bool) or not 0 < share < 1:
+        raise ConfigError(f"the share {share} of files for testing is not valid", remedy=_SPLIT)
+    tested = set[FoundFile]()
+    for class_name in {file.class_name for file in found}:
+        files = [file for file in found if file.class_name == class_name]
+        count = min(max(round(share * len(files)), 1), len(files) - 1)
+        if seed is None:
+            ends = [number * count // len(files) for number in range(len(files) + 1)]
+            tested.update(file for n, file in enumerate(files) if ends[n + 1] > ends[n])
+        else:
+            drawn = sorted(files, key=lambda file: digest_values([seed, file.name]))
+            tested.update(drawn[:count])
+    return {
+        "train": [file for file in found if file not in tested],
+        "test": [file for file in found if file in tested],
+    }
+
+
+def _listing(
+    root: Path,
+    split: Split,
+    files: Sequence[FoundFile],
+    classes: Sequence[str],
+    suffixes: Collection[str],
+) -> Listing:
+    present = {file.class_name for file in files}
+    empty = [name for name in classes if name not in present]
+    if not files or (empty and split == "train"):
+        raise DataError(
+            f"{root} has no {split} files" + (f" of class {named(empty)}" if files else ""),
+            remedy=f"put two or more files of {', '.join(suffixes)} into each class's folder; "
+            f"{_LAYOUT}; {_SPLIT}",
+        )
+    if empty:
+        log_once(f"{root} has no {split} files of class {named(empty)}")
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Listing(
+        root=root,
+        split=split,
+        names=tuple(file.name for file in files),
+        labels_S=np.array([numbers.get(file.class_name, -1) for file in files], np.int64),
+        classes=tuple(classes),
+    )
+
+
+def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The lines of a csv file, by the names of its columns.
+
+    Columns are separated by commas, or by semicolons where the first line has any. The values of a
+    column ``split``, where there is one, become ``train`` or ``test`` in lower case.
+
+    Args:
+        path: the file.
+        columns: that must be there, with a value in each line.
+
+    Raises:
+        DataError: the file cannot be read, a column or a value is missing, or a split is unknown.
+    """
+    text = read_text(path, limit_bytes=LIST_BYTES)
+    needs = f"it needs the columns {', '.join(columns)}, separated by commas or semicolons"
+    try:
+        delimiter = ";" if ";" in text.partition("\n")[0] else ","
+        reader = csv.DictReader(
+            text.splitlines(), delimiter=delimiter, skipinitialspace=True, strict=True
+        )
+        rows = list(reader)
+    except csv.Error as error:
+        raise DataError(f"{path} is not a csv file: {error}", remedy=needs) from error
+    if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+        raise DataError(f"{path} lacks the column {', '.join(missing)}", remedy=needs)
+    for line, row in enumerate(rows, 2):
+        if not all(row[name] for name in columns) or None in row:
+            raise DataError(
+                f"{path}, line {line}, does not have a value in each column",
+                remedy="complete the line, or remove it",
+            )
+        row.update({name: value.strip() for name, value in row.items() if value})
+        if row.get("split"):
+            row["split"] = row["split"].lower()
+            if row["split"] not in SPLITS:
+                raise DataError(
+                    f"{path}, line {line}, has the split {row['split']!r}",
+                    remedy="write train or test there; data.val_share keeps a share of the "
+                    "training files for validation",
+                )
+    return rows
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few of some names, for a message."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
