@@ -33,12 +33,12 @@ from sparsepipe.config.sweep_environment import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
-from sparsepipe.sweep.record import SweptJob, refusal, scored
-from sparsepipe.sweep.refusals import (
+from sparsepipe.sweep.composition import (
     refuse_several,
     refuse_unknown_keys,
     refuse_within_torchrun,
 )
+from sparsepipe.sweep.record import SweptJob, refusal, scored
 from sparsepipe.utils.memory import no_garbage_collection
 
 log = logging.getLogger(__name__)

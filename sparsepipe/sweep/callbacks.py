@@ -26,8 +26,7 @@ from sparsepipe.config.sweep_environment import announce, given_overrides, sweep
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
 from sparsepipe.runs.best import VALIDATION, Mode, in_order, mode_of
 from sparsepipe.runs.ledger import CSV, gather
-from sparsepipe.sweep.progress import tail
-from sparsepipe.sweep.record import JobRecord, own_texts, records_of
+from sparsepipe.sweep.record import JobRecord, own_texts, records_of, tail
 from sparsepipe.sweep.table import Objective, SweepJob, best_line, sweep_markdown, sweep_rows
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import (

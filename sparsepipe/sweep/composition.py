@@ -1,19 +1,33 @@
-"""One job of a sweep, from its overrides to its checked configuration."""
+"""Jobs of a sweep, from overrides to checked configurations, and sweeps that are refused before."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import os
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
+from sparsepipe.config.check import unknown_keys
+from sparsepipe.config.compose import CONFIG_NAME, groups_of
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.scales import is_sweep
 from sparsepipe.config.sweep_environment import sweep_directory
+from sparsepipe.errors import ConfigError
 from sparsepipe.sweep.record import SweptJob
 
 
@@ -76,3 +90,128 @@ def task_config(whole: DictConfig) -> DictConfig:
     with open_dict(config):
         del config["hydra"]
     return config
+
+
+def refuse_within_torchrun() -> None:
+    """Refuses a sweep in a process that another launcher has started as a rank: it starts its own.
+
+    Raises:
+        ConfigError: this process is such a rank.
+    """
+    if "LOCAL_RANK" in os.environ:
+        raise ConfigError(
+            "a sweep (-m) within torchrun",
+            remedy="start the command without torchrun: every job starts its own ranks",
+        )
+
+
+def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
+    """Refuses a sweep of experiments that choose a launcher or swept values of their own.
+
+    Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
+
+    Raises:
+        ConfigError: some of the experiments do.
+    """
+    for word in arguments if is_sweep(arguments) else ():
+        names = _swept(word, loader) if word.lstrip("+").startswith("experiment=") else []
+        # Launcher and sweeper on the command line count for all of them.
+        words = [each for each in arguments if each.startswith(("hydra/", "hydra.searchpath="))]
+        usual = _way(loader, words) if names else None
+        ways = {name: _way(loader, [*words, f"experiment={name}"]) for name in names}
+        own = [name for name, way in ways.items() if way != usual]
+        if own and None not in ways.values():  # else Hydra raises its own error
+            commands = "".join(
+                "\n    "
+                + shlex.join(
+                    ["sparsepipe", *(f"experiment={name}" if w == word else w for w in arguments)]
+                )
+                for name in names
+            )
+            raise ConfigError(
+                f"{word}: launcher and swept values that {', '.join(own)} choose count only where "
+                "one experiment is swept",
+                remedy=f"give a command for each:{commands}",
+            )
+
+
+def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
+    """Refuses a sweep with a key in its command that none of its jobs knows.
+
+    Hydra composes all jobs before it starts the first; here the first one is composed, which knows
+    all keys of most commands, and of others those that have another option of a swept group.
+
+    Args:
+        overrides: of the command, as Hydra gets them.
+        loader: knows the groups.
+
+    Raises:
+        ConfigError: that of the first job.
+    """
+    setup_globals()
+    first: ConfigError | None = None
+    try:
+        sweep = loader.load_configuration(CONFIG_NAME, [*overrides], run_mode=RunMode.MULTIRUN)
+        params = OmegaConf.select(sweep, "hydra.sweeper.params")
+        own: dict[Any, Any] = dict(params) if isinstance(params, DictConfig) else {}
+        words = [*(f"{name}={value}" for name, value in own.items()), *overrides]
+        parsed = OverridesParser.create(loader).parse_overrides(words)
+        unknown = {each.key_or_group for each in parsed if "." in each.key_or_group}
+        for job in _unlike_jobs(parsed, {*groups_of(loader)}):
+            refused = compose_job(loader, sweep, job, number=0).refused
+            if not isinstance(refused, ConfigError):
+                return
+            if not (unknown := unknown & unknown_keys(refused)):
+                return
+            first = first or refused
+    except (HydraException, OmegaConfBaseException):
+        return  # Hydra raises its own
+    if first is not None:
+        raise first
+
+
+def _unlike_jobs(overrides: Sequence[Override], groups: Collection[str]) -> Iterator[list[str]]:
+    """The overrides of a sweep's first job, and of those that differ from it in the option of one
+    group, or in one ``_target_``.
+    """
+    first = {key: word for each in overrides for key, word in islice(_options(each), 1)}
+    yield [*first.values()]
+    for each in overrides:
+        if each.key_or_group in groups or each.key_or_group.endswith("_target_"):
+            yield from (
+                [*{**first, key: word}.values()] for key, word in islice(_options(each), 1, None)
+            )
+
+
+def _options(override: Override) -> Iterator[tuple[str, str]]:
+    """The key of an override, and what the jobs of a sweep have in its place."""
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, IntervalSweep):
+        yield key, f"{key}={value.start}"
+    elif override.is_sweep_override():
+        yield from ((key, f"{key}={option}") for option in override.sweep_string_iterator())
+    else:
+        yield key, f"{key}={override.get_value_element_as_str()}"
+
+
+def _swept(word: str, loader: ConfigLoader) -> list[str]:
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:  # which Hydra raises itself
+        return []
+    if not override.is_sweep_override():
+        return []
+    value: object = override.value()
+    if isinstance(value, Glob):
+        return value.filter(loader.get_group_options("experiment"))
+    return list(dict.fromkeys(override.sweep_string_iterator()))
+
+
+def _way(loader: ConfigLoader, words: Sequence[str]) -> Any:
+    """Launcher and sweeper of a sweep with these overrides; None where they do not compose."""
+    try:
+        config = loader.load_configuration(CONFIG_NAME, list(words), run_mode=RunMode.MULTIRUN)
+    except (HydraException, OmegaConfBaseException):
+        return None
+    kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
+    return OmegaConf.to_container(kept, resolve=False)

@@ -23,8 +23,14 @@ from sparsepipe.config.sweep_environment import announced_start
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.process import MARK_VARIABLE
-from sparsepipe.sweep.progress import write_started
-from sparsepipe.sweep.record import JobRecord, SweptJob, finished_values, keep_record, record_of
+from sparsepipe.sweep.record import (
+    JobRecord,
+    SweptJob,
+    finished_values,
+    keep_record,
+    record_of,
+    write_started,
+)
 from sparsepipe.sweep.slots import WAIT_LIMIT_S
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
 from sparsepipe.utils.parent import end_with_parent

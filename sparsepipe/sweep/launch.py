@@ -14,9 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.sweep_environment import given_overrides, sweep_directory
 from sparsepipe.sweep.callbacks import expected_jobs, note_exit_code
-from sparsepipe.sweep.composition import ComposedJob, compose_job, task_config
+from sparsepipe.sweep.composition import (
+    ComposedJob,
+    compose_job,
+    refuse_within_torchrun,
+    task_config,
+)
 from sparsepipe.sweep.record import JobRecord, SweptJob, own_texts, records_of, refusal, scored
-from sparsepipe.sweep.refusals import refuse_within_torchrun
 from sparsepipe.sweep.slots import Machine, Settings, Slots
 from sparsepipe.utils.memory import no_garbage_collection
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from sparsepipe.utils import reading
 from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
+_TAIL_BYTES = 16_384
 
 Status = Literal["finished", "failed", "stopped", "not started"]
 
@@ -235,3 +237,39 @@ def objective_value(directory: Path, objective: str | None) -> float | None:
             "finished, and given again with another objective it is not done anew",
         )
     return float(result[objective])
+
+
+def write_started(job: SweptJob, run: Path, *, mark: str | None) -> None:
+    """Writes a job's run directory to ``started.json``; the job goes on where that fails."""
+    try:
+        write_json(job.started, {"run": str(run), "mark": mark})
+    except DataError as error:
+        log.warning("the sweep cannot follow this job's progress: %s", error)
+
+
+def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
+    """A job's run directory; None until it is known.
+
+    Args:
+        job: the job.
+        mark: of the job's processes: files of other processes do not count; None: any do.
+    """
+    try:
+        values = read_mapping(job.started, run=reading.name)
+    except DataError:
+        return None
+    return Path(values["run"]) if mark in (None, values.get("mark")) else None
+
+
+def tail(path: Path, *, lines: int) -> list[str]:
+    """The last lines of a log that are not empty."""
+    try:
+        with path.open("rb") as stream:
+            size_bytes = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size_bytes - _TAIL_BYTES))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return []
+    # A progress bar writes its states over one another.
+    shown = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    return [line for line in shown if line][-lines:]

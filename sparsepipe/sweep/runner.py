@@ -15,7 +15,6 @@ from types import FrameType
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.display import (
-    JobProgress,
     JobRow,
     Lines,
     SafeDisplay,
@@ -23,8 +22,14 @@ from sparsepipe.sweep.display import (
     print_run,
 )
 from sparsepipe.sweep.outcome import left_text
-from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
-from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, not_started, refusal
+from sparsepipe.sweep.record import (
+    JobRecord,
+    SweptJob,
+    keep_record,
+    not_started,
+    refusal,
+    tail,
+)
 from sparsepipe.sweep.running_job import ENDING_S, ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Settings, Slots
 
@@ -104,7 +109,6 @@ class Runner:
                 passed_on += 1
             self._start_what_fits()
             for job in list(self._running):
-                job.note_epochs()
                 if job.supervise():
                     self._slots = self._slots.without_job(job.grant)
                     self._running.remove(job)
@@ -198,15 +202,12 @@ class Runner:
 
     def _row(self, job: RunningJob) -> JobRow:
         swept = job.ready.job
-        epochs, in_all = epochs_done(swept), epochs_in_all(job.ready.spec)
-        share = None if epochs is None or in_all is None else min(1.0, epochs / in_all)
-        before = 0.0 if in_all is None else min(1.0, (job.epochs_before or 0) / in_all)
         last = tail(swept.log, lines=1)
         return JobRow(
             number=swept.number + 1,
             text=self._texts[swept.number],
             state="running",
-            progress=JobProgress(elapsed_s=job.elapsed_s, share=share, share_before=before),
+            progress=job.progress(),
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )

@@ -14,10 +14,17 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import thread_variables
 from sparsepipe.errors import DataError
 from sparsepipe.runs.out_of_memory import kills_since, oom_kills
+from sparsepipe.sweep.display import JobProgress
 from sparsepipe.sweep.outcome import EndedBy, JobEnd, outcome
 from sparsepipe.sweep.process import JobProcess
-from sparsepipe.sweep.progress import epochs_done, started_run
-from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, read_record, record_of
+from sparsepipe.sweep.record import (
+    JobRecord,
+    SweptJob,
+    keep_record,
+    read_record,
+    record_of,
+    started_run,
+)
 from sparsepipe.sweep.resources import whole_machine
 from sparsepipe.sweep.slots import Demand, Grant, Settings, environment
 
@@ -91,15 +98,27 @@ class RunningJob:
     def is_ending(self) -> bool:
         return self._ended_by is not None
 
-    def note_epochs(self) -> None:
-        """Records the epochs that the run had before the job; called repeatedly from the job's
-        start.
+    def progress(self) -> JobProgress:
+        """How far a training is, by the epochs of its run's ``metrics.csv``; called repeatedly.
+
+        Epochs that the run had before the job count as ``share_before``.
         """
-        if self.epochs_before is None:
-            if self.ready.spec.force:  # the run's earlier epochs are about to be removed
-                self.epochs_before = 0
-            elif started_run(self.ready.job) is not None:
-                self.epochs_before = epochs_done(self.ready.job) or 0
+        run, epochs, in_all = started_run(self.ready.job), None, self.ready.spec.trainer.max_epochs
+        if run is not None:
+            try:
+                with (run / "metrics.csv").open("rb") as stream:
+                    epochs = max(0, sum(1 for line in stream if line.strip()) - 1)  # its heading
+            except OSError:  # written at the end of the first epoch
+                epochs = None
+            if self.epochs_before is None:
+                self.epochs_before = epochs or 0
+        if self.ready.spec.force:  # the run's earlier epochs are about to be removed
+            self.epochs_before = 0
+        share, before = None, 0.0
+        if isinstance(in_all, int) and in_all > 0:
+            share = None if epochs is None else min(1.0, epochs / in_all)
+            before = min(1.0, (self.epochs_before or 0) / in_all)
+        return JobProgress(elapsed_s=self.elapsed_s, share=share, share_before=before)
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
         """Sends it a signal, and lets :meth:`supervise` kill what still runs after the grace."""

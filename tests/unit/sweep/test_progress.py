@@ -12,8 +12,7 @@ import pytest
 
 from sparsepipe.sweep.display import Lines, left_s
 from sparsepipe.sweep.process import JobProcess
-from sparsepipe.sweep.progress import write_started
-from sparsepipe.sweep.record import SweptJob
+from sparsepipe.sweep.record import SweptJob, write_started
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Demand, Grant, Machine, Settings, Slots
@@ -64,7 +63,6 @@ class Sweep:
 
     def seen(self) -> tuple[float | None, float]:
         """The shares of the training that are done and that were when the job began."""
-        self.job.note_epochs()
         going = self.runner._row(self.job).progress
         assert going is not None
         return going.share, going.share_before

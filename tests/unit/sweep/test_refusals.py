@@ -11,7 +11,7 @@ import pytest
 
 from sparsepipe.config.compose import admit, config_loader
 from sparsepipe.errors import ConfigError
-from sparsepipe.sweep.refusals import refuse_several, refuse_unknown_keys
+from sparsepipe.sweep.composition import refuse_several, refuse_unknown_keys
 from tests.support.command_line import Shell
 
 MINE = {
