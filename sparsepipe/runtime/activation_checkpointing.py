@@ -140,7 +140,6 @@ class RecomputedSpan:
     def _as_at_first(
         self, statistics: Sequence[tuple[nn.Module, str, Tensor]], drawn: Mapping[Any, Any]
     ) -> Iterator[None]:
-        """Within the block norms and generators are as they were at the first run."""
         with ExitStack() as stack:
             if self._randomness is not None:
                 stack.enter_context(self._randomness.preserved())

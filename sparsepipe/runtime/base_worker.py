@@ -219,7 +219,6 @@ class StageWorker(ABC, Generic[_Events]):
         self.watch(recorder.computing)
 
     def _recorded(self, action: Action) -> AbstractContextManager[None]:
-        """Around an action, by its minibatch's number in the whole run."""
         return nullcontext() if self._recorder is None else self._recorder.action(action)
 
     @property
@@ -323,7 +322,6 @@ class StageWorker(ABC, Generic[_Events]):
 
     @contextmanager
     def _noting(self, doing: str) -> Iterator[None]:
-        """Notes with an error where it happened."""
         try:
             yield
         except Exception as error:

@@ -195,7 +195,6 @@ class MinibatchNorms:
 
 
 def _trains(norm: _BatchNorm) -> bool:
-    """Whether the running statistics are to follow what the norm sees."""
     return norm.training and norm.track_running_stats
 
 

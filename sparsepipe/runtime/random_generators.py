@@ -63,7 +63,6 @@ class KeyedRandomness:
 # Steps look for generators in every microbatch, and torch.Generator answers isinstance in Python.
 @lru_cache(maxsize=4096)
 def _are_generators(kind: type) -> bool:
-    """Whether values of a type are generators with a readable state, which SystemRandom lacks."""
     return issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
 
 

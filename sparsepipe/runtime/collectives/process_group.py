@@ -38,7 +38,6 @@ _JOIN_STORE_LIMIT_S = 2.0
 _FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
-
 _numbers = [0]
 """The rank of the process that was started as rank 0, which keeps the store."""
 _ranks_per_sample = [1]
@@ -47,24 +46,24 @@ _host_groups: list[dist.ProcessGroup] = []
 
 
 def started_externally() -> bool:
-    """Whether a launcher outside (``torchrun``, our own agent) made this process a rank."""
+    """Whether a launcher (``torchrun``, or our own) has made this process a rank."""
     return "LOCAL_RANK" in os.environ and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def rank() -> int:
-    """This process's rank; 0 where there is only one."""
+    """This process's rank; 0 where it is alone."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ.get("RANK", "0")) if started_externally() else 0
 
 
 def local_rank() -> int:
-    """This process's rank on its host; 0 where there is only one."""
+    """This process's rank on its host; 0 where it is alone."""
     return int(os.environ.get("LOCAL_RANK", "0")) if started_externally() else 0
 
 
 def world_size() -> int:
-    """Number of ranks; 1 where there is only this process."""
+    """Number of ranks; 1 where this process is alone."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1")) if started_externally() else 1
@@ -138,8 +137,8 @@ def any_rank_failed() -> bool:
 def first_to_report(text: str) -> bool:
     """Whether this rank is to report an error that every rank may find before they have joined.
 
-    The agent ends all ranks when one has ended, so rank 0 may never come to report it: the first
-    one does. Without an agent that keeps the store, rank 0 does.
+    A launcher ends all ranks when one has ended, so rank 0 may never come to report it: the first
+    one does. Without a launcher that keeps the store, rank 0 does.
     """
     if store_rank() is not None:
         return rank() == 0
@@ -181,29 +180,23 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
     except RuntimeError as error:
         if not is_backend_error(type(error).__name__, str(error)):
             raise
-        reason = _who_did_not_come(place, mine, count)
-        first_line = str(error).partition("\n")[0]
-        message = f"{reason} within {timeout_s:g} s ({first_line})"
+
+        def absent() -> list[int]:
+            return [r for r in range(count) if not place.check([f"sparsepipe/came/{r}"])]
+
+        missing = None if place is None else call_within(_JOIN_STORE_LIMIT_S, absent)
+        me, keeper = rank_name(mine), store_rank()
+        if missing:
+            reason = f"{' and '.join(map(rank_name, missing))} did not come to join {me}"
+        elif missing is not None:
+            reason = f"all ranks came to join, but {me} did not connect to all others"
+        elif keeper == mine:  # whose store has only counted them
+            reason = f"not all of {count} ranks came to join"
+        else:
+            who = "the launcher" if keeper is None else rank_name(keeper)
+            reason = f"{who}, at which all ranks join, did not answer {me}"
+        message = f"{reason} within {timeout_s:g} s ({str(error).splitlines()[0]})"
         raise TransportError(message, remedy=REMEDY_UNREACHED) from error
-
-
-def _who_did_not_come(place: Any, mine: int, count: int) -> str:
-    """Which ranks have not left word at ``place``, the store of a joining that has failed."""
-    if place is None and store_rank() == mine:  # its store has only counted them
-        return f"not all of {count} ranks came to join"
-
-    def missing() -> list[int]:
-        return [r for r in range(count) if not place.check([f"sparsepipe/came/{r}"])]
-
-    absent = None if place is None else call_within(_JOIN_STORE_LIMIT_S, missing)
-    me = rank_name(mine)
-    if absent is None:
-        keeper = store_rank()
-        who = "the launcher" if keeper is None else rank_name(keeper)
-        return f"{who}, at which all ranks join, did not answer {me}"
-    if not absent:
-        return f"all ranks came to join, but {me} could not connect to all others"
-    return f"{' and '.join(map(rank_name, absent))} did not come to join {me}"
 
 
 def _attempt_store(timeout: timedelta) -> Any:
@@ -248,9 +241,8 @@ def leave() -> None:
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """The group over gloo for small values on the host, also where devices use NCCL.
-
-    None: the default group.
+    """The group over gloo for small values on the host, also where devices use NCCL; None for the
+    default group.
     """
     return _host_groups[0] if _host_groups else None
 
@@ -344,11 +336,6 @@ def _packed(value: Any, what: str) -> Tensor:
     except safe_pickle.Unsendable as error:
         raise ConfigError(f"{what}: it holds {error.what}", remedy=error.remedy) from None
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def any_rank(flag: bool) -> bool:
-    """Whether ``flag`` is set on any rank; a collective of one number among the hosts."""
-    return bool(highest(int(flag)))
 
 
 def highest(number: int) -> int:

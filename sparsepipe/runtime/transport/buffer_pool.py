@@ -94,7 +94,6 @@ class BufferPool:
 
 
 def _shared(buffer: Tensor) -> bool:
-    """Whether more than the pool's own tensor refers to the storage: tensors, views, graphs."""
     return _references(buffer) > _ALONE
 
 

@@ -61,7 +61,6 @@ class _OnDevice:
 
     @contextmanager
     def _beside(self, made: torch.cuda.Event | None = None) -> Iterator[None]:
-        """Work on the side stream after ``made``; at the block's end it has all been done."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if made is not None:
                 self._stream.wait_event(made)

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -65,9 +64,8 @@ class Network:
       that (a view, a saved activation, a label) stays as it is: its buffer is not used again.
 
     No call waits for a peer longer than ``timeout_s`` (making a network has that limit for each
-    connection, and it may take some seconds more to find out who is missing); each raises
-    :class:`TransportError` at once when any of this rank's peers is gone, and at the limit when one
-    does not answer. The process can then only be left by
+    connection); each raises :class:`TransportError` at once when any of this rank's peers is gone,
+    and at the limit when one does not answer. The process can then only be left by
     :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
 
     Args:
@@ -106,7 +104,9 @@ class Network:
         self._direct = direct
         self._timeout_s = timeout_s
         self.called: Callable[[int], str] = message_name
-        self._name = partial(_name_with_stage, plan=plan) if ranks is None else rank_name
+        self._name: Callable[[int], str] = rank_name
+        if ranks is None:
+            self._name = lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})"
         self._rank = rank
         self._joint = shares_messages(plan)
         self.pool = BufferPool()
@@ -124,10 +124,17 @@ class Network:
         channels = routes(plan)
         placed = [route if ranks is None else route.among(ranks) for route in channels]
         wires = [self._wire(route) for route in placed]
-        depths = [default_depth(plan, route) for route in channels]
-        for route, wire, usual in zip(placed, wires, depths, strict=True):
-            if wire is not None:  # all groups are made: from here on it cannot fail halfway
-                self._open(route, wire, depth=queue_depth or usual, usual=usual)
+        for channel, route, wire in zip(channels, placed, wires, strict=True):
+            if wire is None:
+                continue
+            usual = default_depth(plan, channel)
+            if route.source == rank:  # all groups are made: from here on it cannot fail halfway
+                depth = queue_depth or usual
+                outgoing = Outgoing(route, wire, depth=depth, usual=usual, report=self._report)
+                self._out[route.kind, route.target] = outgoing
+            else:
+                incoming = Incoming(route, wire, report=self._report)
+                self._in[route.kind, route.source] = incoming
 
     def send(self, kind: Kind, to_rank: int, message: Message, *, held_back: bool = False) -> None:
         """Begins to send a message; waits only while the channel's queue is full.
@@ -167,7 +174,13 @@ class Network:
         carrying = Kind.ACTIVATION if self._joint and kind is Kind.BATCH else kind
         with self._waiting(kind, from_rank, minibatch, sending=False):
             while not arrived:
-                self._take(carrying, from_rank)
+                arrival = self._in[carrying, from_rank].queue.get(limit_s=self._timeout_s)
+                for tensor in arrival.device_tensors:
+                    tensor.record_stream(torch.cuda.current_stream(self._device))
+                self._held[arrival.messages[0][1].minibatch] += arrival.buffers
+                for part, found in arrival.messages:
+                    self._arrived[part, from_rank].append(found)
+                arrival.messages = ()  # the channel's thread may still hold the arrival
         message = arrived.popleft()
         assert message.minibatch == minibatch, (
             f"expected the {kind.value} of minibatch {minibatch}, got that of {message.minibatch}"
@@ -201,7 +214,12 @@ class Network:
                 incoming.queue.discard()
             deadline_s = time.monotonic() + self._timeout_s
             for channel in self._channels():
-                self._see_end(channel, deadline_s)
+                while channel.thread.is_alive() and self._fault is None:
+                    if time.monotonic() > deadline_s:
+                        raise self._not_ended(channel.route.other(self._rank))
+                    channel.thread.join(_LOOK_S)
+                if self._fault is not None:
+                    raise ChannelFailed(self._fault)
         for connection in self._groups:
             dist.destroy_process_group(connection)
         unread = [c.route for c in self._in.values() if c.queue.discarded]
@@ -217,31 +235,6 @@ class Network:
     def held(self) -> int:
         """Minibatches whose received buffers are not released."""
         return sum(bool(buffers) for buffers in self._held.values())
-
-    def _see_end(self, channel: Outgoing | Incoming, deadline_s: float) -> None:
-        """Waits for the end of a channel, or for what ends another one."""
-        while channel.thread.is_alive() and self._fault is None:
-            if time.monotonic() > deadline_s:
-                peer = channel.route.other(self._rank)
-                raise self._missing(
-                    peer,
-                    f"{self._name(peer)} did not end its connection to {self._name(self._rank)} "
-                    f"within {self._timeout_s:g} s",
-                    remedy="see whether that rank is stopped, hangs or runs more steps",
-                )
-            channel.thread.join(_LOOK_S)
-        if self._fault is not None:
-            raise ChannelFailed(self._fault)
-
-    def _take(self, kind: Kind, from_rank: int) -> None:
-        """Sorts the next packet of a channel into what has arrived."""
-        arrival = self._in[kind, from_rank].queue.get(limit_s=self._timeout_s)
-        for tensor in arrival.device_tensors:
-            tensor.record_stream(torch.cuda.current_stream(self._device))
-        self._held[arrival.messages[0][1].minibatch] += arrival.buffers
-        for part, message in arrival.messages:
-            self._arrived[part, from_rank].append(message)
-        arrival.messages = ()  # the channel's thread may still hold the arrival
 
     def _wire(self, route: Route) -> Wire | None:
         """The connection of a channel; every rank must call it, in the same order."""
@@ -260,14 +253,6 @@ class Network:
         elif self._device.type == "cuda":
             carrier = cuda.HostStaged(self._device, pool=self._pinned)
         return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
-
-    def _open(self, route: Route, wire: Wire, *, depth: int, usual: int) -> None:
-        """Starts this rank's end of a channel."""
-        if route.source == self._rank:
-            outgoing = Outgoing(route, wire, depth=depth, usual=usual, report=self._report)
-            self._out[route.kind, route.target] = outgoing
-        else:
-            self._in[route.kind, route.source] = Incoming(route, wire, report=self._report)
 
     def _channels(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
@@ -297,6 +282,14 @@ class Network:
                 remedy = "see whether every rank runs the same number of steps"
                 raise self._missing(peer, text, remedy=remedy) from None
 
+    def _not_ended(self, peer: int) -> TransportError:
+        return self._missing(
+            peer,
+            f"{self._name(peer)} did not end its connection to {self._name(self._rank)} within "
+            f"{self._timeout_s:g} s",
+            remedy="see whether that rank is stopped, hangs or runs more steps",
+        )
+
     def _missing(self, peer: int, text: str, *, remedy: str) -> TransportError:
         sign_roll()
         error = TransportError(text, remedy=remedy)
@@ -305,7 +298,6 @@ class Network:
 
     @contextmanager
     def _raising_faults(self, doing: str) -> Iterator[None]:
-        """Raises what a thread has reported, before and during the block."""
         try:
             if self._fault is not None:
                 raise ChannelFailed(self._fault)
@@ -337,7 +329,3 @@ class Network:
         during = f" during the {what}{which}" if which else ""
         text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
         return self._missing(fault.route.other(self._rank), text, remedy=REMEDY_GONE)
-
-
-def _name_with_stage(rank: int, plan: Plan) -> str:
-    return f"rank {rank} (stage {plan.stage_of(rank)})"
