@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,19 +145,18 @@ class MinibatchNorms:
         if mode is NormMode.MICROBATCH:
             norms = of_others = {}
         self._norms = [_Gathering(n, mode) for n in norms.values() if n.running_mean is not None]
-        self._refused = [
-            (n, _Refusing(name, n, mode))
-            for name, n in (of_others or {}).items()
-            if n.running_mean is not None
+        self._refused: list[tuple[_BatchNorm, Callable[..., Any]]] = [
+            (norm, partial(_refuse, name=name, norm=norm, mode=mode))
+            for name, norm in (of_others or {}).items()
+            if norm.running_mean is not None
         ]
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """Put around a minibatch: norms that train gather the moments of what they see."""
-        forwards: list[tuple[_BatchNorm, Callable[..., Any]]] = [*self._refused]
+        forwards = [*self._refused, *((norm.norm, norm) for norm in self._norms)]
         for norm in self._norms:
             norm.seen.clear()
-            forwards.append((norm.norm, norm))
         for module, forward in forwards:
             vars(module)["forward"] = forward
         try:
@@ -198,21 +198,16 @@ def _trains(norm: _BatchNorm) -> bool:
     return norm.training and norm.track_running_stats
 
 
-class _Refusing:
+def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
     """Stands for the forward of a norm whose statistics another rank has."""
-
-    def __init__(self, name: str, norm: _BatchNorm, mode: NormMode) -> None:
-        self._name, self._norm, self._mode = name, norm, mode
-
-    def __call__(self, input: Any) -> Any:
-        if _trains(self._norm):
-            raise ConfigError(
-                f"{self._name} ({type(self._norm).__name__}) runs before the layers, on the first "
-                "stage and once more on the last, which has its running statistics: "
-                f"batch_norm={self._mode.value} could not move them once a minibatch",
-                remedy="make it the first entry of the Sequential, or use batch_norm=microbatch",
-            )
-        return type(self._norm).forward(self._norm, input)
+    if _trains(norm):
+        raise ConfigError(
+            f"{name} ({type(norm).__name__}) runs before the layers, on the first stage and once "
+            "more on the last, which has its running statistics: "
+            f"batch_norm={mode.value} could not move them once a minibatch",
+            remedy="make it the first entry of the Sequential, or use batch_norm=microbatch",
+        )
+    return type(norm).forward(norm, input)
 
 
 class _Gathering:
@@ -248,11 +243,9 @@ class _Gathering:
     def take(self) -> Moments:
         """Moments of all values since the minibatch began."""
         seen, self.seen = self.seen, []
-        if seen:
-            return Moments.together(seen)
         assert self.norm.running_mean is not None
         zeros_C = torch.zeros_like(self.norm.running_mean, dtype=torch.float64)
-        return Moments(count=0, mean_C=zeros_C, squares_C=zeros_C)
+        return Moments.together(seen or [Moments(count=0, mean_C=zeros_C, squares_C=zeros_C)])
 
     def move(self, moments: Moments) -> None:
         """As torch moves them for a batch. A single value has no variance, and moves nothing."""
@@ -267,9 +260,8 @@ class _Gathering:
         assert share is not None
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        _mix_(norm.running_mean, moments.mean_C, share)
-        _mix_(norm.running_var, moments.squares_C / (moments.count - 1), share)
-
-
-def _mix_(running_C: Tensor, new_C: Tensor, share: float) -> None:
-    running_C.copy_(running_C.double().lerp_(new_C, share))
+        for running_C, new_C in (
+            (norm.running_mean, moments.mean_C),
+            (norm.running_var, moments.squares_C / (moments.count - 1)),
+        ):
+            running_C.copy_(running_C.double().lerp_(new_C, share))

@@ -6,7 +6,6 @@ sizes of parts are those of :func:`torch.tensor_split`: as even as can be, the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, pairwise
@@ -24,13 +23,8 @@ _SHARED = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, 
 """Types that do not belong to single samples: every part has the whole value."""
 _REMEDY = (
     "let the loader's collate function make a batch in which every tensor has a row for each "
-    "sample, or set microbatches to the number of devices of the first stage (1 of a single one), "
-    "which cuts nothing"
-)
-_OF_SITES = (
-    "; what belongs to single voxels, such as their labels, can travel as the feats of a "
-    "SparseTensor with coords of its own, which is cut by samples as the input is: as floating "
-    "point, of which .long() in the step makes labels again"
+    "sample (what belongs to single voxels, such as their labels, as the feats of a SparseTensor), "
+    "or set microbatches to the number of devices of the first stage, which cuts nothing"
 )
 
 
@@ -39,7 +33,8 @@ class Part:
     """A microbatch.
 
     Args:
-        batch: the tree; None where there are no samples.
+        samples: their number.
+        batch: the tree; None without samples.
     """
 
     samples: int
@@ -56,118 +51,86 @@ def split(batch: Any, parts: int) -> list[Part]:
     is, whatever that is.
 
     Raises:
-        ConfigError: the tensors are of unlike numbers of samples, there are none, or the tree
+        ConfigError: the tensors are of unlike numbers of samples, none has samples, or the tree
             holds a value that cannot be cut.
     """
     assert parts > 0
     if parts == 1:
-        return [Part(_samples_if_known(batch), batch)]
+        try:
+            return [Part(num_samples(batch), batch)]
+        except ConfigError:
+            return [Part(1, batch)]
     samples = num_samples(batch)
-    ends = accumulate((_size(samples, parts, part) for part in range(parts)), initial=0)
-    cut = _Cut(samples)
+    sizes = (samples // parts + (part < samples % parts) for part in range(parts))
     return [
-        Part(last - first, cut(batch, first, last) if last > first else None)
-        for first, last in pairwise(ends)
+        Part(last - first, _cut(batch, first, last, samples=samples) if last > first else None)
+        for first, last in pairwise(accumulate(sizes, initial=0))
     ]
 
 
 def num_samples(batch: Any) -> int:
     """Samples of a batch, on which its tensors agree."""
-    first: tuple[int, str] | None = None
-    for path, leaf in _leaves(batch):
-        count = _samples_of(leaf)
-        if count is None:
-            continue
-        name = f"{_kind(leaf)} {path}" if path else _kind(leaf)
-        if first is None:
-            first = count, name
-        elif count != first[0]:
-            raise ConfigError(
-                f"a minibatch is to be cut into microbatches, and it holds the {first[1]} of "
-                f"{first[0]} samples and the {name} of {count}",
-                remedy=_REMEDY + (_OF_SITES if {count, first[0]} & _sites_of(batch) else ""),
-            )
-    if first is None or not first[0]:
+    found: list[tuple[int, str]] = []
+    for path, leaf in pytree.tree_flatten_with_path(batch, is_leaf=_is_leaf)[0]:
+        count = leaf.batch_size if isinstance(leaf, SparseTensor) else None
+        if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
+            count = leaf.shape[0]
+        if count is not None:
+            kind = "tensor" if type(leaf) is Tensor else type(leaf).__name__
+            found.append((count, f"{kind} {pytree.keystr(path)}".strip()))
+    if not found or not found[0][0]:
         raise ConfigError(
-            f"a minibatch is to be cut into microbatches, and no tensor of it ({_kind(batch)}) has "
-            "samples",
+            f"a minibatch is to be cut into microbatches, and no tensor of this "
+            f"{type(batch).__name__} has samples",
             remedy=_REMEDY,
         )
-    return first[0]
-
-
-def _samples_if_known(batch: Any) -> int:
-    """The number of samples of a batch that is not cut; 1 where its tensors disagree."""
-    try:
-        return num_samples(batch)
-    except ConfigError:
-        return 1
-
-
-def _size(samples: int, parts: int, part: int) -> int:
-    return samples // parts + (part < samples % parts)
-
-
-class _Cut:
-    """Cuts trees of one number of samples."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __call__(self, batch: Any, first: int, last: int) -> Any:
-        """The samples from ``first`` up to ``last``, without that one."""
-        sites: dict[int, tuple[Tensor, Tensor]] = {}  # tensors on the same sites go on sharing them
-
-        def cut(leaf: Any) -> Any:
-            if isinstance(leaf, SparseTensor):
-                return _sparse(leaf, first, last, sites)
-            if isinstance(leaf, Tensor):
-                return _rows(leaf, first, last) if leaf.dim() else leaf
-            if isinstance(leaf, np.ndarray):
-                return leaf[first:last] if leaf.ndim else leaf
-            if isinstance(leaf, list | tuple):
-                return leaf[first:last] if len(leaf) == self._samples else leaf
-            if isinstance(leaf, _SHARED):
-                return leaf
+    (first, name), *others = found
+    for count, other in others:
+        if count != first:
             raise ConfigError(
-                f"a minibatch is to be cut into microbatches, and it holds a {_kind(leaf)}",
-                remedy=f"{_REMEDY}; a class of your own can be made a node of the tree by "
-                "torch.utils._pytree.register_pytree_node",
+                f"a minibatch is to be cut into microbatches, and it holds the {name} of {first} "
+                f"samples and the {other} of {count}",
+                remedy=_REMEDY,
             )
-
-        return pytree.tree_map(cut, batch, is_leaf=_is_leaf)
-
-
-def _rows(tensor: Tensor, first: int, last: int) -> Tensor:
-    """A view with a version counter of its own: a step may write to one part of its batch."""
-    return (tensor if tensor.requires_grad else tensor.data)[first:last]
+    return first
 
 
-def _sparse(
-    tensor: SparseTensor, first: int, last: int, sites: dict[int, tuple[Tensor, Tensor]]
-) -> SparseTensor:
-    """The sites of some samples; ``sites``: rows and coordinates, by the whole's coordinates."""
-    if id(tensor.coords) not in sites:
-        batch_N = tensor.coords[:, 0]
-        rows = ((batch_N >= first) & (batch_N < last)).nonzero().squeeze(1)
-        coords_N4 = tensor.coords[rows]
-        coords_N4[:, 0] -= first
-        sites[id(tensor.coords)] = rows, coords_N4
-    rows, coords_N4 = sites[id(tensor.coords)]
-    return SparseTensor(
-        tensor.feats[rows],
-        coords_N4,
-        stride=tensor.stride,
-        spatial_shape=tensor.spatial_shape,
-        batch_size=last - first,
-    )
+def _cut(batch: Any, first: int, last: int, *, samples: int) -> Any:
+    """The samples from ``first`` up to ``last``, without that one, of a batch of ``samples``."""
+    sites: dict[int, tuple[Tensor, Tensor]] = {}  # tensors on the same sites go on sharing them
 
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, SparseTensor):
+            if id(leaf.coords) not in sites:
+                batch_N = leaf.coords[:, 0]
+                rows = ((batch_N >= first) & (batch_N < last)).nonzero().squeeze(1)
+                coords_N4 = leaf.coords[rows]
+                coords_N4[:, 0] -= first
+                sites[id(leaf.coords)] = rows, coords_N4
+            rows, coords_N4 = sites[id(leaf.coords)]
+            return SparseTensor(
+                leaf.feats[rows],
+                coords_N4,
+                stride=leaf.stride,
+                spatial_shape=leaf.spatial_shape,
+                batch_size=last - first,
+            )
+        if isinstance(leaf, Tensor) and leaf.dim():
+            # Views with version counters of their own: a step may write to one part of its batch.
+            return (leaf if leaf.requires_grad else leaf.data)[first:last]
+        if isinstance(leaf, np.ndarray) and leaf.ndim:
+            return leaf[first:last]
+        if isinstance(leaf, list | tuple):
+            return leaf[first:last] if len(leaf) == samples else leaf
+        if isinstance(leaf, (*_SHARED, Tensor, np.ndarray)):
+            return leaf
+        raise ConfigError(
+            f"a minibatch is to be cut into microbatches, and it holds a {type(leaf).__name__}",
+            remedy=f"{_REMEDY}; a class of your own can be made a node of the tree by "
+            "torch.utils._pytree.register_pytree_node",
+        )
 
-def _leaves(batch: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with their paths in Python's notation: ``[0]``, ``['image']``."""
-    flat, _ = pytree.tree_flatten_with_path(batch, is_leaf=_is_leaf)
-    for path, leaf in flat:
-        yield pytree.keystr(path), leaf
+    return pytree.tree_map(cut, batch, is_leaf=_is_leaf)
 
 
 def _is_leaf(node: Any) -> bool:
@@ -177,21 +140,3 @@ def _is_leaf(node: Any) -> bool:
         return False
     inside = pytree.tree_leaves(node, is_leaf=lambda x: isinstance(x, SparseTensor))
     return all(isinstance(leaf, _SHARED) for leaf in inside)
-
-
-def _samples_of(leaf: Any) -> int | None:
-    """The number of samples of a leaf; None where it has none."""
-    if isinstance(leaf, SparseTensor):
-        return leaf.batch_size
-    if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
-        return leaf.shape[0]
-    return None
-
-
-def _sites_of(batch: Any) -> set[int]:
-    """Numbers of rows of the sparse tensors, which are numbers of voxels, not of samples."""
-    return {len(leaf) for _, leaf in _leaves(batch) if isinstance(leaf, SparseTensor)}
-
-
-def _kind(value: Any) -> str:
-    return "tensor" if type(value) is Tensor else type(value).__name__

@@ -75,7 +75,9 @@ class Replicas:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         flat = self._filled(gradients, minibatches)
-        with collective(self._averaging(), self._group):
+        first = self.first + self._round * self.count
+        what = f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
+        with collective(what, self._group):
             self._sum_buffer().reduce()
         self._round += 1
         total = int(flat[-1])
@@ -93,7 +95,6 @@ class Replicas:
         return self._parts(flat, divisor=1)
 
     def _parts(self, flat: Tensor, *, divisor: int) -> dict[str, Tensor | None]:
-        """The gradients that the flat buffer holds, divided."""
         *_, present, _ = flat.split_with_sizes(self._sizes())
         has_gradient = (present > 0).tolist()
         if divisor != 1:
@@ -103,10 +104,6 @@ class Replicas:
             name: _in_layout_of(parameter, slot).to(parameter.dtype) if has else None
             for ((name, parameter), slot), has in zip(slots, has_gradient, strict=True)
         }
-
-    def _averaging(self) -> str:
-        first = self.first + self._round * self.count
-        return f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
 
     def _sizes(self) -> list[int]:
         """Sizes of the flat buffer's parts: gradients, which of them are present, minibatches."""
@@ -162,31 +159,24 @@ class Replicas:
             return
         self._round = 0
         every = list(buffers)
+        real = [buffer for buffer in every if buffer.is_floating_point()]
+        whole = [b for b in every if not (b.is_floating_point() or b.is_complex())]
         with collective("averaging statistics at a drain", self._group):
-            self._average([buffer for buffer in every if buffer.is_floating_point()])
-            self._take_largest([b for b in every if not (b.is_floating_point() or b.is_complex())])
-
-    def _average(self, buffers: list[Tensor]) -> None:
-        if not buffers:
-            return
-        assert self._group is not None
-        length = sum(buffer.numel() for buffer in buffers)
-        # In double precision a mean of equal float32 values is that value.
-        total = OrderedSum(
-            self._group, length=length, dtype=torch.float64, device=buffers[0].device
-        )
-        total.values.copy_(_flattened(buffers, torch.float64))
-        total.reduce()
-        _fill(buffers, total.values / self.count)
-
-    def _take_largest(self, buffers: list[Tensor]) -> None:
-        if not buffers:
-            return
-        on_host = dist.get_backend(self._group) == "gloo"
-        device = torch.device("cpu") if on_host else buffers[0].device
-        flat = _flattened(buffers, torch.int64).to(device)
-        dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self._group)
-        _fill(buffers, flat)
+            if real:
+                # In double precision a mean of equal float32 values is that value.
+                values = _flattened(real, torch.float64)
+                total = OrderedSum(
+                    self._group, length=len(values), dtype=values.dtype, device=real[0].device
+                )
+                total.values.copy_(values)
+                total.reduce()
+                _fill(real, total.values / self.count)
+            if whole:
+                on_host = dist.get_backend(self._group) == "gloo"
+                flat = _flattened(whole, torch.int64)
+                flat = flat.cpu() if on_host else flat
+                dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self._group)
+                _fill(whole, flat)
 
 
 class GridRanks(Replicas):

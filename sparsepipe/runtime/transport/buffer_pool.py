@@ -61,7 +61,13 @@ class BufferPool:
     def take(self, size_bytes: int) -> Tensor:
         """A buffer of at least ``size_bytes``: uint8 [one of the size classes]."""
         with self._lock:
-            buffer = self._unused(size_bytes)
+            buffer = None
+            first = bisect_left(self._free, size_bytes, key=Tensor.numel)
+            while buffer is None and first < len(self._free):
+                buffer = self._free.pop(first)
+                if not self._pinned and _references(buffer) > _ALONE:  # of tensors, views, graphs
+                    self.kept += 1
+                    buffer = None
             if buffer is None:
                 self.made += 1
             size = size_class_bytes(size_bytes) if buffer is None else buffer.numel()
@@ -82,19 +88,6 @@ class BufferPool:
             self._free.sort(key=Tensor.numel)
             while self.idle_bytes > self._peak_bytes:
                 del self._free[0]  # a large one serves for small messages too
-
-    def _unused(self, size_bytes: int) -> Tensor | None:
-        first = bisect_left(self._free, size_bytes, key=Tensor.numel)
-        while first < len(self._free):
-            buffer = self._free.pop(first)
-            if self._pinned or not _shared(buffer):
-                return buffer
-            self.kept += 1
-        return None
-
-
-def _shared(buffer: Tensor) -> bool:
-    return _references(buffer) > _ALONE
 
 
 def _references(buffer: Tensor) -> int:

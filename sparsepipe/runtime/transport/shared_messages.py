@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +41,9 @@ class SharedMessages:
         if not self.leads:
             return self._received()
         message = make()
-        random = Message(minibatch=message.minibatch, tree=_random_states())
+        on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        states = [torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None]
+        random = Message(minibatch=message.minibatch, tree=states)
         packet = encode([(Kind.ACTIVATION, message), (Kind.REPLY, random)])
         parts = [*packet.blocks, *packet.host, *(each.cpu() for each in packet.device)]
         content = torch.cat(parts)
@@ -69,7 +70,10 @@ class SharedMessages:
 
         host, on_device = take("host"), [each.to(self._device) for each in take("device")]
         (_, message), (_, random) = header.assemble(host, on_device, device=self._device)
-        _set_random_states(random.tree)
+        of_host, of_device = random.tree
+        torch.set_rng_state(of_host)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device)
         return message
 
     def _broadcast(self, value: Tensor) -> Tensor:
@@ -77,17 +81,3 @@ class SharedMessages:
         with collective(_WHAT, self._group):
             dist.broadcast(sent, group=self._group, group_src=0)
         return sent.cpu()
-
-
-def _random_states() -> dict[str, Any]:
-    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return {
-        "host": torch.get_rng_state(),
-        "device": torch.cuda.get_rng_state() if on_device else None,
-    }
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["host"])
-    if states["device"] is not None:
-        torch.cuda.set_rng_state(states["device"])

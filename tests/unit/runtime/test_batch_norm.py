@@ -136,13 +136,6 @@ def test_rows_of_sparse_tensors_count_whatever_their_samples() -> None:
     same(outputs[1].feats, lone.feats / (1 + norm.eps) ** 0.5)
 
 
-def test_a_minibatch_of_one_value_moves_nothing() -> None:
-    norm = nn.BatchNorm1d(5)
-    gathered(norm, [torch.randn(1, 5)], RUNNING)
-    assert int(norm.num_batches_tracked) == 0
-    assert not norm.running_mean.any()
-
-
 def test_norms_that_see_nothing_stay_as_they_are() -> None:
     norms = nn.Sequential(nn.BatchNorm1d(5), nn.BatchNorm1d(5), nn.BatchNorm1d(5))
     norms[1].eval()  # frozen
@@ -150,12 +143,6 @@ def test_norms_that_see_nothing_stay_as_they_are() -> None:
     outputs = gathered(norms[:2], [x], RUNNING)
     assert torch.equal(outputs[0], norms[1](x / (1 + norms[0].eps) ** 0.5))
     assert [int(norm.num_batches_tracked) for norm in norms] == [1, 0, 0]
-
-
-def test_norms_without_statistics_have_nothing_to_defer() -> None:
-    norm = nn.BatchNorm1d(5, track_running_stats=False)
-    x = minibatches()[0]
-    assert torch.equal(gathered(norm, [x], DEFERRED)[0], norm(x))
 
 
 @pytest.mark.parametrize("mode", [DEFERRED, RUNNING])
@@ -275,15 +262,6 @@ def test_refused(message: str) -> None:
         check_norms(nn.Sequential(make()), mode)
     assert message in refused.value.message
     assert "batch_norm=microbatch" in refused.value.remedy
-
-
-def test_accepted_norms() -> None:
-    class Named(nn.BatchNorm2d):
-        """Of another name only."""
-
-    check_norms(nn.Sequential(Own(5), nn.SyncBatchNorm(5)), NormMode.MICROBATCH)
-    check_norms(nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False)), DEFERRED)
-    check_norms(nn.Sequential(Named(5), nn.InstanceNorm1d(5), BatchNorm(5)), RUNNING)
 
 
 def test_moments_of_parts_and_of_none() -> None:

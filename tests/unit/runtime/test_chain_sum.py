@@ -7,7 +7,6 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import Any
 
@@ -25,24 +24,6 @@ from tests.support.waiting import LONG_S, shorten_limit
 
 def text(lane: Lane) -> str:
     return " ".join(map(str, lane.steps))
-
-
-def test_the_steps_of_a_chain_of_three() -> None:
-    """e: may come; t: taken, and added on the way up; s: sent on."""
-    table = [lanes(place, ranks=3, chunks=4, room=2) for place in range(3)]
-    assert [(text(up), text(down)) for up, down in table] == [
-        ("s0 s1 s2 s3", "e0 e1 e2 e3 t0 t1 t2 t3"),
-        ("e0 e1 t0 e2 s0 t1 e3 s1 t2 s2 t3 s3", "e0 e1 e2 e3 t0 s0 t1 s1 t2 s2 t3 s3"),
-        ("e0 e1 t0 e2 s0 t1 e3 s1 t2 s2 t3 s3", ""),
-    ]
-    assert [(up.source, up.target) for up, _ in table] == [(None, 1), (0, 2), (1, 1)]
-    assert [(down.source, down.target) for _, down in table] == [(1, None), (2, 0), (None, 1)]
-    assert all(up.adds and not down.adds for up, down in table)
-
-
-def test_two_ranks_and_one_chunk() -> None:
-    table = [lanes(place, ranks=2, chunks=1, room=4) for place in range(2)]
-    assert [(text(up), text(down)) for up, down in table] == [("s0", "e0 t0"), ("e0 t0 s0", "")]
 
 
 class Played:
@@ -246,41 +227,6 @@ def waits(every: Mapping[Key, Lane], *, sends_wait: bool) -> dict[Node, set[Node
                 needs.add(place_of[receiver(every, key), "expect", step.chunk])
             found[key, at] = needs
     return found
-
-
-@pytest.mark.parametrize("sends_wait", [False, True])
-@pytest.mark.parametrize(("ranks", "chunks"), list(product(RANKS, CHUNKS)))
-def test_no_step_waits_for_itself(ranks: int, chunks: int, sends_wait: bool) -> None:
-    for room in ROOMS:
-        every = made(ranks, chunks, room)
-        order = [*TopologicalSorter(waits(every, sends_wait=sends_wait)).static_order()]
-        assert len(order) == sum(len(lane.steps) for lane in every.values())
-
-
-@pytest.mark.parametrize("sends_wait", [False, True])
-@pytest.mark.parametrize(("ranks", "chunks"), list(product(RANKS, CHUNKS)))
-def test_each_wait_is_for_an_earlier_hop(ranks: int, chunks: int, sends_wait: bool) -> None:
-    """The argument of the module: chunk c makes its q-th hop at 2 c + q."""
-    for room in ROOMS:
-        every = made(ranks, chunks, room)
-
-        def time(
-            node: Node, every: Mapping[Key, Lane] = every, rooms: tuple[int, int] = (room, chunks)
-        ) -> float:
-            (place, way), at = node
-            step = every[node[0]].steps[at]
-            hops, room = (place, rooms[0]) if way == "u" else (2 * ranks - 2 - place, rooms[1])
-            if step.act == "expect":  # right after the chunk is taken that made room for it
-                return 2 * (step.chunk - room) + hops + 0.25
-            return 2 * step.chunk + hops + (0.5 if step.act == "send" else 0.0)
-
-        for node, needs in waits(every, sends_wait=sends_wait).items():
-            assert all(time(need) < time(node) for need in needs)
-
-
-def test_waiting_in_a_circle_is_found() -> None:
-    with pytest.raises(CycleError):
-        TopologicalSorter(waits(made(3, 2, 0), sends_wait=False)).prepare()
 
 
 CHUNK = 1000

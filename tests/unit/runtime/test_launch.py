@@ -77,11 +77,6 @@ def test_ignored_signals_stop_no_rank(ranks, tmp_path: Path, names: list[str]) -
     assert all((tmp_path / f"out{rank}").exists() for rank in range(2))
 
 
-def test_exit_code_is_named(ranks) -> None:
-    with pytest.raises(SparsePipeError, match="rank 1 ended with exit code 3"):
-        ranks("sys.exit(3) if rank else time.sleep(60)")
-
-
 def test_error_of_a_rank_comes_back(ranks) -> None:
     with pytest.raises(ConfigError, match="not like this") as error:
         ranks(
@@ -148,15 +143,6 @@ def test_ranks_that_ignore_the_signal_are_killed(ranks, tmp_path: Path) -> None:
     thread.join()
     assert stop.value.exit_code == 143
     assert stop.value.unresponsive == (0, 1)
-
-
-def test_nothing_is_left_beside_the_reports(
-    ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    ranks("pass")
-    assert not list((tmp_path / "temporary").iterdir())
 
 
 STANDS = """
@@ -419,10 +405,3 @@ def test_they_are_set_within_and_put_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ[NAME] == "before"
     assert OTHER not in os.environ
     assert LEFT not in os.environ
-
-
-def test_they_are_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NAME, "before")
-    with pytest.raises(RuntimeError), environment_variables({NAME: "within"}):
-        raise RuntimeError
-    assert os.environ[NAME] == "before"

@@ -54,13 +54,6 @@ def test_an_address_that_cannot_be_used(address: str, across: bool, message: str
     assert error.value.remedy
 
 
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}: Address already in use"):
-            keep_store("127.0.0.1", port, timeout=SOON)
-
-
 def test_the_interface_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(master: str, *, one_host: bool, **given: str) -> list[str]:
         for name in INTERFACES:
@@ -78,17 +71,6 @@ def test_the_interface_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(outer, one_host=True, GLOO_SOCKET_IFNAME="ib0") == ["ib0", "=lo"]
     both = dict.fromkeys(INTERFACES, "ib0")
     assert chosen("nowhere.invalid", one_host=False, **both) == ["ib0", "ib0"]
-
-
-def test_no_interface_leads_to_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gloo would listen on that of the host's name."""
-    for name in INTERFACES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(meeting_point.psutil, "net_if_addrs", dict)
-    with pytest.raises(ConfigError, match=r"leads to 192\.0\.2\.1, where ranks meet") as error:
-        choose_interfaces("192.0.2.1", one_host=False)
-    assert "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME" in error.value.remedy
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
 @pytest.mark.parametrize("other", ["198.51.100.7", "2001:db8::7"])

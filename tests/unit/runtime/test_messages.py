@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sparsepipe.runtime.transport import Network
 from sparsepipe.runtime.transport.messages import Route, default_depth, routes
 from tests.support.plans import plan_of
 from tests.support.transport_cases import A, B, G, R
@@ -35,13 +34,6 @@ def test_routes_of_three_stages() -> None:
     )
 
 
-def test_unlike_replicas_meet_those_with_a_minibatch_in_common() -> None:
-    found = {(r.source, r.target) for r in routes(plan_of("2-3-4")) if r.kind is B}
-    assert found == {(0, 5), (1, 6), (0, 7), (1, 8)}  # m mod 2 and m mod 4
-    assert routes(plan_of("1")) == ()
-    assert routes(plan_of("3")) == ()
-
-
 def test_the_depth_is_the_upper_stages_warm_up_and_one() -> None:
     plan = plan_of("1-1-1")
     depths = {(r.kind, r.source, r.target): default_depth(plan, r) for r in routes(plan)}
@@ -53,9 +45,3 @@ def test_the_depth_is_the_upper_stages_warm_up_and_one() -> None:
         (B, 0, 2): 3,
         (R, 2, 0): 3,
     }
-
-
-def test_one_stage_needs_no_group() -> None:
-    net = Network(plan_of("1"), 0, timeout_s=1.0)
-    net.release(0)
-    net.close()

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.microbatches import num_samples, split
-from sparsepipe.sparse import SparseTensor, sparse_collate
+from sparsepipe.runtime.microbatches import split
+from sparsepipe.sparse import sparse_collate
 
 Pair = collections.namedtuple("Pair", ["image", "label"])
 
@@ -65,21 +64,6 @@ def test_sparse_tensors_are_cut_by_sample_and_not_by_row(parts: int) -> None:
             (alone.batch_size, alone.spatial_shape, alone.stride)
         )
         x.check()
-
-
-def test_rows_of_a_sparse_tensor_may_lie_in_any_order() -> None:
-    whole = sparse_collate(sites(6), spatial_shape=(6, 6, 6))
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(1))
-    mixed = SparseTensor(
-        whole.feats[order], whole.coords[order], stride=2, spatial_shape=(6, 6, 6), batch_size=6
-    )
-    second = split(mixed, 3)[1].batch
-    mine = (mixed.coords[:, 0] // 2) == 1
-    assert torch.equal(second.feats, mixed.feats[mine])
-    assert torch.equal(second.coords[:, 0], mixed.coords[mine][:, 0] - 2)
-    assert torch.equal(second.coords[:, 1:], mixed.coords[mine][:, 1:])
-    assert second.stride == (2, 2, 2)
-    assert whole.coords[:, 0].max() == 4, "the whole stays as it is"
 
 
 def test_sparse_tensors_on_the_same_sites_share_these_in_each_part() -> None:
@@ -150,27 +134,3 @@ def test_batches_that_cannot_be_cut_are_refused(batch: Any, named: list[str]) ->
     for words in named:
         refused.match(words)
     assert "collate" in refused.value.remedy
-
-
-def test_labels_of_sites_can_be_cut_as_a_sparse_tensor() -> None:
-    """As the error for a batch with a tensor of them suggests."""
-    x = sparse_collate(sites(7), spatial_shape=(6, 6, 6))
-    labels = torch.arange(len(x))
-    for batch in ((x, labels), (labels, {"input": x})):
-        with pytest.raises(ConfigError) as refused:
-            split(batch, 3)
-        assert "feats of a SparseTensor" in refused.value.remedy
-    found = [part.batch for part in split((x, x.replace_feats(labels[:, None].float())), 3)]
-    assert torch.equal(torch.cat([y.feats for _, y in found]).long()[:, 0], labels)
-    for own, y in found:
-        assert torch.equal(own.feats, x.feats[y.feats[:, 0].long()])
-        assert own.coords is y.coords
-    with pytest.raises(ConfigError) as refused:
-        split((x, torch.zeros(8)), 3)
-    assert "SparseTensor" not in refused.value.remedy, "of something else"
-
-
-def test_all_tensors_have_one_number_of_samples() -> None:
-    x = sparse_collate(sites(5), spatial_shape=None)
-    assert num_samples({"x": x, "y": torch.zeros(5, 1), "z": [np.zeros((5, 2)), 3]}) == 5
-    assert len(pytree.tree_leaves(x)) == 2, "whose rows are no samples"

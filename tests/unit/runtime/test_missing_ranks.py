@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from tests.support import patience
 from tests.support.plans import plan_of
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import complaint
-from tests.support.waiting import LONG_S, shorten_limit, stay
+from tests.support.waiting import LONG_S, shorten_limit
 
 
 def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_s: float) -> None:
@@ -116,19 +115,6 @@ def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
     for rank in others:
         assert complaint(found[rank]).startswith("rank 1 (stage 0) ")
         assert found[rank].ended_s < 40  # the killed one is missed at once, not at the limit
-
-
-def connecting_rank(rank: int) -> None:
-    if rank == 1:
-        stay()
-    with collective("a test"):
-        dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=1))
-
-
-def test_a_timeout_of_the_store_is_not_reported_as_a_broken_connection() -> None:
-    """Groups are made at it, with a limit of its own and other words."""
-    found = outcomes(connecting_rank, 2, awaited=[0])[0]
-    assert complaint(found).startswith("rank 1 did not take part in a test with rank 0")
 
 
 def mistaken_rank(rank: int) -> str:

@@ -175,22 +175,6 @@ def test_gradients_pass_through_and_coordinates_do_not() -> None:
     assert run_shared(autograd_rank, 2) == [(True, 0), (True, 90 * 300 * 4)]
 
 
-def inference_rank(rank: int) -> float:
-    net = network("1-1", rank)
-    with torch.inference_mode():
-        if rank == 0:
-            net.send(A, 1, message(0, torch.ones(9000)))
-            found = 0.0
-        else:
-            found = float(net.receive(A, 0, minibatch=0).tree.sum())
-    net.close()
-    return found
-
-
-def test_inference_mode() -> None:
-    assert run_shared(inference_rank, 2) == [0.0, 9000.0]
-
-
 # How much
 
 
@@ -236,18 +220,4 @@ def test_bytes_are_the_least_and_one_header_a_packet() -> None:
             "batch": (0, 0, 0),
             "reply": (0, 0, 0),
         },
-    ]
-
-
-def test_bytes_of_three_stages() -> None:
-    down, up, none = (
-        (5, 5 * (FEATURES + SITES), 5 * HEADER),
-        (5, 5 * FEATURES, 5 * HEADER),
-        (0,) * 3,
-    )
-    rest = (5, 5 * REST, 5 * (HEADER - 64 * 8))
-    assert run_shared(counting_rank, 3, "1-1-1") == [
-        {"activation": down, "gradient": none, "batch": rest, "reply": none},
-        {"activation": down, "gradient": up, "batch": none, "reply": none},
-        {"activation": none, "gradient": up, "batch": none, "reply": none},
     ]

@@ -52,27 +52,6 @@ def test_writing_to_what_was_sent_is_noticed() -> None:
     assert "for rank 1 (stage 1) was written to before it was sent" in found.value
 
 
-def wrong_minibatch_rank(rank: int) -> None:
-    net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
-    if rank == 0:
-        net.send(A, 1, message(1))
-        stay()
-    else:
-        net.receive(A, 0, minibatch=0)
-
-
-def test_a_message_out_of_turn_is_our_mistake() -> None:
-    found = outcomes(wrong_minibatch_rank, 2, awaited=[1])[1]
-    assert isinstance(found.error, AssertionError)
-    assert "expected the activation of minibatch 0, got that of 1" in str(found.error)
-
-
-def test_direct_transport_needs_cuda() -> None:
-    with pytest.raises(ConfigError, match="direct transport on cpu") as caught:
-        Network(plan_of("1-1"), 0, timeout_s=1.0, direct=True)
-    assert "direct=false" in caught.value.remedy
-
-
 def unsendable_rank(rank: int) -> bool:
     """A refused message does no harm: the next one goes through."""
     net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)

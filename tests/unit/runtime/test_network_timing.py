@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.support.processes import outcomes, run
+from tests.support.processes import run
 from tests.support.transport_cases import A, G, message, network
-from tests.support.waiting import LONG_S, has_mark, post_mark, wait_for_marks
+from tests.support.waiting import has_mark, post_mark, wait_for_marks
 
 BIG = 3_000_000  # 12 MB of floats: more than sockets take in
 
@@ -34,27 +34,6 @@ def overlap_rank(rank: int) -> bool:
 
 def test_both_sides_go_on_before_the_other_asks() -> None:
     assert run(overlap_rank, 2) == [True, True]
-
-
-def arrives_rank(rank: int) -> bool:
-    """A transfer ends while the receiving worker is busy, as its buffer shows."""
-    net = network("1-1", rank, queue_depth=1)
-    if rank == 0:
-        net.send(A, 1, message(0, torch.zeros(BIG)))
-        wait_for_marks("arrived")
-    else:
-        deadline_s = time.monotonic() + LONG_S / 2
-        while not len(net._in[A, 0].queue) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        post_mark("arrived")
-        assert len(net._in[A, 0].queue)
-        net.receive(A, 0, minibatch=0)
-    net.close()
-    return True
-
-
-def test_messages_arrive_before_they_are_received() -> None:
-    assert run(arrives_rank, 2) == [True, True]
 
 
 def pressure_rank(rank: int) -> list[bool]:
@@ -79,31 +58,6 @@ def pressure_rank(rank: int) -> list[bool]:
 
 def test_a_full_channel_holds_the_sender_back() -> None:
     assert run(pressure_rank, 2) == [[], [False]]
-
-
-def idle_rank(rank: int) -> None:
-    """A channel's own limit is shorter than it idles.
-
-    It is that of its connection, which keeps the one that it was made with.
-    """
-    post_mark(f"{rank} begins")
-    wait_for_marks("0 begins", "1 begins")
-    net = network("1-1", rank, timeout_s=3.0)
-    net._timeout_s = LONG_S  # of the worker's waits, once it has idled
-    time.sleep(4.0)
-    if rank == 0:
-        net.send(A, 1, message(0, torch.zeros(50_000)))
-    else:
-        net.receive(A, 0, minibatch=0)
-    net.close()
-
-
-def test_idle_channels_are_no_fault() -> None:
-    for _ in range(5):
-        found = outcomes(idle_rank, 2)
-        if not any("setting up connections" in str(outcome) for outcome in found):
-            break  # else a rank was held up just then, for longer than that limit
-    assert all(outcome.good for outcome in found), "\n".join(map(str, found))
 
 
 def used() -> tuple[int, int]:

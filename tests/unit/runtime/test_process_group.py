@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsepipe.errors import ConfigError, TransportError
+from sparsepipe.errors import TransportError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.rank_reports import exit_immediately
 from tests.support.processes import new_store, outcomes, run
@@ -164,18 +164,6 @@ def test_one_rank_of_each_attempt_reports_the_failure() -> None:
         assert [second for _, second in found] == [False, False]
 
 
-def tells_a_mistake(rank: int) -> tuple[bool, bool]:
-    return process_group.first_to_report("a mistake"), process_group.first_to_report(
-        f"that of rank {rank}"
-    )
-
-
-def test_an_error_on_all_ranks_is_reported_once() -> None:
-    found = run(tells_a_mistake, 2, join_group=False, store=new_store())
-    assert sorted(common for common, _ in found) == [False, True]
-    assert [own for _, own in found] == [True, True]
-
-
 def comes_late(rank: int) -> bool:
     time.sleep(60 * (rank == 0))
     return process_group.first_to_report("a mistake")
@@ -202,22 +190,3 @@ def test_a_rank_with_blocked_threads_leaves_at_once(tmp_path: Path) -> None:
     assert found[0].exit_code == TransportError.exit_code
     assert found[0].ended_s < 20
     assert "rank 1 is silent\n  remedy: look at it" in (tmp_path / "told").read_text()
-
-
-def leaves_with_zero(rank: int) -> None:
-    error = ValueError("wrong")
-    error.exit_code = 0  # type: ignore[attr-defined]
-    exit_immediately(error)
-
-
-def test_an_error_never_looks_like_success() -> None:
-    assert outcomes(leaves_with_zero, 1, join_group=False)[0].exit_code == 1
-
-
-def test_world_size_is_asserted(monkeypatch: pytest.MonkeyPatch) -> None:
-    process_group.assert_world_size(1)
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "4")):
-        monkeypatch.setenv(name, value)
-    process_group.assert_world_size(4)
-    with pytest.raises(ConfigError, match="is for 2 ranks, 4 were started"):
-        process_group.assert_world_size(2)

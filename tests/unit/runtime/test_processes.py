@@ -20,10 +20,6 @@ def total(rank: int, factor: int) -> int:
     return factor * int(value)
 
 
-def test_values_come_in_rank_order() -> None:
-    assert run(total, 3, 10) == [30, 30, 30]
-
-
 def place(rank: int) -> tuple[int, float]:
     return os.getpid(), float(torch.rand(()))
 
@@ -44,15 +40,6 @@ def test_shared_ranks_serve_many_calls_and_start_anew_after_a_failure() -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
     assert run_shared(total, 2, 10) == [10, 10]
-
-
-def variables(rank: int) -> tuple[int, str, str]:
-    return rank, os.environ["RANK"], os.environ["SOME_VARIABLE"]
-
-
-def test_ranks_know_their_place_and_the_environment() -> None:
-    found = run(variables, 2, environment={"SOME_VARIABLE": "x"}, join_group=False)
-    assert found == [(0, "0", "x"), (1, "1", "x")]
 
 
 def one_raises(rank: int, directory: str) -> None:
@@ -85,12 +72,3 @@ def test_death_and_standstill_are_distinguished() -> None:
     assert [outcome.exit_code for outcome in found] == [0, -signal.SIGKILL, None]
     assert found[0].good
     assert found[0].value == "done"
-
-
-def test_the_limit_ends_a_rank_that_hangs() -> None:
-    with pytest.raises(RankFailed, match="rank 0 did not end within the limit"):
-        run(stop_at_once, 1, join_group=False, limit_s=2)
-
-
-def stop_at_once(rank: int) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)

@@ -98,40 +98,6 @@ def test_a_stop_has_the_error_that_kept_a_rank_from_saving(reporting) -> None:
     assert (stop.save_error.message, stop.save_error.remedy) == ("the disk is full", "free space")
 
 
-def test_an_orderly_stop_has_no_errors(reporting) -> None:
-    stop = stopped(
-        reporting,
-        """
-            stop = Stopped(signal.SIGINT)
-            if rank:
-                stop.__cause__ = TransportError("rank 0 is gone", remedy="look")
-            exit_immediately(stop)
-        """,
-    )
-    assert stop.save_error is None
-    assert stop.exit_code == 130
-
-
-def test_a_killed_rank_is_not_reported_as_hanging_by_a_late_launcher(reporting) -> None:
-    """The other one's clock makes it some seconds, as a busy machine does."""
-    with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGKILL"):
-        reporting(
-            """
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            Path(f"deaf{rank}").touch()
-            wait_for(f"deaf{1 - rank}")
-            if rank:
-                wait_for("reports/rank0.json")
-                os.kill(os.getpid(), signal.SIGKILL)
-            now = time.time
-            time.time = lambda: now() - 10
-            error = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-            error.add_note("batch 4")
-            exit_immediately(error)
-            """
-        )
-
-
 def explained(reports: Path, *exit_codes: int | None) -> str:
     """What is made of ranks that have ended in their order; those without a code were killed."""
     codes = {rank: code for rank, code in enumerate(exit_codes) if code is not None}
@@ -240,21 +206,6 @@ Path("busy").touch()
 time.sleep(60)
 """,
             grace_s=3,
-        )
-
-
-def test_a_rank_that_names_a_peer_gives_way_to_that_peers_own_word(ranks) -> None:
-    with pytest.raises(SparsePipeError, match="rank 1 raised ValueError: the real cause"):
-        ranks(
-            BUSY
-            + """
-from sparsepipe.errors import TransportError
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-Path("busy").touch()
-while not Path("reports/rank1.json").exists():
-    time.sleep(0.02)
-leave(TransportError("rank 1 is gone", remedy="look"), 7)
-"""
         )
 
 

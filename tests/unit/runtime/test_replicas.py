@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.replicas import Replicas
 from tests.support.processes import run_shared
 
@@ -58,13 +57,6 @@ def test_gradients_are_the_mean_over_minibatches_with_the_same_bits(counts: list
             )
             assert result[name].dtype == torch.float32
         assert results[0]["d"].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_one_minibatch_of_a_round_is_taken_as_it_is() -> None:
-    """With one participant there is nothing to round."""
-    for result in run_shared(averaged, 2, [0, 1], {}):
-        for name in SHAPES:
-            assert torch.equal(result[name], gradient(1, name))
 
 
 def test_all_agree_which_parameters_have_no_gradient() -> None:
@@ -162,23 +154,3 @@ def test_rounds_with_a_partial_last_one_train_as_larger_batches_do() -> None:
         for result in results:
             assert torch.equal(result[name], results[0][name])
             torch.testing.assert_close(result[name], parameter.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_without_replicas_nothing_is_touched() -> None:
-    mine: dict[str, Tensor | None] = {"a": torch.randn(7, 5), "b": None}
-    replicas = Replicas(None, {"a": nn.Parameter(torch.zeros(7, 5))})
-    found = replicas.average(mine)
-    assert found["a"] is mine["a"]
-    assert found["b"] is None
-    buffer = torch.ones(1)
-    replicas.average_statistics_([buffer])
-    assert (replicas.count, buffer.item()) == (1, 1.0)
-
-
-def complex_parameters(rank: int) -> None:
-    with pytest.raises(ConfigError, match="z is complex"):
-        Replicas(dist.group.WORLD, {"z": nn.Parameter(torch.zeros(2, dtype=torch.complex64))})
-
-
-def test_complex_parameters_are_refused() -> None:
-    run_shared(complex_parameters, 1)

@@ -201,17 +201,6 @@ def test_keyed_masks_belong_to_the_layer_and_leave_the_generator_alone() -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_keys_the_generator_runs_on_as_in_one_process() -> None:
-    network = dropout_net()
-    value = CASES["mlp"].batch(0)
-    torch.manual_seed(9)
-    expected = Oracle(network).gradients(0, value)
-    torch.manual_seed(9)
-    leaves = leaves_of(network)
-    train(stages(network, [1, 3]), leaves, value)
-    assert_same(gradients_of(leaves), expected)
-
-
 def test_autocast_covers_the_forward_and_crosses_stages() -> None:
     network, value = CASES["mlp"].fresh(), CASES["mlp"].batch(0)
     whole = deepcopy(network)
@@ -259,11 +248,3 @@ def test_the_last_stage_runs_what_is_around_the_layers_on_the_same_leaves() -> N
     sent.backward(passage.backward(None, leaves=leaves), leaves=leaves)
     assert_same(gradients_of(leaves), {n: p.grad for n, p in whole.named_parameters()})
     assert "layers.0.weight" in leaves
-
-
-def test_evaluation_runs_on_the_parameters() -> None:
-    network, value = CASES["mlp"].fresh().eval(), CASES["mlp"].batch(0)
-    first, last = stages(network, [3])
-    with torch.no_grad():
-        found = last.evaluate(first.evaluate(value), close=lambda run: run() + 1)
-        assert torch.equal(found, network(value) + 1)

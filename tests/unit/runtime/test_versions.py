@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import sparsepipe.runtime.weights as room
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.weights import Mode, Weights
 from tests.support.weights_cases import CASES, SGD, Oracle, Runner, alive_after, assert_same, clones
@@ -178,28 +176,6 @@ def test_vertical_sync_counts_minibatches_not_updates() -> None:
     assert runner.weights.version_of_forward == {0: 0, 2: 0, 4: 1, 6: 2}
 
 
-def test_buffers_are_used_again() -> None:
-    runner = Runner(CASES["mlp"], "stash")
-    places = set()
-    for m in range(12):
-        runner.forward(m)
-        if m >= 2:
-            runner.backward(m - 2)
-            runner.update()
-        places.add(runner.network[0].weight.data_ptr())
-    assert len(places) == runner.weights.memory.peak_versions == 3
-
-
-def test_a_segment_counts_from_zero_and_keeps_the_peak() -> None:
-    runner = Runner(CASES["mlp"], "stash")
-    list(alive_after(runner, "F0 F1 B0 U0 B1 U1"))
-    runner.weights.restart()
-    assert runner.weights.version == 0
-    assert runner.weights.version_of_forward == runner.weights.version_of_backward == {}
-    list(alive_after(runner, "F0 B0 U0"))
-    assert runner.weights.memory.peak_versions == 2
-
-
 def test_parameters_that_do_not_learn_are_not_copied() -> None:
     runner = Runner(CASES["mlp"], "stash")
     frozen = runner.network[3].weight.requires_grad_(False)
@@ -245,24 +221,6 @@ def test_changes_between_segments_are_taken_up() -> None:
         runner.network[3].weight.mul_(2)
     leaves = runner.forward(1)
     assert torch.equal(leaves["3.weight"], runner.network[3].weight)
-
-
-def test_modes_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ConfigError, match="choose one of stash, vertical_sync, spectrain, none"):
-        Weights({}, "stashed")
-    with pytest.raises(ConfigError, match="predicts nothing"):
-        Weights({}, "stash", predict_backward=True)
-
-
-def test_the_schedule_must_agree_on_the_version() -> None:
-    runner = Runner(CASES["mlp"], "stash")
-    with pytest.raises(AssertionError, match="0 updates, the schedule has 1"):
-        runner.forward(0, version=1)
-
-
-def test_weights_know_nothing_of_ranks() -> None:
-    for path in Path(room.__file__).parent.glob("*.py"):
-        assert "distributed" not in path.read_text(), path
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])

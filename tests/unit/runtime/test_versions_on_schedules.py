@@ -6,7 +6,6 @@ minibatch through the whole network in one go, on the versions that closed formu
 
 from __future__ import annotations
 
-import tracemalloc
 from copy import deepcopy
 
 import pytest
@@ -197,33 +196,3 @@ def test_each_segment_has_a_peak_of_its_own() -> None:
         [2, 1, 2],
         [1, 1, 1],
     ]
-
-
-def test_a_drain_costs_no_more_after_many_minibatches() -> None:
-    """All ranks stand still meanwhile, so none walks over the whole schedule once more."""
-    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1"), "stash", optimizer=SGD)
-    (rank,) = pipeline.ranks
-    rank.worker.segments = None  # these hold every minibatch's versions
-    used_bytes = []
-
-    def work() -> None:
-        batch = rank.case.batch(0)
-        for number in range(300):
-            rank.worker.feed(batch, count=1, number=number)
-        tracemalloc.start()
-        try:
-            rank.worker.drain([])
-            used_bytes.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-
-    pipeline.hall.run([work])
-    assert used_bytes[0] < 20_000
-
-
-def test_a_copy_too_many_is_noticed_at_the_drain() -> None:
-    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1-1"), "vertical_sync", optimizer=SGD)
-    for rank in pipeline.ranks:
-        rank.weights.keep_from = lambda included: None
-    with pytest.raises(AssertionError, match="3 sets of weights, the schedule has 2"):
-        pipeline.run(8)

@@ -8,10 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.weights import Weights
 from tests.support.weights_cases import CASES, Oracle, Runner, alive_after, assert_same, clones
 
 
@@ -203,37 +200,3 @@ def test_each_minibatch_in_flight_holds_a_prediction() -> None:
     expected = [2, 3, 4, 3, 3, 4, 3, 3, 2, 2, 1, 1]
     assert list(alive_after(runner, actions, ahead=lambda m: min(m, 2))) == expected
     assert runner.weights.memory.peak_versions == 4
-
-
-class Slow(torch.optim.SGD):
-    """May take other steps than its base."""
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "says"),
-    [
-        (torch.optim.Adam, "not of Adam"),
-        (lambda p: Slow(p, lr=0.1, momentum=0.9), "not of Slow"),
-        (lambda p: torch.optim.SGD(p, lr=0.1), "which is 0"),
-    ],
-)
-def test_optimizers_that_cannot_be_predicted_are_refused(optimizer, says: str) -> None:
-    network = two_layers()
-    with pytest.raises(ConfigError, match=says) as caught:
-        Weights(dict(network.named_parameters()), "spectrain", optimizer(network.parameters()))
-    assert "choose weight stashing" in caught.value.remedy
-
-
-def test_one_group_without_momentum_is_named() -> None:
-    first, _, last = two_layers()
-    groups = [{"params": first.parameters()}, {"params": last.parameters(), "momentum": 0.0}]
-    network = nn.Sequential(first, last)
-    with pytest.raises(ConfigError, match="group 1"):
-        Weights(dict(network.named_parameters()), "spectrain", sgd(groups))
-
-
-def test_a_stage_without_parameters_needs_no_optimizer() -> None:
-    weights = Weights({}, "spectrain", None)
-    assert weights.begin(0, version=0, ahead=2) == {}
-    assert functional_call(nn.ReLU(), weights.begin_backward(0), (torch.ones(1),)) == 1
-    assert weights.finish(0) == {}
