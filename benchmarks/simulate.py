@@ -42,8 +42,8 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.cluster.places import places
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan, Stage
-from sparsepipe.simulate.engine import Setting, run_actions
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.engine import Engine, Setting
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Pace, Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.host import usable_cores
@@ -78,7 +78,7 @@ class Case:
         """Of the plan; see the head of the file."""
         is_dp = self.plan.num_stages == 1
         setting = Setting(
-            network=Network.of(self.inventory, self.plan),
+            network=ClusterNetwork.of(self.inventory, self.plan),
             algorithm="ring" if is_dp else "ordered",
             bucket_bytes=BUCKET_BYTES if is_dp else None,
         )
@@ -187,7 +187,8 @@ def whole_s(case: Case, minibatches: int) -> float:
     """When a run ends that is simulated to its end."""
     simulation = case.simulation()
     actions = [simulation.order(rank, minibatches) for rank in range(case.plan.num_ranks)]
-    return run_actions(simulation.workload, actions, simulation.setting, keep=False).end_s
+    engine = Engine(simulation.workload, actions, simulation.setting, keep=False, detector=None)
+    return engine.run().end_s
 
 
 def task_seconds(case: Case, minibatches: int) -> float:

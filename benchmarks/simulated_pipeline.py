@@ -44,7 +44,7 @@ from sparsepipe.runtime.bandwidth import Benchmark, MessageTime, TimingBudget, t
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Pace, Simulation
 from sparsepipe.simulate.workload import Workload as Costs
 
@@ -135,7 +135,7 @@ def compared(workload: Workload, plan: Plan, size: Size) -> Compared:
         limit_s=LIMIT_S,
     )
     costs = Costs.of(plan, {f"rank {rank}": profile for rank, profile in enumerate(profiles)})
-    setting = Setting(network=Network.flat(ranks, link))
+    setting = Setting(network=ClusterNetwork.flat(ranks, link))
     return Compared(
         costs=costs,
         pace=Simulation.of(costs, setting).pace(size.minibatches),

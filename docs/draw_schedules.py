@@ -5,20 +5,17 @@ python docs/draw_schedules.py
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sparsepipe.plots.timeline import Row, timeline_picture, timeline_text
-from sparsepipe.schedule import (
-    Plan,
-    Schedule,
-    asynchronous,
-    gpipe,
-    lanes,
-    naive,
-    timeline,
-    unit_times,
-)
+from sparsepipe.plots import style
+from sparsepipe.plots.timeline import Lane, lanes, timelines_figure
+from sparsepipe.schedule import Plan, Schedule, Span, asynchronous, gpipe, naive
+from sparsepipe.simulate.engine import Setting, simulate
+from sparsepipe.simulate.network import ClusterNetwork
+from sparsepipe.simulate.workload import Workload
 
 HERE = Path(__file__).parent / "schedules"
 
@@ -63,28 +60,58 @@ DRAWINGS = {
 }
 
 
-def rows_of(drawing: Drawing) -> list[tuple[str, list[Row]]]:
-    """What each rank does when."""
-    spans = timeline(drawing.schedule, unit_times(stages=drawing.stages))
-    return lanes(drawing.schedule, spans)
+def lanes_of(drawing: Drawing) -> list[Lane]:
+    """What each rank does when, if messages take no time."""
+    plan = drawing.schedule.plan
+    workload = Workload.uniform(plan, scale=drawing.stages, parameter_bytes=1.0)
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
+    return lanes(plan, simulate(drawing.schedule, workload, setting).spans)
 
 
 def draw(name: str, folder: Path) -> Path:
     """Writes a drawing as PNG; its path."""
     drawing, path = DRAWINGS[name], folder / f"{name}.png"
-    timeline_picture(
-        rows_of(drawing),
-        path,
-        title=drawing.title,
-        unit_name=drawing.unit_name,
-        until=drawing.until,
+    figure = timelines_figure(
+        {drawing.title: lanes_of(drawing)}, unit_name=drawing.unit_name, until=drawing.until
     )
+    style.save_png(figure, path)
     return path
 
 
 def text(name: str) -> str:
-    """A drawing in characters."""
-    return timeline_text(rows_of(DRAWINGS[name]), until=DRAWINGS[name].until)
+    """A drawing in characters, each unit of time as wide as the longest name of a forward.
+
+    Bars of backwards are filled with ``-``, waiting with ``.``; where an update, which takes
+    no time, follows a bar, U stands in place of its border.
+    """
+    until = DRAWINGS[name].until
+    drawn = [
+        (title, [span for span in spans if span.start < until or span.start == span.end == until])
+        for title, spans in lanes_of(DRAWINGS[name])
+    ]
+    bars = [span for _, spans in drawn for span in spans if span.end > span.start]
+    width = max(math.ceil((len(span.label) + 1) / (span.end - span.start)) for span in bars)
+    width = max(width, len(str(round(until))) + 1)
+    names = max(len(title) for title, _ in drawn) + 1
+    head = "time".ljust(names) + "".join(str(t).ljust(width) for t in range(round(until) + 1))
+    shown = round(until * width) + 1
+    body = [title.ljust(names) + text_lane(spans, width)[:shown] for title, spans in drawn]
+    return "\n".join(line.rstrip() for line in [head, *body]) + "\n"
+
+
+def text_lane(spans: Sequence[Span], width: int) -> str:
+    """A rank's actions in characters, so many for a unit of time."""
+    line = ["."] * (max(round(span.end * width) for span in spans) + 1)
+    for span in sorted(spans, key=lambda span: span.end == span.start):
+        start, end = round(span.start * width), round(span.end * width)
+        if end > start:
+            inside = end - start - 1
+            line[start] = line[end] = "|"
+            fill = {"F": " ", "B": "-"}[span.kind]
+            line[start + 1 : end] = span.label.ljust(inside, fill)[:inside]
+        else:
+            line[start] = span.kind
+    return "".join(line).removesuffix(".")
 
 
 if __name__ == "__main__":

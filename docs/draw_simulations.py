@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsepipe.cluster import Link
-from sparsepipe.plots.timeline import timeline_picture
+from sparsepipe.plots import style
+from sparsepipe.plots.timeline import Lane, lanes, timelines_figure
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.lanes import lanes
-from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.engine import Record, Setting
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 
@@ -81,24 +80,28 @@ def record_of(drawing: Drawing) -> Record:
         parameter_bytes=drawing.parameter_bytes,
     )
     link = Link(bytes_per_s=1 / MESSAGE_S)
-    setting = Setting(network=Network.flat(drawing.plan.num_ranks, link))
+    setting = Setting(network=ClusterNetwork.flat(drawing.plan.num_ranks, link))
     simulation = Simulation.of(
         workload, setting, schedule=drawing.schedule, microbatches=drawing.parts
     )
     return simulation.record(drawing.minibatches)
 
 
+def lanes_of(drawing: Drawing) -> list[Lane]:
+    """What each rank does when, and what it sends."""
+    return lanes(drawing.plan, record_of(drawing).all_spans)
+
+
 def draw(name: str, folder: Path) -> Path:
     """Writes a drawing as PNG; its path."""
     drawing, path = DRAWINGS[name], folder / f"{name}.png"
     of = "minibatch" if drawing.parts is None else "microbatch"
-    timeline_picture(
-        lanes(record_of(drawing)),
-        path,
-        title=drawing.title,
+    figure = timelines_figure(
+        {drawing.title: lanes_of(drawing)},
         unit_name=f"time (forward of one {of} in the last stage = 1, a message = {MESSAGE_S})",
         until=drawing.until,
     )
+    style.save_png(figure, path)
     return path
 
 

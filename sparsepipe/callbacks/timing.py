@@ -19,8 +19,10 @@ from sparsepipe.emulate.training import Rates, rates, steady_part
 from sparsepipe.runtime.base_worker import StageWorker
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule.asynchronous import steady_rounds
-from sparsepipe.schedule.timeline import Interval, bubbles, idle_shares
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
+
+Interval = tuple[float, float]
+"""Begin and end of a time in which a rank computes."""
 
 _KEPT = 64
 """Steps whose times are kept, the last ones."""
@@ -30,9 +32,9 @@ class Step(NamedTuple):
     """Times of a rank in a step.
 
     Attributes:
-        busy: when it computed, seconds of the clock.
+        busy: times in which it computed, seconds of the clock.
         end_s: when the step ended.
-        round: how many steps had gone before it since the pipeline was empty.
+        round: number of steps before it since the pipeline was empty.
     """
 
     busy: list[Interval]
@@ -116,11 +118,30 @@ def _watched(trainer: pl.Trainer) -> StageWorker[Any] | None:
     return None if strategy.pipeline is None else strategy.pipeline.worker
 
 
-def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
-    """Bubble of each rank, mean over minibatches but the first; None if there are too few.
+def idle_shares(ranks: Sequence[Sequence[Interval]], *, begin: float, end: float) -> list[float]:
+    """The share of the time from ``begin`` to ``end`` in which each rank computes nothing."""
+    return [
+        1 - sum(max(0.0, min(b, end) - max(a, begin)) for a, b in own) / (end - begin)
+        for own in ranks
+    ]
+
+
+def bubbles(ranks: Sequence[Sequence[Interval]]) -> list[float]:
+    """The share of time that each rank waits while a minibatch is in the pipeline, from the begin
+    of its first forward to the end of its last backward.
 
     Args:
-        ranks: steps of each, a minibatch each, the last thing in which is the update.
+        ranks: forwards and backwards of one minibatch on each rank, without updates.
+    """
+    every = [interval for own in ranks for interval in own]
+    return idle_shares(ranks, begin=min(a for a, _ in every), end=max(b for _, b in every))
+
+
+def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
+    """Bubble of each rank, mean over minibatches but the first; None if these are too few.
+
+    Args:
+        ranks: steps of each, a minibatch each, which ends with the update.
     """
     count = min(map(len, ranks))
     minibatches = [[steps[number].busy[:-1] for steps in ranks] for number in range(1, count)]
@@ -138,32 +159,26 @@ def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] |
         ranks: steps of each; all drain after the same ones.
         ahead: as of :func:`steady_rounds`.
     """
-    parts = _steady_parts(ranks[0], ahead=ahead)
+    runs: list[list[Step]] = []  # from one drain to the next
+    for step in ranks[0]:
+        if not runs or step.round == 0:
+            runs.append([])
+        runs[-1].append(step)
+    parts: list[Interval] = []  # of each run, while the pipeline was full
+    for run in runs:
+        # Other ranks are behind this one, and their times before their first kept step are
+        # unknown: there the pipeline counts as if it still filled.
+        kept = run[0].round
+        steady = steady_rounds(run[-1].round + 1, ahead=kept + ahead)
+        if steady is not None:
+            first, last = steady
+            parts.append((run[first - kept].end_s, run[last - kept].end_s))
     if not parts:
         return None
     busy = [[interval for step in steps for interval in step.busy] for steps in ranks]
     lengths_s = [end_s - begin_s for begin_s, end_s in parts]
     shares = [idle_shares(busy, begin=begin_s, end=end_s) for begin_s, end_s in parts]
     return [sum(map(mul, each, lengths_s)) / sum(lengths_s) for each in zip(*shares, strict=True)]
-
-
-def _steady_parts(steps: Sequence[Step], *, ahead: int) -> list[Interval]:
-    """Begin and end of the steady part of each run from one drain to the next."""
-    runs: list[list[Step]] = []
-    for step in steps:
-        if not runs or step.round == 0:
-            runs.append([])
-        runs[-1].append(step)
-    found = []
-    for run in runs:
-        # Other ranks are behind this one, and their times before their first kept step are
-        # unknown: there the pipeline counts as if it still filled.
-        kept = run[0].round
-        part = steady_rounds(run[-1].round + 1, ahead=kept + ahead)
-        if part is not None:
-            begin_s, end_s = (run[number - kept].end_s for number in part)
-            found.append((begin_s, end_s))
-    return found
 
 
 class StepTimer(pl.Callback):
@@ -204,10 +219,10 @@ class StepTimer(pl.Callback):
         if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
             self._ahead = strategy.plan.warmup(0)
         steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
-        _together("limiting the links")
+        process_group.gather_objects(True, what="limiting the links")
         if trainer.is_global_zero:
             set_limits()
-        _together("limiting the links")
+        process_group.gather_objects(True, what="limiting the links")
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -226,10 +241,6 @@ class StepTimer(pl.Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _together("lifting the links' limits")
+        process_group.gather_objects(True, what="lifting the links' limits")
         if trainer.is_global_zero:
             lift_limits()
-
-
-def _together(what: str) -> None:
-    process_group.gather_objects(True, what=what)

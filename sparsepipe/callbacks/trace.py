@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -18,10 +18,11 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.recording import Mark, Part, Recorder
-from sparsepipe.schedule import Action, Span
+from sparsepipe.schedule import Span
+from sparsepipe.schedule.spans import ACTIONS
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 
-_ACTIONS = {"F": "forwards", "B": "backwards", "U": "updates"}
+_ACTIONS = {kind: f"{name}s" for kind, name in ACTIONS.items()}
 
 _SHOWN_MS = 0.05
 """Parts of a minibatch's time that are shorter are not shown."""
@@ -33,17 +34,13 @@ _TRACED = 3
 """Minibatches of a trace for each rank."""
 
 
-def _part_of(name: str) -> Part | None:
-    """Part of a rank's time that Lightning calls ``name`` where it profiles; None: it has others
-    in it, or none.
-    """
-    last = name.rpartition(".")[2]
-    named: dict[str, Part] = {
-        "train_dataloader_next": "loads",
-        "batch_to_device": "moves",
-        "save_checkpoint": "saves",
-    }
-    return "hooks" if last.startswith("on_") else named.get(last)
+_PROFILED: dict[str, Part] = {
+    "train_dataloader_next": "loads",
+    "batch_to_device": "moves",
+    "save_checkpoint": "saves",
+}
+"""Parts of a rank's time by the names that Lightning profiles; hooks are another one, and
+everything else contains several parts, or none."""
 
 
 class _Forwarding(Profiler):
@@ -64,7 +61,9 @@ class _Forwarding(Profiler):
     def stop(self, action_name: str) -> None:
         # The hook in which a trace begins was started before.
         mark = self._open.pop() if self._open else self._recorder.mark()
-        if (part := _part_of(action_name)) is not None:
+        name = action_name.rpartition(".")[2]
+        part: Part | None = "hooks" if name.startswith("on_") else _PROFILED.get(name)
+        if part is not None:
             self._recorder.since(mark, part)
         self.own.stop(action_name)
 
@@ -96,8 +95,8 @@ class Trace(pl.Callback):
         rounds = math.lcm(*plan.replicas_of_stages) if each == 1 else 1
         self._recorder = recorder = Recorder(
             rank=trainer.global_rank,
-            skipped=_whole(_SKIPPED * plan.num_ranks // each, rounds),
-            count=_whole(_TRACED * plan.num_ranks // each, rounds),
+            skipped=math.ceil(_SKIPPED * plan.num_ranks // each / rounds) * rounds,
+            count=math.ceil(_TRACED * plan.num_ranks // each / rounds) * rounds,
             finish=torch.cuda.synchronize if is_cuda else None,
             core_clock=None if is_cuda else time.thread_time,
         )
@@ -135,22 +134,36 @@ class Trace(pl.Callback):
         own.trim()
         process_group.gather_objects(own.rank, what="comparing clocks")
         now_s, host = own.clock(), os.uname().nodename
-        recorded = {
-            "spans": [
-                (s.action.kind, s.action.number, s.action.microbatch, s.start, s.end)
-                for s in own.spans
-            ],
-            "beside": [(moment.part, moment.start, moment.end) for moment in own.moments],
-            "window": (own.begin_s, own.end_s),
-            "without_core": own.without_core_s,
-        }
-        everyone = process_group.gather_objects((own.rank, host, now_s, recorded))
-        return _on_one_clock([each for each in everyone if each[3]["spans"]])
-
-
-def _whole(count: int, rounds: int) -> int:
-    """The least number of whole rounds that has ``count``."""
-    return -(-count // rounds) * rounds
+        spans = [(s.kind, s.number, s.microbatch, s.start, s.end) for s in own.spans]
+        window = own.begin_s, own.end_s, own.without_core_s
+        everyone = process_group.gather_objects((own.rank, host, now_s, spans, window))
+        everyone = [each for each in everyone if any(kind in ACTIONS for kind, *_ in each[3])]
+        if not everyone:
+            return None
+        # By the clock of the first rank, from the first action on.
+        first_host, first_s = everyone[0][1:3]
+        shifts_s = [0.0 if host == first_host else first_s - now_s
+                    for _, host, now_s, _, _ in everyone]  # fmt: skip
+        begin_s = min(
+            start + to_s
+            for (_, _, _, spans, _), to_s in zip(everyone, shifts_s, strict=True)
+            for kind, _, _, start, _ in spans
+            if kind in ACTIONS
+        )
+        found = Measured()
+        for (rank, _, _, spans, window), shift_s in zip(everyone, shifts_s, strict=True):
+            to_s = shift_s - begin_s
+            found.spans += [
+                Span(rank, kind, number, part, start=start + to_s, end=end + to_s)
+                for kind, number, part, start, end in spans
+            ]
+            begin, end, without_core_s = window
+            assert begin is not None
+            assert end is not None, "a trimmed recorder has both"
+            found.windows[rank] = (begin + to_s, end + to_s)
+            if without_core_s is not None:
+                found.without_core_s[rank] = without_core_s
+        return found
 
 
 def _as_logs(recorder: Recorder, log: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,83 +175,49 @@ def _as_logs(recorder: Recorder, log: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
-def _on_one_clock(ranks: Sequence[tuple[int, str, float, Mapping[str, Any]]]) -> Measured | None:
-    """What ranks recorded, by the first one's clock; each has its host and what its clock shows."""
-    if not ranks:
-        return None
-    _, first_host, first_s, _ = ranks[0]
-    shifts_s = {
-        rank: 0.0 if host == first_host else first_s - now_s for rank, host, now_s, _ in ranks
-    }
-    begin_s = min(row[3] + shifts_s[rank] for rank, _, _, own in ranks for row in own["spans"])
-    found = Measured()
-    for rank, _, _, own in ranks:
-        to_s = shifts_s[rank] - begin_s
-        found.spans += [
-            Span(rank, Action(kind, number, part), start + to_s, end + to_s)
-            for kind, number, part, start, end in own["spans"]
-        ]
-        found.beside += [
-            (rank, part, start + to_s, end + to_s) for part, start, end in own["beside"]
-        ]
-        begin, end = own["window"]
-        found.windows[rank] = (begin + to_s, end + to_s)
-        if own["without_core"] is not None:
-            found.without_core_s[rank] = own["without_core"]
-    return found
-
-
 @dataclass(slots=True, kw_only=True)
 class Measured:
     """What ranks did; seconds from the first action on.
 
     Attributes:
-        spans: the actions of each rank, rank by rank and in order.
-        beside: rank, what, begin and end of what else took its time.
+        spans: actions and other parts of ranks' time, rank by rank and in order.
         windows: by rank, begin and end of some whole steps of it.
-        without_core_s: by rank, of the time in which it computed there, that in which its thread
-            had no processor; ranks on GPUs are not in it.
+        without_core_s: by rank on CPU, how long its thread had no processor while it computed in
+            its window.
     """
 
     spans: list[Span] = field(default_factory=list)
-    beside: list[tuple[int, str, float, float]] = field(default_factory=list)
     windows: dict[int, tuple[float, float]] = field(default_factory=dict)
     without_core_s: dict[int, float] = field(default_factory=dict)
 
     def minibatches(self, rank: int) -> int:
-        """Of a rank, in its window."""
+        """Number of a rank's minibatches in its window."""
         begin, end = self.windows[rank]
-        return len(
-            {
-                span.action.number
-                for span in self.spans
-                if span.rank == rank and span.action.kind == "F" and begin <= span.start < end
-            }
-        )
+        own = (span for span in self.spans if span.rank == rank and span.kind == "F")
+        return len({span.number for span in own if begin <= span.start < end})
 
     def times_s(self, rank: int) -> dict[str, float]:
         """Seconds of a rank for each of its minibatches, mean over its window: of its actions, of
         what is beside them, and as ``else`` what is left, which is Lightning's own loop.
         """
         begin, end = self.windows[rank]
-        beside = [(part, start, stop) for of, part, start, stop in self.beside if of == rank]
+        own = [span for span in self.spans if span.rank == rank]
+        beside = [span for span in own if not span.is_action]
         parts = dict.fromkeys(_ACTIONS.values(), 0.0)
-        for span in (span for span in self.spans if span.rank == rank):
-            own = max(begin, span.start), min(end, span.end)
-            # Messages may leave amid an action.
-            inside = sum(
-                max(0.0, min(own[1], stop) - max(own[0], start)) for _, start, stop in beside
-            )
-            parts[_ACTIONS[span.action.kind]] += max(0.0, own[1] - own[0] - inside)
-        for part, start, stop in beside:
-            took = max(0.0, min(end, stop) - max(begin, start))
-            parts[part] = parts.get(part, 0.0) + took
+        for span in own:
+            start, stop = max(begin, span.start), min(end, span.end)
+            took = max(0.0, stop - start)
+            if span.is_action:  # messages may leave amid an action
+                overlaps = (min(stop, each.end) - max(start, each.start) for each in beside)
+                took = max(0.0, stop - start - sum(max(0.0, overlap) for overlap in overlaps))
+            name = _ACTIONS.get(span.kind, span.kind)
+            parts[name] = parts.get(name, 0.0) + took
         parts["else"] = max(0.0, end - begin - sum(parts.values()))
         count = max(1, self.minibatches(rank))
         return {part: took / count for part, took in parts.items()}
 
     def in_words(self, rank: int, planned_s: Mapping[str, float]) -> str:
-        """:meth:`times_s` as text, with those that a plan expected, by the same names."""
+        """:meth:`times_s` as text, with the times that a plan expected, by the same names."""
         times_s = self.times_s(rank)
         words = [
             f"{part} {1e3 * took:.1f}"
@@ -246,9 +225,8 @@ class Measured:
             for part, took in times_s.items()
             if 1e3 * took >= _SHOWN_MS or part in planned_s
         ]
-        line = f"{1e3 * sum(times_s.values()):.1f} ms for each of its minibatches: " + ", ".join(
-            words
-        )
+        total_ms = 1e3 * sum(times_s.values())
+        line = f"{total_ms:.1f} ms for each of its minibatches: {', '.join(words)}"
         if rank not in self.without_core_s:
             return line
         computed_s = self.minibatches(rank) * sum(times_s[name] for name in _ACTIONS.values())

@@ -18,21 +18,11 @@ replicas, prepares a microbatch's input ahead of its forward; gets a batch from 
 to the device, runs hooks, logs values, writes a checkpoint, validates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A part of a rank's time beside its actions; seconds of :func:`time.monotonic`."""
-
-    part: Part
-    start: float
-    end: float
-
-
 class Mark(NamedTuple):
-    """A point of time, and how much had been recorded by then."""
+    """A point of time, and how many spans had been recorded by then."""
 
     time_s: float
     spans: int
-    moments: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,21 +32,22 @@ class Recorder:
     It begins with the first action of the minibatches that are recorded, and ends with their last
     one; meanwhile the rank's actions of other minibatches are recorded as well. An action lasts
     from the begin of what it computes to the end: waits before that, and messages after it, are
-    moments of their own.
+    spans of their own, with a :data:`Part` as their kind.
 
     Args:
-        rank: whose.
+        rank: the recorded rank.
         skipped: minibatches before those that are recorded, from the first that this process sees.
         count: minibatches that are recorded, over all ranks.
-        finish: called where a computation has returned: waits for a GPU's kernels; None: it is
-            over then.
+        finish: called after a computation has returned: waits for a GPU's kernels; None: the
+            computation is over then.
         clock: seconds that only grow.
         core_clock: seconds in which this thread had a processor; None: unknown.
 
     Attributes:
+        spans: actions and parts of the rank's time, in the order of their ends.
         begin_s: when this rank came to the first action of those minibatches; None: it has not.
-        end_s: when it came to the first forward after them, so that what lies between is that of
-            as many steps; None: no such forward came.
+        end_s: when it came to the first forward after them, so that as many steps lie between;
+            None: no such forward came.
         without_core_s: seconds of computing between these in which the thread had no processor;
             None: unknown.
     """
@@ -68,7 +59,6 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
     core_clock: Callable[[], float] | None = None
     spans: list[Span] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
     begin_s: float | None = None
     end_s: float | None = None
     without_core_s: float | None = None
@@ -84,17 +74,10 @@ class Recorder:
 
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
-        """Around an action, with a minibatch's number in the whole run."""
-        self._follow(action)
-        self._action, self._computed = action, []
-        yield
-        if self._records and self._computed:
-            begin, end = self._computed[0], self._computed[-1]
-            self.spans.append(Span(self.rank, action, begin, end))
-        self._action = None
+        """Around an action, with a minibatch's number in the whole run.
 
-    def _follow(self, action: Action) -> None:
-        """Begins with the first minibatch, and ends once all of them have gone backward."""
+        Recording begins with the first minibatch, and ends once all have gone backward.
+        """
         assert self._first is not None, "an action follows a minibatch's entry"
         number = action.number - self._first
         if self.begin_s is None and number >= 0:
@@ -103,18 +86,28 @@ class Recorder:
             if self.end_s is None:
                 self.end_s = self.clock()
             self._records = self._records and action.kind == "F"
+        self._action, self._computed = action, []
+        yield
+        if self._records and self._computed:
+            begin, end = self._computed[0], self._computed[-1]
+            self.spans.append(Span.of(action, self.rank, begin, end))
+        self._action = None
 
     def trim(self) -> None:
         """Drops what was recorded after the last action of the minibatches."""
         first, self._records = self._first, False
         if first is None:
             return
-        kept = [n for n, s in enumerate(self.spans) if s.action.number - first < self.count]
-        del self.spans[kept[-1] + 1 if kept else 0 :]
-        end_s = self.spans[-1].end if self.spans else 0.0
+        actions = [n for n, span in enumerate(self.spans) if span.is_action]
+        own = [n for n in actions if (self.spans[n].number or 0) - first < self.count]
+        last, end_s = (own[-1], self.spans[own[-1]].end) if own else (-1, 0.0)
         self.end_s = end_s if self.end_s is None else self.end_s
         last_s = max(end_s, self.end_s)
-        self.moments = [moment for moment in self.moments if moment.start < last_s]
+        self.spans = [
+            span
+            for n, span in enumerate(self.spans)
+            if (n <= last if span.is_action else span.start < last_s)
+        ]
 
     @contextmanager
     def computing(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
@@ -130,11 +123,9 @@ class Recorder:
                 if self.core_clock is not None and self.end_s is None:
                     took_s, core_s = self.clock() - inside, self.core_clock() - core_s
                     self.without_core_s = (self.without_core_s or 0.0) + took_s - core_s
-        if not self._records:
-            return
-        if self._action is None:
-            self.moments.append(Moment("input", begin, self.clock()))
-        else:
+        if self._records and self._action is None:
+            self._add("input", begin)
+        elif self._records:
             self._computed += (begin, self.clock())
 
     def moment(self, part: Part) -> AbstractContextManager[None]:
@@ -145,19 +136,21 @@ class Recorder:
     def _moment(self, part: Part) -> Iterator[None]:
         begin = self.clock()
         yield
-        self.moments.append(Moment(part, begin, self.clock()))
+        self._add(part, begin)
+
+    def _add(self, part: Part, begin: float) -> None:
+        self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))
 
     def mark(self) -> Mark:
         """Now, for :meth:`since`."""
-        return Mark(self.clock(), len(self.spans), len(self.moments))
+        return Mark(self.clock(), len(self.spans))
 
     def since(self, mark: Mark, part: Part) -> None:
-        """Records all from a mark on as one moment, in place of those that lie in it.
+        """Records all from a mark on as one span, in place of those that lie in it.
 
-        Not where there were actions meanwhile, or one is under way: then these are recorded.
+        Actions meanwhile, or one under way, are recorded instead.
         """
-        if not self._records or self._action is not None or len(self.spans) > mark.spans:
-            return
-        del self.moments[mark.moments :]
-        before_s = self.moments[-1].end if self.moments else mark.time_s
-        self.moments.append(Moment(part, max(mark.time_s, before_s), self.clock()))
+        acts = self._action is not None or any(s.is_action for s in self.spans[mark.spans :])
+        if self._records and not acts:
+            del self.spans[mark.spans :]
+            self._add(part, max([mark.time_s, *(span.end for span in self.spans[-1:])]))

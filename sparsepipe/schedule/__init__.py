@@ -3,6 +3,7 @@
 from sparsepipe.schedule.actions import Action, MinibatchSupply, Schedule
 from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order
 from sparsepipe.schedule.plan import Plan, Stage, balanced
+from sparsepipe.schedule.spans import Span
 from sparsepipe.schedule.synchronous import (
     SYNCHRONOUS,
     WARMUPS,
@@ -17,7 +18,6 @@ from sparsepipe.schedule.synchronous import (
     order_by_name,
     synchronous_by_name,
 )
-from sparsepipe.schedule.timeline import Span, lanes, timeline, unit_times
 from sparsepipe.schedule.validity import check
 from sparsepipe.schedule.versions import (
     Passage,
@@ -51,7 +51,6 @@ __all__ = [
     "gpipe",
     "gpipe_order",
     "included_at",
-    "lanes",
     "naive",
     "naive_order",
     "one_f_one_b",
@@ -62,7 +61,5 @@ __all__ = [
     "peak_stashed",
     "peak_vertical",
     "synchronous_by_name",
-    "timeline",
-    "unit_times",
     "until_return",
 ]

@@ -20,11 +20,12 @@ class RunState:
     """The state of a run as the first rank begins an update.
 
     Attributes:
-        number: of the first minibatch of that update.
+        number: first minibatch of that update.
+        time_s: when it begins.
         places: what each rank does or waits for, and which messages and sums are where.
             Minibatches are counted from ``number``, so that two states can be compared.
-        ends_s: of each thing under way, how long after ``time_s`` it ends.
-        busy_s: that each rank has computed so far.
+        ends_s: how long after ``time_s`` each thing under way ends.
+        busy_s: seconds that each rank has computed so far.
     """
 
     number: int
@@ -33,22 +34,14 @@ class RunState:
     ends_s: tuple[float, ...]
     busy_s: tuple[float, ...]
 
-    def repeats(self, earlier: RunState) -> bool:
-        """Whether the run has the state that it had then, some minibatches on."""
-        slack_s = EQUAL * (self.time_s - earlier.time_s)
-        return self.places == earlier.places and all(
-            abs(now_s - then_s) <= slack_s
-            for now_s, then_s in zip(self.ends_s, earlier.ends_s, strict=True)
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
     """The part of a run that repeats.
 
     Attributes:
-        minibatches: that pass until the run has the same state again.
-        seconds: that this takes.
+        minibatches: minibatches after which the run has the same state again.
+        seconds: time that these take.
         busy: of each rank, the share of this time in which it computes.
     """
 
@@ -58,21 +51,15 @@ class Cycle:
 
 
 class CycleDetector:
-    """Looks for a cycle while a run goes on, and cuts the run short when it has found one.
+    """Looks for a cycle in a run, and once there is one, for whole cycles to leave out.
 
-    The state of a run takes time to find out. So the detector first compares the times of the first
-    rank's updates. When the last of them repeat, it requests the state, and again a cycle later. If
-    both are the same, the cycle is found.
-
-    Then the run is cut short. Minibatches that some rank knows of stay, and of the others as many
-    as are left when whole cycles of them are taken out.
+    It looks at the times of updates until these repeat, and only then, at the beginning and the
+    end of such a repetition, at the whole state. When states repeat, the supply of minibatches is
+    cut, so that the run drains as it would at its end.
 
     Args:
-        supply: hands minibatches to the ranks.
-        period: minibatches after which each rank's order of actions repeats itself.
-
-    Attributes:
-        cycle: that was found; None: none yet.
+        supply: minibatches of the run.
+        period: minibatches after which every replica has had its turn.
     """
 
     def __init__(self, supply: MinibatchSupply, period: int) -> None:
@@ -80,7 +67,7 @@ class CycleDetector:
         self._begins_s: list[float] = []  # of the first rank's update, once a period
         self._next = 3  # periods after which to look
         self._cycle = 0  # minibatches after which the times of updates repeat
-        self._first: RunState | None = None  # where the run stood when it was looked at first
+        self._first: RunState | None = None  # at the beginning of what may be a cycle
         self._due: int | None = None  # minibatch at whose update the state is needed
         self.cycle: Cycle | None = None
 
@@ -96,29 +83,27 @@ class CycleDetector:
             return False
         self._begins_s.append(time_s)
         if self._due is None and len(self._begins_s) >= self._next:
-            periods = cycle_of(self._begins_s)
-            if periods is None:
-                self._wait()
+            if (periods := repetition(self._begins_s)) is None:
+                self._look_later()
             else:
                 self._due, self._cycle = number, periods * self._period
         return number == self._due
 
     def add_state(self, state: RunState) -> None:
         """Takes the state of the run, if :meth:`needs_state` returned true."""
-        if self._first is None:
+        if (first := self._first) is None:
             self._first, self._due = state, state.number + self._cycle
-        elif state.repeats(self._first):
-            self._found(self._first, state)
-        else:
+            return
+        seconds = state.time_s - first.time_s
+        is_same = state.places == first.places and all(
+            abs(now_s - then_s) <= EQUAL * seconds
+            for now_s, then_s in zip(state.ends_s, first.ends_s, strict=True)
+        )
+        if not is_same:
             self._first = self._due = None
-            self._wait()
-
-    def _wait(self) -> None:
-        self._next = len(self._begins_s) + max(1, len(self._begins_s) // 16)
-
-    def _found(self, first: RunState, second: RunState) -> None:
-        seconds = second.time_s - first.time_s
-        busy_s = zip(second.busy_s, first.busy_s, strict=True)
+            self._look_later()
+            return
+        busy_s = zip(state.busy_s, first.busy_s, strict=True)
         self.cycle = Cycle(
             minibatches=self._cycle,
             seconds=seconds,
@@ -127,15 +112,17 @@ class CycleDetector:
         announced = self._supply.announced
         self._supply.limit = announced + (self._supply.limit - announced) % self._cycle
 
+    def _look_later(self) -> None:
+        self._next = len(self._begins_s) + max(1, len(self._begins_s) // 16)
 
-def cycle_of(times_s: list[float]) -> int | None:
-    """After how many steps the steps from time to time repeat, at the end; None: they do not."""
+
+def repetition(times_s: list[float]) -> int | None:
+    """After how many steps the steps from time to time repeat, at the end; None: never."""
     last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
         took_s = times_s[last] - times_s[last - cycle]
-        slack_s = EQUAL * took_s
         if all(
-            abs(times_s[k] - times_s[k - cycle] - took_s) <= slack_s
+            abs(times_s[k] - times_s[k - cycle] - took_s) <= EQUAL * took_s
             for k in range(last - 1, last - 1 - cycle, -1)
         ):
             return cycle

@@ -8,13 +8,13 @@ through.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsepipe.schedule import Action, Plan, Span
-from sparsepipe.simulate.network import Algorithm, Leg, Network, reduction_legs
-from sparsepipe.simulate.record import Record, Reduction, Transfer
+from sparsepipe.simulate.engine import Record
+from sparsepipe.simulate.network import Algorithm, ClusterNetwork, Leg, reduction_legs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class RankCosts:
     """What a step takes on a rank.
 
     Args:
-        encode_s: seconds until its codes are there, with those of its decoder.
-        losses_s: forward and backward of the losses of all codes.
-        backward_s: of decoder and encoders.
-        update_s: of its parameters.
-        sent_bytes: that it sends to each other rank.
+        encode_s: seconds until its codes are ready, with its decoder's forward.
+        losses_s: seconds of the losses of all codes, forward and backward.
+        backward_s: seconds of the backward of decoder and encoders.
+        update_s: seconds of the update of its parameters.
+        sent_bytes: bytes that it sends to each other rank.
     """
 
     encode_s: float
@@ -40,8 +40,7 @@ class RankCosts:
         return self.encode_s + self.losses_s + self.backward_s + self.update_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sum:
+class GradientSum(NamedTuple):
     """Gradients that some ranks add up at the end of a step."""
 
     ranks: tuple[int, ...]
@@ -54,44 +53,44 @@ class DomainSteps:
 
     Args:
         plan: one stage with a replica for each rank.
-        network: that joins them.
-        costs: of each rank.
+        network: the links between them.
+        costs: costs of each rank.
         shared: the sum over all ranks.
         private: sums over the replicas of a domain, which follow it.
-        algorithm: of sums.
+        algorithm: how ranks sum.
     """
 
     plan: Plan
-    network: Network
+    network: ClusterNetwork
     costs: tuple[RankCosts, ...]
-    shared: Sum
-    private: tuple[Sum, ...]
+    shared: GradientSum
+    private: tuple[GradientSum, ...]
     algorithm: Algorithm
 
     def record(self, minibatches: int) -> Record:
         """The first minibatches."""
-        count = len(self.costs)
+        ranks = range(len(self.costs))
         record = Record(plan=self.plan, minibatches=minibatches)
-        spans: list[list[Span]] = [[] for _ in range(count)]
-        ready_s = [0.0] * count
+        spans: list[list[Span]] = [[] for _ in ranks]
+        ready_s = [0.0 for _ in ranks]
         for number in range(minibatches):
             encoded_s = [at + of.encode_s for at, of in zip(ready_s, self.costs, strict=True)]
             sent = self._sent(number, encoded_s)
-            record.transfers += sorted(sent, key=lambda each: each.end_s)
+            record.transfers += sorted(sent, key=lambda each: each.end)
             back_s = []
             for rank, costs in enumerate(self.costs):
-                arrived = [each.end_s for each in sent if each.target == rank]
+                arrived = [each.end for each in sent if each.target == rank]
                 begins_s = max([encoded_s[rank], *arrived])
                 back_s.append(begins_s + costs.losses_s + costs.backward_s)
-                spans[rank] += [
-                    Span(rank, Action("F", number), ready_s[rank], encoded_s[rank]),
-                    Span(rank, Action("B", number), begins_s, back_s[rank]),
-                ]
+                forward, backward = Action("F", number), Action("B", number)
+                spans[rank].append(Span.of(forward, rank, ready_s[rank], encoded_s[rank]))
+                spans[rank].append(Span.of(backward, rank, begins_s, back_s[rank]))
             summed_s = self._summed(record, number, back_s)
             record.returns_s.append(max(back_s))
             ready_s = [at + of.update_s for at, of in zip(summed_s, self.costs, strict=True)]
-            for rank in range(count):
-                spans[rank].append(Span(rank, Action("U", number), summed_s[rank], ready_s[rank]))
+            for rank in ranks:
+                update = Action("U", number)
+                spans[rank].append(Span.of(update, rank, summed_s[rank], ready_s[rank]))
         record.end_s = max(ready_s)
         record.busy_s = [minibatches * costs.busy_s for costs in self.costs]
         record.spans = [span for each in spans for span in each]
@@ -101,60 +100,49 @@ class DomainSteps:
         """Seconds from one minibatch to the next, when all ranks have come into step."""
         return self.record(3).end_s - self.record(2).end_s
 
-    def _sent(self, number: int, encoded_s: Sequence[float]) -> list[Transfer]:
+    def _sent(self, number: int, encoded_s: Sequence[float]) -> list[Span]:
+        """Codes on their way from each rank to each other one."""
         network, ranks = self.network, range(len(self.costs))
-        ways = [(a, b) for a in ranks for b in ranks if a != b]
-        legs = [Leg(network.ports(a, b), self.costs[a].sent_bytes) for a, b in ways]
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        legs = [Leg(network.ports(a, b), self.costs[a].sent_bytes) for a, b in pairs]
         loads = _loads_s(network, legs)
         found = []
-        for (source, target), leg in zip(ways, legs, strict=True):
+        for (source, target), leg in zip(pairs, legs, strict=True):
             takes_s = max((loads[port] for port in leg.ports), default=0.0)
-            end_s = encoded_s[source] + takes_s + network.latency_s(source, target)
-            found.append(
-                Transfer(
-                    cargo="activation",
-                    source=source,
-                    target=target,
-                    number=number,
-                    microbatch=None,
-                    start_s=encoded_s[source],
-                    end_s=end_s,
-                    num_bytes=leg.num_bytes,
-                )
+            span = Span(
+                source,
+                "activation",
+                number,
+                start=encoded_s[source],
+                end=encoded_s[source] + takes_s + network.latency_s(source, target),
+                target=target,
+                num_bytes=leg.num_bytes,
             )
+            found.append(span)
         return found
 
     def _summed(self, record: Record, number: int, back_s: Sequence[float]) -> list[float]:
         """When each rank has all sums that it takes part in."""
         end_s = list(back_s)
-        for part, each in enumerate((self.shared, *self.private)):
-            start_s = max(end_s[rank] for rank in each.ranks)
-            takes_s = _sum_s(self.network, each, self.algorithm)
-            for rank in each.ranks:
+        for part, (ranks, size) in enumerate((self.shared, *self.private)):
+            start_s = max(end_s[rank] for rank in ranks)
+            phases, takes_s = reduction_legs(self.network, ranks, size, self.algorithm)
+            takes_s += sum(
+                max(_loads_s(self.network, legs).values(), default=0.0) for legs in phases
+            )
+            for rank in ranks:
                 end_s[rank] = start_s + takes_s
             if takes_s:
-                record.reductions.append(
-                    Reduction(
-                        stage=0,
-                        round=number,
-                        part=part,
-                        start_s=start_s,
-                        end_s=start_s + takes_s,
-                        num_bytes=each.num_bytes,
-                    )
-                )
+                end = start_s + takes_s
+                span = Span(0, "sum", number, part, start=start_s, end=end, num_bytes=size)
+                record.reductions.append(span)
         return end_s
 
 
-def _sum_s(network: Network, each: Sum, algorithm: Algorithm) -> float:
-    phases, latency_s = reduction_legs(network, each.ranks, each.num_bytes, algorithm)
-    return latency_s + sum(max(_loads_s(network, legs).values(), default=0.0) for legs in phases)
-
-
-def _loads_s(network: Network, legs: Iterable[Leg]) -> dict[int, float]:
+def _loads_s(network: ClusterNetwork, legs: Iterable[Leg]) -> dict[int, float]:
     """Seconds that each port is busy with all legs."""
-    found: Counter[int] = Counter()
+    found: dict[int, float] = {}
     for leg in legs:
         for port in leg.ports:
-            found[port] += leg.num_bytes / network.bytes_per_s[port]  # type: ignore[assignment]
-    return dict(found)
+            found[port] = found.get(port, 0.0) + leg.num_bytes / network.bytes_per_s[port]
+    return found

@@ -8,17 +8,16 @@ before the replicas meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from sparsepipe.errors import ScheduleError
-from sparsepipe.schedule import Action, Schedule, check
+from sparsepipe.schedule import Action, Plan, Schedule, Span, check
 from sparsepipe.simulate.cycles import EQUAL, CycleDetector, RunState
-from sparsepipe.simulate.flows import Events, Flows
+from sparsepipe.simulate.flows import EventQueue, Flows
 from sparsepipe.simulate.messages import Messages
-from sparsepipe.simulate.network import AS_IN_TRAINING, Algorithm, Network, Sends
-from sparsepipe.simulate.ranks import Rank, stash_of
-from sparsepipe.simulate.record import Record, Reduction
+from sparsepipe.simulate.network import AS_IN_TRAINING, Algorithm, ClusterNetwork, Sends
+from sparsepipe.simulate.ranks import OlderWeightsInUse, Rank, WeightsInUse
 from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
@@ -29,24 +28,52 @@ class Setting:
 
     Args:
         sends: how messages are handed over.
-        algorithm: of sums over replicas.
+        algorithm: how replicas sum their gradients.
         bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: they do
             not.
     """
 
-    network: Network
+    network: ClusterNetwork
     sends: Sends = AS_IN_TRAINING
     algorithm: Algorithm = "ordered"
     bucket_bytes: float | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """A run in time.
+
+    Attributes:
+        minibatches: how many were run.
+        end_s: when the last rank had done its last action.
+        busy_s: seconds that each rank spent in forwards, backwards and updates.
+        returns_s: of each minibatch, when its last backward in stage 0 ended.
+        spans: actions, rank by rank and in order; empty where spans are not recorded.
+        transfers: messages, in the order of their ends; the same.
+        reductions: sums of gradients, in the order of their ends; the same.
+    """
+
+    plan: Plan
+    minibatches: int
+    end_s: float = 0.0
+    busy_s: list[float] = field(default_factory=list)
+    returns_s: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    transfers: list[Span] = field(default_factory=list)
+    reductions: list[Span] = field(default_factory=list)
+
+    @property
+    def all_spans(self) -> list[Span]:
+        """Actions, messages and sums."""
+        return [*self.spans, *self.transfers, *self.reductions]
+
+
 class Engine:
     """One run.
 
-    Ranks look ahead where the conditions for that hold (:mod:`.messages`).
-
     Args:
         keep: whether spans, transfers and reductions are recorded.
+        detector: finds the cycle of the run and cuts the run short; None: it runs to its end.
     """
 
     def __init__(
@@ -59,86 +86,78 @@ class Engine:
         detector: CycleDetector | None,
     ) -> None:
         plan = self._plan = workload.plan
-        self._workload, self._setting = workload, setting
-        self._keep, self._detector = keep, detector
-        self.record = Record(plan=plan, minibatches=0)
-        self._events = Events()
+        self._detector = detector
+        record = self.record = Record(plan=plan, minibatches=0)
+        self._events = EventQueue()
         self._flows = Flows(self._events, setting.network.bytes_per_s)
-        may_look_ahead = setting.sends.outbox is None and setting.sends.inbox != 0
-        self._looks_ahead = may_look_ahead and setting.bucket_bytes is None and not keep
-        self._sums = [self._sums_of(stage) for stage in range(plan.num_stages)]
-        self._messages, self._ranks = self._lined_up(actions)
+
+        def wake(rank: int) -> None:
+            self._ranks[rank].go_on()
+
+        self._messages = Messages(
+            workload,
+            setting.network,
+            setting.sends,
+            self._events,
+            self._flows,
+            transfers=record.transfers if keep else None,
+            wake=wake,
+        )
+        # Of each stage; None: it has nothing to sum, and no rank waits, as in training.
+        self._sums = [
+            Sums(
+                self._events,
+                self._flows,
+                setting.network,
+                costs,
+                plan.ranks_of(stage),
+                algorithm=setting.algorithm,
+                bucket_bytes=setting.bucket_bytes,
+                spans=record.reductions if keep else None,
+                wake=wake,
+            )
+            if plan.replicas(stage) > 1 and costs.parameter_bytes
+            else None
+            for stage, costs in enumerate(workload.stages)
+        ]
+        self._spans: list[list[Span]] = [[] for _ in actions]
+        self._ranks: list[Rank] = []
+        for number, own in enumerate(actions):
+            stage, replica = plan.stage_of(number), plan.replica_of(number)
+            costs = workload.stages[stage]
+            weights: WeightsInUse | None = None
+            if costs.copy_s:
+                vertical = workload.vertical_sync
+                weights = OlderWeightsInUse(plan, number) if vertical else WeightsInUse()
+            rank = Rank(
+                self._events,
+                number,
+                own,
+                seconds={
+                    "F": costs.forward_s[replica],
+                    "B": costs.backward_s[replica],
+                    "U": costs.update_s,
+                },
+                copy_s=costs.copy_s,
+                weights=weights,
+                messages=self._messages,
+                sums=self._sums[stage],
+                spans=self._spans[number] if keep else None,
+                updates=self._begin_update if number == 0 and detector is not None else None,
+                returned=self._return,
+            )
+            self._ranks.append(rank)
         self._working = [rank for rank in self._ranks if rank.action is not None]
         first = [rank.action for rank in self._working]
         self._is_split = any(a is not None and a.microbatch is not None for a in first)
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
 
-    def _sums_of(self, stage: int) -> Sums | None:
-        """None: there is nothing to sum, and no rank waits, as in training."""
-        ranks, costs = self._plan.ranks_of(stage), self._workload.stages[stage]
-        if len(ranks) == 1 or not costs.parameter_bytes:
-            return None
-
-        def summed(number: int, part: int, start_s: float, size: float) -> None:
-            if self._keep:
-                now_s = self._events.now_s
-                self.record.reductions.append(Reduction(stage, number, part, start_s, now_s, size))
-
-        return Sums(
-            self._events,
-            self._flows,
-            self._setting.network,
-            costs,
-            ranks,
-            algorithm=self._setting.algorithm,
-            bucket_bytes=self._setting.bucket_bytes,
-            summed=summed,
-            wake=lambda rank: self._ranks[rank].go_on(),
-        )
-
-    def _lined_up(self, actions: Sequence[Iterable[Action]]) -> tuple[Messages, list[Rank]]:
-        """The ranks, and the lines between them: either knows the other."""
-        wakes: list[Callable[[], None]] = []
-        reschedules: list[Callable[[float], None]] = []
-        messages = Messages(
-            self._workload,
-            self._setting.network,
-            self._setting.sends,
-            self._events,
-            self._flows,
-            transfers=self.record.transfers if self._keep else None,
-            wakes=wakes,
-            reschedules=reschedules if self._looks_ahead else None,
-        )
-        ranks = [self._rank(number, each, messages) for number, each in enumerate(actions)]
-        wakes += [rank.go_on for rank in ranks]
-        reschedules += [rank.schedule_end for rank in ranks]
-        return messages, ranks
-
-    def _rank(self, number: int, actions: Iterable[Action], messages: Messages) -> Rank:
-        stage, replica = self._plan.stage_of(number), self._plan.replica_of(number)
-        costs = self._workload.stages[stage]
-        return Rank(
-            self._events,
-            number,
-            actions,
-            seconds={
-                "F": costs.forward_s[replica],
-                "B": costs.backward_s[replica],
-                "U": costs.update_s,
-            },
-            copy_s=costs.copy_s,
-            stash=stash_of(self._workload, number) if costs.copy_s else None,
-            messages=messages,
-            sums=self._sums[stage],
-            looks_ahead=self._looks_ahead,
-            keep=self._keep,
-            updates=self._updates if number == 0 and self._detector is not None else None,
-            returned=self._returned,
-        )
-
     def run(self) -> Record:
-        """Lets everything happen."""
+        """Lets everything happen.
+
+        Raises:
+            ScheduleError: ranks wait for one another for ever.
+        """
         for rank in self._ranks:
             rank.go_on()
         self._events.run()
@@ -151,22 +170,22 @@ class Engine:
                 f"deadlock: {'; '.join(stuck[:8])} would wait for ever",
                 remedy="let lines hold more messages (outbox, inbox), or choose another schedule",
             )
-        # Since when all have nothing left to do; the queue's last call may have been void.
-        self.record.end_s = max(rank.free_s for rank in self._ranks)
+        # The queue's last call may have been of no effect, and later.
+        self.record.end_s = max(rank.since_s for rank in self._ranks)
         self.record.busy_s = [rank.busy_s for rank in self._ranks]
-        self.record.spans = [span for rank in self._ranks for span in rank.spans]
+        self.record.spans = [span for spans in self._spans for span in spans]
         return self.record
 
-    def _returned(self, minibatch: int) -> None:
+    def _return(self, minibatch: int) -> None:
         returns_s = self.record.returns_s
         returns_s.extend([0.0] * (minibatch + 1 - len(returns_s)))
         returns_s[minibatch] = self._events.now_s
         self.record.minibatches = len(returns_s)
 
-    def _updates(self, action: Action) -> None:
-        """Called as the first rank begins an update, at which the detector may need the state."""
+    def _begin_update(self, action: Action) -> None:
+        """Looks at the state as the first rank begins an update, if the detector needs it."""
         assert self._detector is not None
-        number, now_s = self._turn(0, action), self._events.now_s
+        number, now_s = self._first_minibatch(0, action), self._events.now_s
         if self._detector.needs_state(number, now_s):
             self._seen = number, now_s
             self._events.before_time_goes_on(self._look)
@@ -178,37 +197,31 @@ class Engine:
             return  # the run comes to its end: what repeats itself now is not what others did
         number, time_s = self._seen
         self._flows.update_rates()
-        horizon_s = self._events.now_s + EQUAL * time_s / (number + 1)
-        if self._events.next_s <= horizon_s:
+        if self._events.next_s <= self._events.now_s + EQUAL * time_s / (number + 1):
             self._events.before_time_goes_on(self._look)
             return
-        self._detector.add_state(self._state(number, time_s, horizon_s))
-
-    def _state(self, number: int, time_s: float, horizon_s: float) -> RunState:
         places: list[object] = []
         ends_s: list[float] = []
-        for rank, each in enumerate(self._ranks):
-            action, end_s, updates = each.action, each.end_s, each.free_s > horizon_s
-            turn = None if action is None else self._turn(rank, action) - number
-            part = None if action is None else (action.kind, action.microbatch)
-            places.append((turn, part, updates, end_s is None, each.is_held_up, each.keeps))
-            ends_s += [each.free_s] if updates else []
-            ends_s += [] if end_s is None else [end_s]
-        for key, state in self._messages.states(number, horizon_s):
-            if state is not None:
-                places.append((key, state[0]))
-                ends_s += [] if state[1] is None else [state[1]]
+        for place, rank in enumerate(self._ranks):
+            action = rank.action
+            if action is not None:
+                turn = self._first_minibatch(place, action) - number
+                places.append((place, turn, action.kind, action.microbatch, rank.state))
+                ends_s += [] if rank.end_s is None else [rank.end_s]
+        for key, state in self._messages.states(number):
+            places.append((key, state[0]))
+            ends_s += state[1]
         for stage, sums in enumerate(self._sums):
             if sums is not None:
                 first = number if self._is_split else number // self._plan.replicas(stage)
-                place, due_s = sums.state(first, horizon_s)
-                places.append((stage, place))
-                ends_s += due_s
+                state = sums.state(first)
+                places.append((stage, state[0]))
+                ends_s += state[1]
         since_s = tuple(end_s - time_s for end_s in ends_s)
         busy_s = tuple(rank.busy_s for rank in self._ranks)
-        return RunState(number, time_s, tuple(places), since_s, busy_s)
+        self._detector.add_state(RunState(number, time_s, tuple(places), since_s, busy_s))
 
-    def _turn(self, rank: int, action: Action) -> int:
+    def _first_minibatch(self, rank: int, action: Action) -> int:
         """The minibatch of an action; of an update the first of its minibatches."""
         if action.kind != "U" or self._is_split:
             return action.number
@@ -221,21 +234,7 @@ def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record
 
     Raises:
         ScheduleError: the schedule cannot be run.
-        PlanError: sums overlap with the backward, and the costs of layers are not known.
+        PlanError: sums overlap with the backward, and the costs of layers are unknown.
     """
     check(schedule)
-    return run_actions(workload, schedule.actions, setting, keep=True)
-
-
-def run_actions(
-    workload: Workload,
-    actions: Sequence[Iterable[Action]],
-    setting: Setting,
-    *,
-    keep: bool,
-    detector: CycleDetector | None = None,
-) -> Record:
-    """Lets every rank do its actions in order; with ``keep`` spans, transfers and reductions are
-    recorded.
-    """
-    return Engine(workload, actions, setting, keep=keep, detector=detector).run()
+    return Engine(workload, schedule.actions, setting, keep=True, detector=None).run()

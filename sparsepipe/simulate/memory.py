@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sparsepipe.partition.memory.model import REPLICA_BUFFERS, MemoryModel
 from sparsepipe.schedule import Action, Span
-from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.engine import Record
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 
@@ -40,10 +40,19 @@ def memory_over_time(
     Returns:
         Of each rank, in the order of time.
     """
-    by_rank: list[list[Span]] = [[] for _ in range(record.plan.num_ranks)]
+    plan = record.plan
+    by_rank: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
     for span in record.spans:
         by_rank[span.rank].append(span)
-    return [_levels(spans, record, workload, model, sizes) for spans in by_rank]
+    found: list[tuple[Level, ...]] = []
+    for rank, spans in enumerate(by_rank):
+        stage = plan.stage_of(rank)
+        actions = (span.action for span in spans)
+        costs, replicas = workload.stages[stage], plan.replicas(stage)
+        kept = _kept_bytes(actions, costs, model, replicas=replicas, sizes=sizes)
+        times_s = (span.end if span.kind == "B" else span.start for span in spans)
+        found.append(tuple(map(Level, (0.0, *times_s), kept)) if spans else ())
+    return found
 
 
 def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[float]:
@@ -52,52 +61,23 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
     What a rank keeps follows from the order of its actions, whenever it comes to them.
     """
     plan, splits = simulation.workload.plan, simulation.recipe.splits
-    sizes = simulation.sizes
-    stages = list(enumerate(simulation.workload.stages))
-    if simulation.recipe is SCHEDULES["asynchronous"]:  # which the partitioners' model is of
-        return [
-            model.stage_bytes(
-                costs.parameter_bytes,
-                costs.stored_bytes,
-                replicas=plan.replicas(stage),
-                left=plan.num_ranks - plan.ranks_of(stage).start,
-            )
-            for stage, costs in stages
-            for _ in plan.ranks_of(stage)
-        ]
     found: list[float] = []
-    for stage, costs in stages:
-        ranks = plan.ranks_of(stage)
-        peaks = []
-        # With parts of minibatches each of these goes like the first, else each round of replicas,
-        # which are alike then.
-        minibatches = 2 if splits else 2 * len(ranks)
-        for rank in ranks if splits else ranks[:1]:
-            order = simulation.order(rank, minibatches)
-            peaks.append(max(_kept_bytes(order, costs, model, replicas=len(ranks), sizes=sizes)))
-        found += peaks if splits else peaks * len(ranks)
+    for stage, costs in enumerate(simulation.workload.stages):
+        ranks, replicas = plan.ranks_of(stage), plan.replicas(stage)
+        if simulation.recipe is SCHEDULES["asynchronous"]:  # as the partitioners' model has it
+            left = plan.num_ranks - ranks.start
+            size = costs.parameter_bytes, costs.stored_bytes
+            peaks = [model.stage_bytes(*size, replicas=replicas, left=left)]
+        else:
+            # Minibatches with parts go like the first; else rounds of replicas do, which are alike.
+            minibatches = 2 if splits else 2 * replicas
+            orders = (simulation.order(rank, minibatches) for rank in ranks)
+            peaks = [
+                max(_kept_bytes(own, costs, model, replicas=replicas, sizes=simulation.sizes))
+                for own in (orders if splits else [next(orders)])
+            ]
+        found += peaks if len(peaks) == replicas else peaks * replicas
     return found
-
-
-def _levels(
-    spans: list[Span],
-    record: Record,
-    workload: Workload,
-    model: MemoryModel,
-    sizes: Sequence[float] | None,
-) -> tuple[Level, ...]:
-    if not spans:
-        return ()
-    stage = record.plan.stage_of(spans[0].rank)
-    kept = _kept_bytes(
-        (span.action for span in spans),
-        workload.stages[stage],
-        model,
-        replicas=record.plan.replicas(stage),
-        sizes=sizes,
-    )
-    times_s = (span.end if span.action.kind == "B" else span.start for span in spans)
-    return tuple(map(Level, (0.0, *times_s), kept))
 
 
 def _kept_bytes(
@@ -106,7 +86,7 @@ def _kept_bytes(
     model: MemoryModel,
     *,
     replicas: int,
-    sizes: Sequence[float] | None = None,
+    sizes: Sequence[float] | None,
 ) -> Iterator[float]:
     """Bytes that a rank keeps at first; then as each action begins, or a backward ends."""
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0

@@ -9,10 +9,10 @@ at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sparsepipe.cluster import Inventory, Link
 from sparsepipe.cluster.inventory import how_to_give_links
@@ -25,11 +25,11 @@ INSTANT = Link(bytes_per_s=float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class ClusterNetwork:
     """Hosts and the links inside and between them.
 
     Args:
-        hosts: of each rank, by number from 0.
+        hosts: host of each rank, by number from 0.
         inside: link between two devices of each host.
         between: link of each host to all others.
     """
@@ -38,7 +38,7 @@ class Network:
     inside: tuple[Link, ...]
     between: Link = field(default=INSTANT)
     bytes_per_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """Of ports: two of each rank inside its host, sending first, then two of each host."""
+    """Speeds of ports: two of each rank inside its host, sending first, then two of each host."""
 
     def __post_init__(self) -> None:
         own = [self.inside[host].bytes_per_s for host in self.hosts for _ in range(2)]
@@ -46,17 +46,17 @@ class Network:
         object.__setattr__(self, "bytes_per_s", (*own, *cards))
 
     @classmethod
-    def flat(cls, num_ranks: int, link: Link = INSTANT) -> Network:
+    def flat(cls, num_ranks: int, link: Link = INSTANT) -> ClusterNetwork:
         """Ranks of one host, with the same link between any two of them."""
         return cls(hosts=(0,) * num_ranks, inside=(link,))
 
     @classmethod
-    def of(cls, inventory: Inventory, plan: Plan) -> Network:
+    def of(cls, inventory: Inventory, plan: Plan) -> ClusterNetwork:
         """The links of an inventory.
 
         Raises:
             PlanError: a device is on no host of the inventory.
-            HardwareError: a link over which ranks communicate has no bandwidth, or none above 0.
+            HardwareError: a link over which ranks communicate has no bandwidth.
         """
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
         devices = [device for stage in plan.stages for device in stage.devices]
@@ -66,18 +66,36 @@ class Network:
                 remedy="choose the hardware that the plan was made for, or search for a new one",
             )
         hosts = tuple(names[device.split("/")[0]] for device in devices)
-        talk = _hosts_that_talk(plan, hosts)
+        # Hosts inside which ranks communicate: replicas, or ranks that a minibatch passes between.
+        talk: set[int] = set()
+        of_stages = [
+            Counter(hosts[rank] for rank in plan.ranks_of(stage))
+            for stage in range(plan.num_stages)
+        ]
+        for own in of_stages:
+            talk.update(host for host, ranks in own.items() if ranks > 1)
+        for stage, (upper, lower) in enumerate(pairwise(of_stages)):
+            if upper.keys() & lower.keys():
+                pairs = plan.peers(stage, stage + 1)
+                talk.update(hosts[here] for here, there in pairs if hosts[here] == hosts[there])
+
+        def usable(link: Link | None, where: str) -> Link:
+            if link is None or not 0 < link.bytes_per_s < float("inf"):
+                raise HardwareError(
+                    f"the link of {where} has no bandwidth", remedy=how_to_give_links(inventory)
+                )
+            return link
+
         inside = tuple(
-            _usable(host.link, f"host {host.name}", inventory) if number in talk else INSTANT
+            usable(host.link, f"host {host.name}") if number in talk else INSTANT
             for number, host in enumerate(inventory.hosts)
         )
         if len(set(hosts)) < 2:
             return cls(hosts=hosts, inside=inside)
-        between = _usable(inventory.link, "the inventory", inventory)
-        return cls(hosts=hosts, inside=inside, between=between)
+        return cls(hosts=hosts, inside=inside, between=usable(inventory.link, "the inventory"))
 
     def ports(self, source: int, target: int) -> tuple[int, ...]:
-        """Those that a message from one rank to another runs through."""
+        """Ports that a message from one rank to another runs through."""
         here, there = self.hosts[source], self.hosts[target]
         if here == there:
             found = 2 * source, 2 * target + 1
@@ -91,34 +109,6 @@ class Network:
         """From the last byte that one rank sends to its arrival at another."""
         here, there = self.hosts[source], self.hosts[target]
         return self.inside[here].latency_s if here == there else self.between.latency_s
-
-
-def _hosts_that_talk(plan: Plan, hosts: Sequence[int]) -> set[int]:
-    """Hosts inside which ranks talk: replicas, or ranks that a minibatch passes between."""
-    found: set[int] = set()
-    for stage in range(plan.num_stages):
-        of_stage = Counter(hosts[rank] for rank in plan.ranks_of(stage))
-        found.update(host for host, ranks in of_stage.items() if ranks > 1)
-    of_stages = [{hosts[rank] for rank in plan.ranks_of(s)} for s in range(plan.num_stages)]
-    for stage, (upper, lower) in enumerate(pairwise(of_stages)):
-        if upper & lower:
-            pairs = plan.peers(stage, stage + 1)
-            found.update(hosts[here] for here, there in pairs if hosts[here] == hosts[there])
-    return found
-
-
-def _usable(link: Link | None, where: str, inventory: Inventory) -> Link:
-    if link is None:
-        raise HardwareError(
-            f"the link of {where} has no bandwidth", remedy=how_to_give_links(inventory)
-        )
-    if not 0 < link.bytes_per_s < float("inf") or not 0 <= link.latency_s < float("inf"):
-        raise HardwareError(
-            f"the link of {where} has {link.bytes_per_s} bytes a second and "
-            f"{link.latency_s} seconds of latency",
-            remedy="give the bandwidth as a number above 0, and the latency as one from 0 on",
-        )
-    return link
 
 
 Algorithm = Literal["ring", "direct", "chain", "ordered"]
@@ -156,8 +146,7 @@ AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
 that a stage can have under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
+class Leg(NamedTuple):
     """A part of a sum that moves at the same time as others."""
 
     ports: tuple[int, ...]
@@ -165,7 +154,7 @@ class Leg:
 
 
 def reduction_legs(
-    network: Network, ranks: Sequence[int], num_bytes: float, algorithm: Algorithm
+    network: ClusterNetwork, ranks: Sequence[int], num_bytes: float, algorithm: Algorithm
 ) -> tuple[list[list[Leg]], float]:
     """Transfers of a sum over ranks: phases one after another, and the seconds of latency in all.
 
@@ -194,26 +183,39 @@ def reduction_legs(
     if algorithm == "chain":
         return _chain(network, ranks, num_bytes)
     raise ConfigError(
-        f"there is no all-reduce called {algorithm!r}",
-        remedy="use ring, direct, chain or ordered",
+        f"unknown all-reduce {algorithm!r}", remedy="use ring, direct, chain or ordered"
     )
 
 
+def _ring(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+
+
 def _direct(
-    network: Network, ranks: Sequence[int], num_bytes: float
+    network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """Parts to the ranks that add them up, then sums to all."""
+    """Parts to the ranks that add them up, then sums to all; pairs of ranks that share all their
+    ports are one leg.
+    """
     by_host: dict[int, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(network.hosts[rank], []).append(rank)
-    apart = [network.between.latency_s] if len(by_host) > 1 else []
-    inside = [network.inside[h].latency_s for h, mine in by_host.items() if len(mine) > 1]
-    phase = _direct_phase(network, by_host, num_bytes / len(ranks))
-    return [phase, phase], 2 * max(apart + inside)
+    parts: Counter[tuple[int, ...]] = Counter()
+    for here, mine in by_host.items():
+        for a, b in _ring(mine) if len(mine) > 1 else ():
+            parts[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b gets
+        for there, others in by_host.items():
+            if here != there:
+                parts[network.ports(mine[0], others[0])] += len(mine) * len(others)
+    phase = [Leg(ports, number * (num_bytes / len(ranks))) for ports, number in parts.items()]
+    latencies_s = [network.inside[h].latency_s for h, mine in by_host.items() if len(mine) > 1]
+    if len(by_host) > 1:
+        latencies_s.append(network.between.latency_s)
+    return [phase, phase], 2 * max(latencies_s)
 
 
 def _chain(
-    network: Network, ranks: Sequence[int], num_bytes: float
+    network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
     """All neighbours at once, and what the first chunk's way up and down the chain takes beside.
 
@@ -222,29 +224,11 @@ def _chain(
     what it got at once: what a hop costs beside bytes and latency, which :func:`way_of` counts, is
     left out.
     """
-    ways = [way for pair in pairwise(ranks) for way in (pair, pair[::-1])]
-    legs = [Leg(network.ports(*way), num_bytes) for way in ways]
+    hops = [hop for pair in pairwise(ranks) for hop in (pair, pair[::-1])]
+    legs = [Leg(network.ports(*hop), num_bytes) for hop in hops]
     speeds = network.bytes_per_s
     through = Counter(port for leg in legs for port in leg.ports)
     busiest = max((number / speeds[port] for port, number in through.items()), default=0.0)
     once = sum(1 / min(speeds[port] for port in leg.ports) for leg in legs if leg.ports)
     chunk = min(num_bytes, CHUNK_BYTES)
-    return [legs], chunk * (once - busiest) + sum(network.latency_s(*each) for each in ways)
-
-
-def _direct_phase(
-    network: Network, by_host: Mapping[int, Sequence[int]], part_bytes: float
-) -> list[Leg]:
-    """A part from each rank to each other one; pairs that share all their ports are one leg."""
-    legs: Counter[tuple[int, ...]] = Counter()
-    for here, mine in by_host.items():
-        for a, b in _ring(mine) if len(mine) > 1 else ():
-            legs[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b gets
-        for there, others in by_host.items():
-            if here != there:
-                legs[network.ports(mine[0], others[0])] += len(mine) * len(others)
-    return [Leg(ports, number * part_bytes) for ports, number in legs.items()]
-
-
-def _ring(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+    return [legs], chunk * (once - busiest) + sum(network.latency_s(*hop) for hop in hops)

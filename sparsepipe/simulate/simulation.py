@@ -6,7 +6,7 @@ A long run is simulated until it repeats itself; the rest follows from that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import linear_regression
@@ -23,16 +23,12 @@ from sparsepipe.schedule import (
     naive_order,
 )
 from sparsepipe.simulate.cycles import Cycle, CycleDetector
-from sparsepipe.simulate.engine import Setting, run_actions, simulate
-from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.engine import Engine, Record, Setting, simulate
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 
 Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
 """What a rank does, generated one action at a time."""
-
-Run = tuple[Record, Cycle | None]
-"""The record of a run, and the cycle by which it was cut short; None: none was found."""
 
 _LEAST = 1000
 """Minibatches of any run that is long enough."""
@@ -51,11 +47,12 @@ class Pace:
     """How fast a long run goes.
 
     Attributes:
-        total_s: from its beginning to the end of its last action.
-        minibatch_s: that a minibatch takes in the mean, once the pipeline is full, in a run that
+        minibatches: of the run.
+        total_s: seconds from its beginning to the end of its last action.
+        minibatch_s: mean seconds of a minibatch once the pipeline is full, in a run that
             goes on for long: no matter how short this one is.
         busy: of each rank, the share of the time in which it computes; the same.
-        simulated: minibatches that were simulated for that.
+        simulated: minibatches that were simulated to find this.
     """
 
     minibatches: int
@@ -85,46 +82,36 @@ def pace(
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
-        PlanError: sums overlap with the backward, and the costs of layers are not known.
+        PlanError: sums overlap with the backward, and the costs of layers are unknown.
     """
     plan = workload.plan
     period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
 
-    def run(count: int) -> Run:
+    def run(count: int) -> tuple[Record, Cycle | None]:
         supply = MinibatchSupply(count)
         detector = CycleDetector(supply, period)
         actions = [order(plan, rank, supply) for rank in range(plan.num_ranks)]
-        record = run_actions(workload, actions, setting, keep=False, detector=detector)
+        record = Engine(workload, actions, setting, keep=False, detector=detector).run()
         return record, detector.cycle
 
-    runs = [run(minibatches)]
-    if runs[0][1] is None and minibatches < (enough := _enough(plan, period)):
-        runs.append(run(enough))  # the first is too short to measure the pace
-    return _pace_of(runs, minibatches, splits=splits)
-
-
-def _pace_of(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
-    """The pace: the end of the first of some runs, and the steady rate of the last one."""
-    (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
-    left_out_s = 0.0
+    record, cycle = run(minibatches)
+    total_s, simulated, full = record.end_s, record.minibatches, cycle
     if cycle is not None:
-        left_out = minibatches - record.minibatches
-        left_out_s = left_out // cycle.minibatches * cycle.seconds
-    full = its_cycle or _measured(longer, splits=splits)
+        total_s += (minibatches - record.minibatches) // cycle.minibatches * cycle.seconds
+    else:
+        waits = period if period <= _LONG_PERIOD * plan.num_ranks else 0
+        enough = max(_LEAST, _ROUNDS * (plan.num_ranks + waits))
+        if minibatches < enough:  # too short to measure the pace
+            record, full = run(enough)
+            simulated += record.minibatches
+    full = full or _measured(record, splits=splits)
     return Pace(
         minibatches=minibatches,
-        total_s=record.end_s + left_out_s,
+        total_s=total_s,
         minibatch_s=full.seconds / full.minibatches,
         busy=full.busy,
-        simulated=sum(each.minibatches for each, _ in runs),
+        simulated=simulated,
     )
-
-
-def _enough(plan: Plan, period: int) -> int:
-    """Minibatches of a run that is long enough to measure the pace of a full pipeline."""
-    ranks = plan.num_ranks
-    waits = period if period <= _LONG_PERIOD * ranks else 0
-    return max(_LEAST, _ROUNDS * (ranks + waits))
 
 
 def _measured(record: Record, *, splits: bool) -> Cycle:
@@ -184,10 +171,12 @@ class Simulation:
     """A workload, its schedule, and the network.
 
     Args:
-        workload: the plan and what it costs, for each microbatch where there are some.
-        microbatches: T, into which each minibatch is split; 1 where none is.
-        batches: that are a minibatch together: where minibatches are split, those that the devices
-            of the first stage read, each one.
+        workload: the plan and its costs, for each microbatch if the schedule has some.
+        setting: how ranks communicate.
+        recipe: the schedule.
+        microbatches: T, into which each minibatch is split; 1 for schedules without microbatches.
+        batches: batches that are a minibatch together: where minibatches are split, one of each
+            device of the first stage.
     """
 
     workload: Workload
@@ -214,16 +203,15 @@ class Simulation:
         of microbatches is no multiple of theirs, all take the same time nevertheless.
 
         Args:
-            workload: the plan and what it costs, for each batch that a device of the first stage
-                reads.
+            workload: the plan and its costs, for each batch that a device of the first stage reads.
             setting: how ranks communicate.
             schedule: one of :data:`SCHEDULES`, or the dotted path of a synchronous one, see
                 :func:`~sparsepipe.schedule.order_by_name`.
-            microbatches: T; None: :data:`MICROBATCHES` where the schedule has some.
+            microbatches: T; None: :data:`MICROBATCHES` if the schedule has some.
             option: name of the setting for T in error messages.
 
         Raises:
-            ConfigError: there is no such schedule, or microbatches do not suit it or the plan.
+            ConfigError: unknown schedule, or microbatches that do not suit it or the plan.
         """
         found = by_name(schedule, SCHEDULES, kind="schedule")
         recipe = found if isinstance(found, Recipe) else Recipe(order=found, splits=True)
@@ -233,8 +221,9 @@ class Simulation:
         if not recipe.splits:
             if microbatches is not None:
                 raise ConfigError(
-                    f"the schedule {schedule} has no microbatches, and {microbatches} are given",
-                    remedy="leave microbatches out, or choose gpipe, 1f1b or eager_1f1b",
+                    f"{option}={microbatches} with the schedule {schedule}, which does not split "
+                    "minibatches",
+                    remedy=f"leave {option} out, or choose gpipe, 1f1b or eager_1f1b",
                 )
             return cls(workload=workload, setting=setting, recipe=recipe, microbatches=1)
         parts = MICROBATCHES if microbatches is None else microbatches
@@ -256,7 +245,7 @@ class Simulation:
 
     @property
     def sizes(self) -> list[float] | None:
-        """Sizes of a minibatch's microbatches over their mean; None where all are equal.
+        """Sizes of a minibatch's microbatches over their mean; None: all are equal.
 
         Where their number is no multiple of the first stage's devices, some of these cut their
         batch into fewer.
@@ -273,13 +262,13 @@ class Simulation:
             ScheduleError: the schedule cannot be run.
         """
         plan = self.workload.plan
-        orders = (self.order(rank, minibatches) for rank in range(plan.num_ranks))
-        made = Schedule(plan, tuple(map(tuple, orders)))
-        return simulate(made, self.workload, self.setting)
+        orders = (tuple(self.order(rank, minibatches)) for rank in range(plan.num_ranks))
+        return simulate(Schedule(plan, tuple(orders)), self.workload, self.setting)
 
     def order(self, rank: int, minibatches: int) -> Iterable[Action]:
         """What a rank does in a run of a number of minibatches."""
-        return self._order(self.workload.plan, rank, MinibatchSupply(minibatches))
+        supply = MinibatchSupply(minibatches)
+        return self.recipe.order(self.workload.plan, rank, supply, self.microbatches)
 
     def pace(self, minibatches: int) -> Pace:
         """How fast a run of so many minibatches goes."""
@@ -287,9 +276,6 @@ class Simulation:
             self.workload,
             minibatches,
             self.setting,
-            order=self._order,
+            order=lambda p, rank, supply: self.recipe.order(p, rank, supply, self.microbatches),
             splits=self.recipe.splits,
         )
-
-    def _order(self, plan: Plan, rank: int, supply: MinibatchSupply) -> Iterable[Action]:
-        return self.recipe.order(plan, rank, supply, self.microbatches)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from sparsepipe.errors import PlanError
-from sparsepipe.simulate.flows import Events, Flow, Flows
-from sparsepipe.simulate.network import Algorithm, Leg, Network, reduction_legs
+from sparsepipe.schedule import Span
+from sparsepipe.simulate.flows import EventQueue, Flow, Flows
+from sparsepipe.simulate.network import Algorithm, ClusterNetwork, reduction_legs
 from sparsepipe.simulate.workload import StageCosts
-
-Summed = Callable[[int, int, float, float], None]
-"""Called with each sum: its round, its part, when it began, and bytes of each replica's part."""
 
 
 def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
@@ -32,22 +29,7 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
         if held >= bucket_bytes:
             found.append((number, held))
             held = 0.0
-    if held:
-        found.append((len(parameter_bytes) - 1, held))
-    return found
-
-
-@dataclass(slots=True)
-class _Coming:
-    """Replicas that come to a round of sums.
-
-    Attributes:
-        ranks: those whose times of arrival are known.
-        last_s: of each part, when the last of these comes.
-    """
-
-    ranks: set[int]
-    last_s: list[float]
+    return [*found, (len(parameter_bytes) - 1, held)] if held else found
 
 
 class Sums:
@@ -55,51 +37,64 @@ class Sums:
 
     Args:
         bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
+        spans: list to which sums that are over are added; None: they are not recorded.
         wake: called with a rank whose update may begin.
 
     Raises:
-        PlanError: it is not known what sums in buckets need of the stage's layers.
+        PlanError: sums are in buckets, and bytes or seconds of the stage's layers are unknown.
     """
 
     def __init__(
         self,
-        events: Events,
+        events: EventQueue,
         flows: Flows,
-        network: Network,
+        network: ClusterNetwork,
         costs: StageCosts,
         ranks: range,
         *,
         algorithm: Algorithm,
         bucket_bytes: float | None,
-        summed: Summed,
+        spans: list[Span] | None,
         wake: Callable[[int], None],
     ) -> None:
         self._events, self._flows, self._ranks = events, flows, ranks
-        self._summed, self._wake = summed, wake
+        self._spans, self._wake = spans, wake
         self._sizes = [costs.parameter_bytes]
         self._early: list[list[float]] | None = None  # seconds into the backward, by rank
         if bucket_bytes is not None:
-            parts = _parts(costs, bucket_bytes)
+            layers_bytes = costs.layers_parameter_bytes
+            timed = [len(own_s) for own_s in costs.layers_backward_s]
+            if timed != [len(layers_bytes)] * len(ranks) or not math.isclose(
+                sum(layers_bytes), costs.parameter_bytes, rel_tol=1e-6
+            ):
+                raise PlanError(
+                    f"sums of {len(ranks)} replicas that overlap with the backward need the bytes "
+                    f"and the seconds of each layer; given are {sum(layers_bytes):g} of "
+                    f"{costs.parameter_bytes:g} bytes on {len(layers_bytes)} layers, and seconds "
+                    f"of {timed} layers",
+                    remedy="give layers_parameter_bytes, and layers_backward_s of each replica; or "
+                    "no bucket_bytes, for sums after the backward",
+                )
+            parts = buckets(layers_bytes, bucket_bytes)
             self._sizes = [size for _, size in parts]
-            self._early = _ends_s(costs.layers_backward_s, [last for last, _ in parts])
+            ends = [list(accumulate(own_s)) for own_s in costs.layers_backward_s]
+            self._early = [[own_s[last] for last, _ in parts] for own_s in ends]
         self._legs: list[list[list[Flow]]] = []  # of each part and phase
         self._latencies_s: list[float] = []  # of each part
         for size in self._sizes:
             phases, latency_s = reduction_legs(network, ranks, size, algorithm)
-            self._legs.append([self._ways(legs) for legs in phases])
+            route, done = flows.route, self._moved
+            self._legs.append([[route(*leg, done=done) for leg in legs] for legs in phases])
             self._latencies_s.append(latency_s)
-        self._coming: dict[int, _Coming] = {}  # by round, of those that are not over
+        # Of rounds that are not over: who has come, and when the last of them comes to each part.
+        self._coming: dict[int, tuple[set[int], list[float]]] = {}
         self._round = 0  # under way
         self._part = 0  # the same
         self._moving = False
-        self._began_s = 0.0  # when what moves did so
+        self._began_s = 0.0  # when what moves began to
         self._phase = 0  # of what moves; after the last one only the latency is left
         self._left = 0  # legs of that phase that are under way
         self._due_s = 0.0  # when the latency is over
-
-    def _ways(self, legs: Sequence[Leg]) -> list[Flow]:
-        way, done = self._flows.way, self._moved
-        return [way(leg.ports, leg.num_bytes, done=done, is_predicted=True) for leg in legs]
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
         """A replica begins a backward: its gradients will come one after another."""
@@ -117,110 +112,68 @@ class Sums:
         return False
 
     def _come(self, rank: int, number: int, comes_s: list[float]) -> None:
-        """It is known when a replica comes to each part of a round."""
-        coming = self._coming.setdefault(number, _Coming(set(), comes_s))
-        if rank not in coming.ranks:
-            coming.ranks.add(rank)
-            coming.last_s = list(map(max, coming.last_s, comes_s))
-            self._begin()
+        """Takes note of when a replica comes to each part of a round."""
+        ranks, last_s = self._coming.setdefault(number, (set(), [0.0] * len(comes_s)))
+        if rank not in ranks:
+            ranks.add(rank)
+            last_s[:] = map(max, last_s, comes_s)
+            self._begin_part()
 
-    def _begin(self, nothing: None = None) -> None:
+    def _begin_part(self) -> None:
         """Begins the next part, if all replicas have come to it; or when they will have."""
-        coming = self._coming.get(self._round)
-        if self._moving or coming is None or len(coming.ranks) < len(self._ranks):
+        ranks, last_s = self._coming.get(self._round, (set(), []))
+        if self._moving or len(ranks) < len(self._ranks):
             return
-        now_s, last_s = self._events.now_s, coming.last_s[self._part]
-        if last_s > now_s:
-            self._events.at(last_s, self._begin, None)
+        if last_s[self._part] > self._events.now_s:
+            self._events.at(last_s[self._part], self._begin_part)
             return
-        self._moving, self._began_s, self._phase = True, now_s, 0
-        self._move()
+        self._moving, self._began_s, self._phase = True, self._events.now_s, 0
+        self._begin_phase()
 
-    def _move(self) -> None:
+    def _begin_phase(self) -> None:
         """Begins a phase, or waits for the latency after the last one."""
         phases = self._legs[self._part]
         if self._phase == len(phases):
             self._due_s = self._events.now_s + self._latencies_s[self._part]
-            self._events.at(self._due_s, self._done, None)
+            self._events.at(self._due_s, self._finish_part)
             return
-        legs = phases[self._phase]
-        self._left = len(legs)
-        for leg in legs:
+        self._left = len(phases[self._phase])
+        for leg in phases[self._phase]:
             self._flows.start(leg)
-        # Sharing makes none of them faster, so that this is not too late for those that come to it.
-        alone_s = max((leg.end_s for leg in legs if not leg.is_shared), default=None)
-        if alone_s is not None:
-            self._events.at(alone_s, self._moved_alone, legs)
 
-    def _moved_alone(self, legs: Sequence[Flow]) -> None:
-        """All legs of a phase that never shared a port are through."""
-        now_s = self._events.now_s
-        self._moved(sum(leg.end_s <= now_s and not leg.has_event for leg in legs))
-
-    def _moved(self, number: int = 1) -> None:
-        self._left -= number
-        if number and not self._left:
+    def _moved(self) -> None:
+        self._left -= 1
+        if not self._left:
             self._phase += 1
-            self._move()
+            self._begin_phase()
 
-    def _done(self, nothing: None) -> None:
+    def _finish_part(self) -> None:
         self._moving = False
-        self._summed(self._round, self._part, self._began_s, self._sizes[self._part])
+        if self._spans is not None:
+            size, now_s = self._sizes[self._part], self._events.now_s
+            what = self._ranks.start, "sum", self._round, self._part
+            self._spans.append(Span(*what, start=self._began_s, end=now_s, num_bytes=size))
         self._part += 1
         if self._part == len(self._sizes):
             del self._coming[self._round]
             self._round, self._part = self._round + 1, 0
             for rank in self._ranks:
                 self._wake(rank)
-        self._begin()
+        self._begin_part()
 
-    def state(self, first: int, horizon_s: float) -> tuple[tuple[object, ...], list[float]]:
-        """Which replicas have come to which sum, and when transfers under way will end.
+    def state(self, first: int) -> tuple[tuple[object, ...], list[float]]:
+        """Which replicas have come to which sum, by rounds counted from ``first``, and when
+        transfers under way will end.
 
         Arrivals of gradients of a backward under way are left out: its end determines them.
         """
-        coming = tuple(
-            (number - first, tuple(sorted(each.ranks)))
-            for number, each in sorted(self._coming.items())
-        )
-        place = (self._round - first, self._part, self._moving, coming)
+        coming = [(n - first, tuple(sorted(ranks))) for n, (ranks, _) in self._coming.items()]
+        place = (self._round - first, self._part, self._moving, tuple(sorted(coming)))
         if not self._moving:
             return place, []
         phases = self._legs[self._part]
         if self._phase == len(phases):
             return (*place, self._phase), [self._due_s]
-        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if leg.end_s > horizon_s]
+        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if not leg.is_done]
         under_way = tuple(k for k, _ in legs)
         return (*place, self._phase, under_way), [leg.end_s for _, leg in legs]
-
-
-def _parts(costs: StageCosts, bucket_bytes: float) -> list[tuple[int, float]]:
-    """The buckets of a stage."""
-    sizes, ranks = costs.layers_parameter_bytes, len(costs.backward_s)
-    if [len(own_s) for own_s in costs.layers_backward_s] != [len(sizes)] * ranks:
-        raise PlanError(
-            f"sums of {ranks} replicas that overlap with the backward need the bytes and the "
-            f"seconds of each layer; bytes are given of {len(sizes)} layers, seconds of "
-            f"{[len(own_s) for own_s in costs.layers_backward_s]}",
-            remedy="give layers_parameter_bytes, and layers_backward_s of each replica; or no "
-            "bucket_bytes, for sums after the backward",
-        )
-    if not math.isclose(sum(sizes), costs.parameter_bytes, rel_tol=1e-6):
-        raise PlanError(
-            f"the layers of a stage have {sum(sizes):g} bytes of parameters, the stage "
-            f"{costs.parameter_bytes:g}",
-            remedy="let parameter_bytes be the sum of layers_parameter_bytes; or give no "
-            "bucket_bytes, for sums after the backward",
-        )
-    return buckets(sizes, bucket_bytes)
-
-
-def _ends_s(layers_s: Sequence[Sequence[float]], ends: Sequence[int]) -> list[list[float]]:
-    """Seconds into each rank's backward at which the layers ``ends`` are done."""
-    found: dict[tuple[float, ...], list[float]] = {}  # many ranks are alike
-    for times_s in layers_s:
-        key = tuple(times_s)
-        if key not in found:
-            sums_s = list(accumulate(key))
-            found[key] = [sums_s[end] for end in ends]
-    return [found[tuple(times_s)] for times_s in layers_s]

@@ -27,7 +27,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 from sparsepipe.tasks.task import Run
@@ -94,7 +94,9 @@ def kept_bytes(
         for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True)
     )
     simulation = Simulation.of(
-        replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
+        replace(workload, stages=stages),
+        Setting(network=ClusterNetwork.flat(plan.num_ranks)),
+        **schedule,
     )
     return long_run_peaks_bytes(simulation, model)
 

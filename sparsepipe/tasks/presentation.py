@@ -25,7 +25,7 @@ from sparsepipe.partition.explanation import rank_times
 from sparsepipe.runs.metrics import read_rows
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies import StagedStrategy
@@ -182,7 +182,7 @@ def planned_epoch_s(plan: Plan, rounds: int, synchronous: Synchronous | None) ->
     workload = Workload.expected(plan)
     if workload is None:
         return None
-    setting = Setting(network=Network.flat(plan.num_ranks))
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
     if synchronous is None:
         made = Simulation.of(workload, setting)
         return made.pace(rounds * plan.replicas(0)).total_s

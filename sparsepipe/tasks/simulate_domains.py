@@ -12,14 +12,14 @@ from sparsepipe.config.schema import Parallel
 from sparsepipe.domains import Placement, sent_numbers
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.planning.given_plan import data_parallel
-from sparsepipe.plots.timeline import timeline_picture
+from sparsepipe.plots import style
+from sparsepipe.plots.timeline import lanes, timelines_figure
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.profile import LayerProfile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.domains import DomainSteps, RankCosts, Sum
-from sparsepipe.simulate.lanes import lanes
-from sparsepipe.simulate.network import Algorithm, Network
+from sparsepipe.simulate.domains import DomainSteps, GradientSum, RankCosts
+from sparsepipe.simulate.network import Algorithm, ClusterNetwork
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.domain_parts import LOSSES, private_part
 from sparsepipe.utils.files import write_text_atomic
@@ -108,16 +108,16 @@ class Domains:
             for rank, profile in enumerate(own)
         )
         private = [
-            Sum(ranks=ranks, num_bytes=_part(own[0], private_part(name)).parameter_bytes)
+            GradientSum(ranks=ranks, num_bytes=_part(own[0], private_part(name)).parameter_bytes)
             for name in placement.domains
             if len(ranks := placement.ranks_of(name)) > 1
         ]
         shared = sum(each.parameter_bytes for each in own[0].layers if not _is_private(each))
         steps = DomainSteps(
             plan=plan,
-            network=Network.of(inventory, plan),
+            network=ClusterNetwork.of(inventory, plan),
             costs=costs,
-            shared=Sum(ranks=tuple(range(len(devices))), num_bytes=shared),
+            shared=GradientSum(ranks=tuple(range(len(devices))), num_bytes=shared),
             private=tuple(private),
             algorithm=algorithm,
         )
@@ -191,19 +191,18 @@ class Domains:
         record = self.steps.record(shown)
         write_text_atomic(directory.path / "simulation.txt", table + "\n")
         write_csv(directory.path / "devices.csv", rows)
-        write_text_atomic(directory.path / "trace.json", trace_text(record))
-        timeline_picture(
-            lanes(
-                record,
-                names=[f"{row['device']}: {row['domains']}" for row in rows],
-                unit_s=1e-3,
-                least_s=record.end_s / 1000,  # shorter ones are no more than a line
-            ),
-            directory.path / "timeline.png",
-            title=f"Domains on {len(rows)} devices, simulated",
+        trace = trace_text(self.plan, record.all_spans)
+        write_text_atomic(directory.path / "trace.json", trace)
+        names = [f"{row['device']}: {row['domains']}" for row in rows]
+        least_s = record.end_s / 1000  # shorter ones are no more than a line
+        drawn = lanes(self.plan, record.all_spans, names=names, least=least_s)
+        figure = timelines_figure(
+            {f"Domains on {len(rows)} devices, simulated": drawn},
+            unit=1e-3,
             unit_name="milliseconds",
             max_width_in=24.0,
         )
+        style.save_png(figure, directory.path / "timeline.png")
         return values
 
 

@@ -14,15 +14,14 @@ from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.partition.activation_checkpointing.setting import spans_in_plan
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.planning.given_plan import data_parallel
-from sparsepipe.plots.timeline import timeline_picture
+from sparsepipe.plots import style
+from sparsepipe.plots.timeline import lanes, some_ranks, timelines_figure
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.lanes import lanes, some_ranks
+from sparsepipe.simulate.engine import Record, Setting
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
-from sparsepipe.simulate.network import Algorithm, Network, Sends
-from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.network import Algorithm, ClusterNetwork, Sends
 from sparsepipe.simulate.simulation import SCHEDULES, Pace, Simulation
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.simulate.workload import Workload
@@ -61,7 +60,7 @@ class Ways:
         """The setting for a plan. Raises a HardwareError where a needed link has no bandwidth."""
         overlaps = is_dp if self.overlap is None else self.overlap
         return Setting(
-            network=Network.of(inventory, plan),
+            network=ClusterNetwork.of(inventory, plan),
             sends=self.sends,
             algorithm=self.all_reduce or ("ring" if is_dp else "ordered"),
             bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,
@@ -339,7 +338,8 @@ def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
     _warn_of_memory(outcome)
     write_text_atomic(path / "simulation.txt", table + "\n")
     write_csv(path / "devices.csv", outcome.rows())
-    write_text_atomic(path / "trace.json", trace_text(outcome.record, memory=outcome.memory))
+    trace = trace_text(outcome.plan, outcome.record.all_spans, memory=outcome.memory)
+    write_text_atomic(path / "trace.json", trace)
     _draw(outcome, directory, title)
     write_text_atomic(directory.plan, outcome.plan.to_json())
 
@@ -364,16 +364,17 @@ def _draw(outcome: Outcome, directory: RunDir, title: str) -> None:
     ranks = some_ranks(plan, _DRAWN)
     if len(ranks) < plan.num_ranks:
         title = f"{title} ({len(ranks)} of {plan.num_ranks:,} devices)"
-    timeline_picture(
-        lanes(
-            outcome.record,
-            ranks=ranks,
-            names=[f"stage {row['stage']}: {row['device']}" for row in outcome.rows()],
-            unit_s=1.0 if in_seconds else 1e-3,
-            least_s=outcome.record.end_s / _SEEN,
-        ),
-        directory.path / "timeline.png",
-        title=title,
+    drawn = lanes(
+        plan,
+        outcome.record.all_spans,
+        ranks=ranks,
+        names=[f"stage {row['stage']}: {row['device']}" for row in outcome.rows()],
+        least=outcome.record.end_s / _SEEN,
+    )
+    figure = timelines_figure(
+        {title: drawn},
+        unit=1.0 if in_seconds else 1e-3,
         unit_name="seconds" if in_seconds else "milliseconds",
         max_width_in=_PICTURE_IN,
     )
+    style.save_png(figure, directory.path / "timeline.png")

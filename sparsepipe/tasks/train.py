@@ -48,7 +48,6 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.synchronous_worker import is_of_single_values
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
@@ -231,7 +230,7 @@ def _show(
     gallery: int,
 ) -> None:
     """Draws and logs the results."""
-    from sparsepipe.plots.timeline import draw_schedule  # imports matplotlib
+    from sparsepipe.plots.pipeline import draw_schedule  # imports matplotlib
 
     if test:
         draw_test(run, module, data, gallery=gallery)
@@ -328,7 +327,7 @@ def _write_trace(run: Run, found: Measured | None) -> None:
     """``trace.json`` and ``timeline_measured.png`` of what ranks did; logs how long each took for
     what, beside the times that the plan's search expected.
     """
-    from sparsepipe.plots.timeline import draw_measured, rank_name
+    from sparsepipe.plots.pipeline import draw_measured, rank_name
 
     if process_group.rank() > 0:
         return
@@ -338,10 +337,9 @@ def _write_trace(run: Run, found: Measured | None) -> None:
         )
         return
     plan = Plan.load(run.directory.plan)
-    record = Record(plan=plan, minibatches=0, spans=found.spans)
-    path = run.directory.path
-    write_text_atomic(path / "trace.json", trace_text(record, kind="measured", beside=found.beside))
-    draw_measured(run.directory, found.spans, found.beside, run.spec.parallel.synchronous)
+    text = trace_text(plan, found.spans, kind="measured")
+    write_text_atomic(run.directory.path / "trace.json", text)
+    draw_measured(run.directory, found.spans, run.spec.parallel.synchronous)
     synchronous, expected = run.spec.parallel.synchronous is not None, rank_times(plan)
     for rank in found.windows:
         stage = plan.stage_of(rank)

@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from sparsepipe.callbacks.trace import Measured
-from sparsepipe.runtime.recording import Moment, Part, Recorder
-from sparsepipe.schedule import Action
+from sparsepipe.runtime.recording import Part, Recorder
+from sparsepipe.schedule import Action, Span
 
 
 class Rank:
@@ -78,7 +78,6 @@ def measured(recorder: Recorder) -> Measured:
     assert recorder.end_s is not None
     return Measured(
         spans=recorder.spans,
-        beside=[(0, moment.part, moment.start, moment.end) for moment in recorder.moments],
         windows={0: (recorder.begin_s, recorder.end_s)},
         without_core_s={0: recorder.without_core_s or 0.0},
     )
@@ -93,7 +92,7 @@ def test_all_of_a_steps_time_by_name(steps: int) -> None:
     found = measured(rank.recorder)
     assert found.minibatches(0) == 3
     assert found.times_s(0) == pytest.approx(STEP_S)
-    names = [str(span.action) for span in found.spans]
+    names = [str(span.action) for span in found.spans if span.is_action]
     assert names == ["F2", "B1", "U1", "F3", "B2", "U2", "F4", "B3", "U3", "F5", "B4", "U4"]
     words = found.in_words(0, {"forwards": 0.029, "loads": 0.0})
     assert words.startswith("83000.0 ms for each of its minibatches: forwards 30000.0 (29.0 by the")
@@ -109,9 +108,9 @@ def test_a_training_that_ends_amid_its_trace() -> None:
         rank.computes(20.0)
     rank.beside("saves", 50.0)
     found = measured(rank.recorder)
-    assert str(found.spans[-1].action) == "B2"
+    assert [str(span.action) for span in found.spans if span.is_action][-1] == "B2"
     assert found.minibatches(0) == 2
-    assert all(part != "saves" for _, part, _, _ in found.beside)
+    assert all(span.kind != "saves" for span in found.spans)
     whole_s = 2 * sum(found.times_s(0).values())
     assert whole_s == pytest.approx(2 * sum(STEP_S.values()) - 10.0 + 20.0)
 
@@ -124,8 +123,8 @@ def test_a_validation_within_a_trace_is_one_moment() -> None:
     rank.beside("waits", 20.0)
     rank.recorder.since(mark, "validates")
     rank.step(1)
-    kept = [moment for moment in rank.recorder.moments if moment.end - moment.start > 15]
-    assert kept == [Moment("validates", mark.time_s, mark.time_s + 120.0)]
+    kept = [span for span in rank.recorder.spans if span.end - span.start > 35]
+    assert kept == [Span(0, "validates", start=mark.time_s, end=mark.time_s + 120.0)]
 
 
 def test_nothing_of_other_minibatches_alone_is_kept() -> None:
@@ -134,4 +133,3 @@ def test_nothing_of_other_minibatches_alone_is_kept() -> None:
         rank.step(number)
     rank.recorder.trim()
     assert not rank.recorder.spans
-    assert not rank.recorder.moments

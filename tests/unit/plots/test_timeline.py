@@ -1,59 +1,38 @@
-import pytest
-from PIL import Image
+from itertools import pairwise
 
+import pytest
+
+from sparsepipe.cluster import Link
 from sparsepipe.plots import style, timeline
-from sparsepipe.plots.timeline import timeline_figure, timeline_text
+from sparsepipe.plots.timeline import lanes, timelines_figure
+from sparsepipe.schedule import Span, asynchronous, naive
+from sparsepipe.simulate.engine import Setting, simulate
+from sparsepipe.simulate.network import ClusterNetwork
+from sparsepipe.simulate.workload import Workload
 from tests.support.picture_checks import has_colour, pixels, texts_outside
+from tests.support.plans import plan_of
+
+
+def row(kind, number, part, start, end, rank=0):
+    return Span(rank, kind, number, part, start=start, end=end)
+
 
 LANES = [
-    ("stage 0", [("F", 0, None, 0, 1), ("F", 1, None, 1, 2), ("B", 0, None, 4, 6),
-                 ("U", 0, None, 6, 6), ("B", 1, None, 7, 9), ("U", 1, None, 9, 9)]),
-    ("stage 1", [("F", 0, None, 1, 2), ("B", 0, None, 2, 4), ("U", 0, None, 4, 4),
-                 ("F", 1, None, 4, 5), ("B", 1, None, 5, 7), ("U", 1, None, 7, 7)]),
+    ("stage 0", [row("F", 0, None, 0, 1), row("F", 1, None, 1, 2), row("B", 0, None, 4, 6),
+                 row("U", 0, None, 6, 6), row("B", 1, None, 7, 9), row("U", 1, None, 9, 9)]),
+    ("stage 1", [row("F", 0, None, 1, 2), row("B", 0, None, 2, 4), row("U", 0, None, 4, 4),
+                 row("F", 1, None, 4, 5), row("B", 1, None, 5, 7), row("U", 1, None, 7, 7)]),
 ]  # fmt: skip
-PARTS = [("a", [("F", 0, 0, 0, 1), ("F", 0, 1, 1, 2), ("B", 0, 1, 2, 4), ("U", 0, None, 4, 5)])]
-
-
-def test_text_of_a_pipeline():
-    assert (
-        timeline_text(LANES)
-        == """\
-time    0  1  2  3  4  5  6  7  8  9
-stage 0 |F0|F1|.....|B0---U..|B1---U
-stage 1 ...|F0|B0---UF1|B1---U
-"""
+PARTS = [
+    (
+        "a",
+        [row("F", 0, 0, 0, 1), row("F", 0, 1, 1, 2), row("B", 0, 1, 2, 4), row("U", 0, None, 4, 5)],
     )
+]
 
 
-def test_text_of_microbatches_and_of_updates_that_take_time():
-    assert (
-        timeline_text(PARTS)
-        == """\
-time 0    1    2    3    4    5
-a    |F0.0|F0.1|B0.1-----|U0==|
-"""
-    )
-
-
-def test_text_may_end_early_and_in_the_middle_of_a_bar():
-    assert (
-        timeline_text(LANES, until=5)
-        == """\
-time    0  1  2  3  4  5
-stage 0 |F0|F1|.....|B0-
-stage 1 ...|F0|B0---UF1|
-"""
-    )
-
-
-def test_text_has_its_own_unit():
-    seconds = [("a", [("F", 0, None, 0.0, 0.25), ("B", 0, None, 0.25, 0.75)])]
-    assert timeline_text(seconds, unit=0.25) == "time 0  1  2  3\na    |F0|B0---|\n"
-
-
-def test_text_of_nobody_and_of_nothing():
-    assert timeline_text([]) == "time 0\n"
-    assert timeline_text([("idle", [])]) == "time 0\nidle\n"
+def timeline_figure(lanes, *, title, **settings):
+    return timelines_figure({title: lanes}, **settings)
 
 
 def texts(figure):
@@ -77,8 +56,8 @@ def test_updates_are_marked_where_they_are():
 
 def test_colours_of_the_kinds_are_there_and_an_update_that_takes_time_has_a_bar():
     image = pixels(timeline_figure(LANES, title="two stages"))
-    assert has_colour(image, timeline._FORWARD) > 1000
-    assert has_colour(image, timeline._BACKWARD) > 1000
+    assert has_colour(image, timeline.FORWARD) > 1000
+    assert has_colour(image, timeline.BACKWARD) > 1000
     points = has_colour(image, style.VERMILION)
     assert has_colour(pixels(timeline_figure(PARTS, title="parts")), style.VERMILION) > 4 * points
 
@@ -87,7 +66,7 @@ def test_colours_of_the_kinds_are_there_and_an_update_that_takes_time_has_a_bar(
 @pytest.mark.parametrize("minibatches", [1, 12, pytest.param(400, marks=pytest.mark.full)])
 def test_nothing_is_cut_off_and_names_stay_within_their_bars(ranks, minibatches):
     lanes = [
-        (f"stage {r}, replica 10", [("F", m, 3, m + r, m + r + 1) for m in range(minibatches)])
+        (f"stage {r}, replica 10", [row("F", m, 3, m + r, m + r + 1) for m in range(minibatches)])
         for r in range(ranks)
     ]
     figure = timeline_figure(lanes, title="many")
@@ -107,18 +86,11 @@ def test_a_picture_may_end_early():
     assert not [name for name, _ in named if name == "B1"]
 
 
-def test_the_file_is_written(tmp_path):
-    path = tmp_path / "deep" / "timeline.png"
-    timeline.timeline_picture(LANES, path, title="two stages")
-    with Image.open(path) as image:
-        assert image.width > 600
-
-
 WITH_MESSAGES = [
     LANES[0],
-    ("sends", [("a", 0, None, 1, 2), ("g", 0, None, 2.5, 2.6)]),
+    ("sends", [row("activation", 0, None, 1, 2), row("gradient", 0, None, 2.5, 2.6)]),
     LANES[1],
-    ("sums", [("S", 0, 1, 3, 5)]),
+    ("sums", [row("sum", 0, 1, 3, 5)]),
 ]
 
 
@@ -127,7 +99,7 @@ def test_what_is_on_its_way_lies_in_thinner_lanes_below():
     found = texts(figure)
     assert found["a0"] == (1.5, 0.75)
     assert found["B0"] == (3, 1.5)  # of the second stage, half a lane lower than without
-    assert found["S0.1"] == (4, 2.25)
+    assert found["s0.1"] == (4, 2.25)
     assert "g0" not in found, "too short for its name"
     (sent,) = [p for p in figure.axes[0].patches if (p.get_x(), p.get_width()) == (1, 1)
                and p.get_y() > 0.5 and p.get_y() < 1]  # fmt: skip
@@ -141,7 +113,7 @@ def test_what_is_on_its_way_lies_in_thinner_lanes_below():
 
 
 def test_a_picture_may_be_kept_narrow():
-    lanes = [("many", [("F", number, None, number, number + 1) for number in range(40)])]
+    lanes = [("many", [row("F", number, None, number, number + 1) for number in range(40)])]
     wide, narrow = (timeline_figure(lanes, title="", max_width_in=most) for most in (40.0, 6.0))
     assert wide.get_figwidth() > 12 > 7 > narrow.get_figwidth()
     assert "F30" in texts(wide)
@@ -149,5 +121,32 @@ def test_a_picture_may_be_kept_narrow():
     assert texts_outside(narrow) == []
 
 
-def test_messages_in_text():
-    assert timeline_text([("sends", [("a", 0, None, 0, 2)])]) == "time  0 1 2\nsends |a0>|\n"
+def test_messages_and_sums_lie_under_the_rank_that_has_them_on_its_way():
+    plan = plan_of("1-1")
+    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
+    workload = Workload.uniform(plan, output_bytes=100.0)
+    record = simulate(naive(plan, 1), workload, Setting(network=network))
+    found = lanes(plan, record.all_spans, names=["a", "b"])
+    assert [(name, [(s.label, s.start, s.end) for s in own]) for name, own in found] == [
+        ("a", [("F0", 0, 1), ("B0", 6, 8), ("U0", 8, 8)]),
+        ("sends", [("a0", 1, 2)]),
+        ("b", [("F0", 2, 3), ("B0", 3, 5), ("U0", 5, 5)]),
+        ("sends", [("g0", 5, 6)]),
+    ]
+    assert [name for name, _ in lanes(plan, record.all_spans, least=1.0)] == ["stage 0", "stage 1"]
+
+
+def test_a_lane_holds_one_thing_at_a_time():
+    plan = plan_of("1-3-1")
+    network = ClusterNetwork.flat(5, Link(bytes_per_s=20.0, latency_s=0.1))
+    workload = Workload.uniform(plan, output_bytes=30.0, parameter_bytes=20.0)
+    record = simulate(asynchronous(plan, 20), workload, Setting(network=network))
+    found = lanes(plan, record.all_spans)
+    for _, own in found:
+        for before, after in pairwise(own):
+            assert before.end <= after.start
+    kinds = [span.kind for _, own in found for span in own]
+    sent = kinds.count("activation") + kinds.count("gradient")
+    assert sent == len(record.transfers) == 4 * 20
+    assert kinds.count("sum") == 3 * len(record.reductions), "under each of the three replicas"
+    assert len(found) > 5 + 5, "messages of a rank overlap here"

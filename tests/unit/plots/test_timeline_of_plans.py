@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.config.schema import Synchronous
-from sparsepipe.plots import timeline as pictures
+from sparsepipe.plots import pipeline as pictures
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.plans import plan_of, plan_on
@@ -25,12 +25,13 @@ def drawn(
     (directory / "plan.json").write_text(plan.to_json())
     seen: dict = {}
 
-    def note(lanes, path, **told):
-        seen.update(told, lanes=lanes)
-        really(lanes, path, **told)
+    def note(panels, **told):
+        ((title, lanes),) = panels.items()
+        seen.update(told, title=title, lanes=lanes)
+        return really(panels, **told)
 
-    really = pictures.timeline_picture
-    monkeypatch.setattr(pictures, "timeline_picture", note)
+    really = pictures.timelines_figure
+    monkeypatch.setattr(pictures, "timelines_figure", note)
     pictures.draw_schedule(RunDir(directory), synchronous, slowdowns=slowdowns)
     assert (directory / "timeline.png").exists() == bool(seen)
     return seen
@@ -56,8 +57,8 @@ def test_each_rank_of_a_searched_plan_takes_the_times_of_its_own_device(
         "stage 1: here/fast/1",
     ]
     assert lengths(seen) == [{"F": 20, "B": 30}, {"F": 40, "B": 60}, {"F": 10, "B": 15}]
-    fast, slow = ([row for row in rows if row[0] == "U"] for _, rows in seen["lanes"][:2])
-    assert [row[3] for row in fast] == [row[3] for row in slow], "replicas meet at updates"
+    fast, slow = ([row for row in rows if row.kind == "U"] for _, rows in seen["lanes"][:2])
+    assert [row.start for row in fast] == [row.start for row in slow], "replicas meet at updates"
 
 
 def test_times_of_other_devices_than_those_of_the_run_do_not_count(tmp_path, monkeypatch) -> None:
@@ -78,7 +79,11 @@ def test_a_device_that_is_made_slower_is_drawn_slower_without_a_search(
 def lengths(seen: dict) -> list[dict]:
     """How long a forward and a backward take in each lane; all of a lane must be alike."""
     found = [
-        {(row[0], round(row[4] - row[3], 9)) for row in rows if row[0] in "FB"}
+        {
+            (row.kind, round((row.end - row.start) / seen["unit"], 9))
+            for row in rows
+            if row.kind in "FB"
+        }
         for _, rows in seen["lanes"]
     ]
     assert all(len(each) == 2 for each in found), found
@@ -89,7 +94,7 @@ def test_stages_of_a_plan_by_hand_are_alike(tmp_path, monkeypatch) -> None:
     seen = drawn(plan_of("1-1-1"), tmp_path, monkeypatch)
     assert seen["title"] == "Asynchronous pipeline 1-1-1, all stages alike"
     assert [name for name, _ in seen["lanes"]] == [f"stage {n}: rank {n}" for n in range(3)]
-    assert {round(row[4] - row[3], 9) for _, rows in seen["lanes"] for row in rows} == {0, 1, 2}
+    assert {round(row.end - row.start, 9) for _, rows in seen["lanes"] for row in rows} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -108,8 +113,8 @@ def test_a_synchronous_schedule_is_that_of_the_training(
     seen = drawn(plan, tmp_path, monkeypatch, Synchronous(schedule, parts))
     assert seen["title"] == f"Synchronous ({schedule}) pipeline 1-1, times as its search expected"
     _, first = seen["lanes"][0]
-    assert [row[0] for row in first[: 2 * parts + 1]] == order.split()
-    assert {round(row[4] - row[3], 6) for row in first} == {0, 10, 20}, "of a microbatch"
+    assert [row.kind for row in first[: 2 * parts + 1]] == order.split()
+    assert {round(row.end - row.start, 9) for row in first} == {0, 0.01, 0.02}, "of a microbatch"
 
 
 def test_one_device_has_no_schedule_to_show(tmp_path, monkeypatch) -> None:

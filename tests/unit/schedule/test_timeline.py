@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.errors import ScheduleError
-from sparsepipe.schedule import Schedule, asynchronous, gpipe, lanes, naive, timeline, unit_times
+from sparsepipe.schedule import Schedule, asynchronous, gpipe, naive
 from tests.support.schedule_cases import plan_of
+from tests.support.timelines import timeline
 
 
 def starts(schedule, rank, **times):
-    spans = timeline(schedule, unit_times(**times))
+    spans = timeline(schedule, **times)
     return {str(s.action): s.start for s in spans if s.rank == rank}
 
 
@@ -53,31 +54,8 @@ def test_zhai_figure_4_two_replicas_keep_pace_with_a_stage_twice_as_fast():
 
 
 def test_replicas_leave_an_update_together():
-    spans = timeline(asynchronous(plan_of("3"), 3), unit_times(update=0.5))
-    assert [s.end for s in spans if s.action.kind == "U"] == [3.5] * 3
-    slow = timeline(asynchronous(plan_of("2"), 2), lambda _, a: 1.0 + a.number * (a.kind == "F"))
-    assert [s.start for s in slow if s.action.kind == "U"] == [3, 3]
-
-
-def test_durations_are_called_for_each_stage_and_action():
-    seen = set()
-
-    def durations(stage, action):
-        seen.add((stage, str(action)))
-        return 1.0
-
-    timeline(asynchronous(plan_of("1-2"), 2), durations)
-    assert seen == {(s, f"{k}{m}") for s in (0, 1) for k in "FB" for m in (0, 1)} | {
-        (0, "U0"), (0, "U1"), (1, "U0"),
-    }  # fmt: skip
-
-
-def test_lanes_are_plain_values():
-    schedule = gpipe(plan_of("1-2"), 1, microbatches=2)
-    assert lanes(schedule, timeline(schedule))[1:] == [
-        ("stage 1, replica 0", [("F", 0, 0, 1, 2), ("B", 0, 0, 2, 4), ("U", 0, None, 5, 5)]),
-        ("stage 1, replica 1", [("F", 0, 1, 2, 3), ("B", 0, 1, 3, 5), ("U", 0, None, 5, 5)]),
-    ]
+    spans = timeline(asynchronous(plan_of("3"), 3), update=0.5)
+    assert [s.end for s in spans if s.kind == "U"] == [3.5] * 3
 
 
 def test_schedules_that_cannot_run_are_refused():
@@ -96,8 +74,8 @@ def test_every_start_is_the_end_of_what_was_waited_for(config, minibatches, stag
     """No action begins early, and none waits without a reason."""
     plan = plan_of(config)
     schedule = asynchronous(plan, minibatches)
-    durations = unit_times(backward=back, update=update, stages=stages)
-    spans = timeline(schedule, durations)
+    spans = timeline(schedule, backward=back, update=update, stages=stages)
+    lasts = {"F": 1.0, "B": back, "U": update}
     by_rank = [[s for s in spans if s.rank == rank] for rank in range(plan.num_ranks)]
     assert tuple(tuple(s.action for s in own) for own in by_rank) == schedule.actions
     free = {}  # when a rank has done what comes before an action
@@ -114,4 +92,4 @@ def test_every_start_is_the_end_of_what_was_waited_for(config, minibatches, stag
             source = stage + {"F": -1, "B": 1}[action.kind]
             wanted = max(free[span.rank, action], ends.get((source, action), 0))
         assert span.start == wanted
-        assert span.end == wanted + durations(stage, action)
+        assert span.end == wanted + lasts[action.kind] * stages[stage]

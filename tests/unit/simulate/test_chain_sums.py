@@ -10,7 +10,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.schedule.communication import CHUNK_BYTES as CHUNK
 from sparsepipe.schedule.communication import way_of
 from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.network import Network, reduction_legs
+from sparsepipe.simulate.network import ClusterNetwork, reduction_legs
 from sparsepipe.simulate.simulation import pace
 from sparsepipe.simulate.workload import Workload
 
@@ -18,7 +18,7 @@ SIZE = 80e6
 FAST, SLOW = 1e15, 10e6
 
 
-def sum_s(network: Network, algorithm: str, size: float = SIZE) -> float:
+def sum_s(network: ClusterNetwork, algorithm: str, size: float = SIZE) -> float:
     """What a sum takes of data parallelism without overlap, beside the computation's 3 s."""
     ranks = len(network.hosts)
     plan = Plan.of(config=str(ranks), cuts=(), num_layers=1)
@@ -27,9 +27,9 @@ def sum_s(network: Network, algorithm: str, size: float = SIZE) -> float:
     return ranks * pace(workload, 40 * ranks, setting).minibatch_s - 3.0
 
 
-def over_hosts(hosts: str, latency_s: float = 0.0) -> Network:
+def over_hosts(hosts: str, latency_s: float = 0.0) -> ClusterNetwork:
     numbers = tuple(ord(host) - ord("A") for host in hosts)
-    return Network(
+    return ClusterNetwork(
         hosts=numbers,
         inside=(Link(bytes_per_s=FAST),) * (max(numbers) + 1),
         between=Link(bytes_per_s=SLOW, latency_s=latency_s),
@@ -57,14 +57,14 @@ def test_a_chain_sends_the_vector_over_a_link_once_for_each_pair_of_neighbours(
 @pytest.mark.parametrize(("ranks", "vectors"), [(2, 1), (3, 2), (8, 2)])
 def test_a_chain_on_one_host(ranks: int, vectors: int) -> None:
     """Who has two neighbours sends to both."""
-    network = Network.flat(ranks, Link(bytes_per_s=SLOW, latency_s=0.01))
+    network = ClusterNetwork.flat(ranks, Link(bytes_per_s=SLOW, latency_s=0.01))
     hops = 2 * (ranks - 1)
     expected_s = vectors * SIZE / SLOW + (hops - vectors) * CHUNK / SLOW + hops * 0.01
     assert sum_s(network, "chain") == pytest.approx(expected_s, rel=1e-6)
 
 
 def test_a_vector_of_one_chunk_goes_hop_by_hop() -> None:
-    network = Network.flat(4, Link(bytes_per_s=SLOW))
+    network = ClusterNetwork.flat(4, Link(bytes_per_s=SLOW))
     size = 5e4
     assert size < CHUNK
     assert sum_s(network, "chain", size) == pytest.approx(6 * size / SLOW, rel=1e-6)
@@ -100,6 +100,6 @@ def test_seven_replicas_on_two_hosts_wait_less_than_for_a_ring() -> None:
 
 
 def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no all-reduce called 'star'") as caught:
+    with pytest.raises(ConfigError, match="unknown all-reduce 'star'") as caught:
         reduction_legs(over_hosts("AB"), range(2), SIZE, "star")  # type: ignore[arg-type]
     assert "ring, direct, chain or ordered" in caught.value.remedy

@@ -6,9 +6,9 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.errors import PlanError, ScheduleError
-from sparsepipe.schedule import Plan, asynchronous, gpipe, naive, one_f_one_b, timeline, unit_times
+from sparsepipe.schedule import Plan, asynchronous, gpipe, naive, one_f_one_b
 from sparsepipe.simulate.engine import Setting, simulate
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 from tests.support.plans import plan_of
@@ -18,7 +18,7 @@ EXACT = 1e-12
 
 
 def instant(plan: Plan) -> Setting:
-    return Setting(network=Network.flat(plan.num_ranks))
+    return Setting(network=ClusterNetwork.flat(plan.num_ranks))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -57,23 +57,13 @@ def test_the_hybrid_of_the_papers_fig_4() -> None:
     assert found.busy == pytest.approx([1.0, 1.0, 1.0], rel=EXACT)
 
 
-@pytest.mark.parametrize("config", ["1", "1-1-1", "2-1", "1-2-1", "3-2", "4"])
-def test_without_messages_times_are_those_of_the_drawn_timeline(config: str) -> None:
-    plan = plan_of(config)
-    scale = [1.0, 2.5, 1.5][: plan.num_stages]
-    schedule = asynchronous(plan, 13)
-    workload = Workload.uniform(plan, scale=scale, parameter_bytes=1.0)
-    record = simulate(schedule, workload, instant(plan))
-    assert record.spans == list(timeline(schedule, unit_times(stages=scale)))
-
-
 def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None:
     plan = plan_of("1-1")
     workload = Workload.uniform(plan, output_bytes=100.0)
     link = Link(bytes_per_s=50.0, latency_s=0.5)
-    setting = Setting(network=Network.flat(2, link))
+    setting = Setting(network=ClusterNetwork.flat(2, link))
     record = simulate(naive(plan, 1), workload, setting)
-    assert [(t.cargo, t.start_s, t.end_s) for t in record.transfers] == [
+    assert [(t.kind, t.start, t.end) for t in record.transfers] == [
         ("activation", 1.0, 3.5),
         ("gradient", 6.5, 9.0),
     ]
@@ -84,7 +74,7 @@ def test_on_a_slow_link_the_minibatches_in_flight_are_the_limit() -> None:
     """Two are on their way at a time, and each is back at stage 0 after 16 s."""
     plan = plan_of("1-1")
     workload = Workload.uniform(plan, output_bytes=100.0)
-    slow = Setting(network=Network.flat(2, Link(bytes_per_s=20.0)))
+    slow = Setting(network=ClusterNetwork.flat(2, Link(bytes_per_s=20.0)))
     way_s = 1.0 + 5.0 + 3.0 + 5.0 + 2.0
     assert pace(workload, 1000, slow).minibatch_s == pytest.approx(way_s / 2, rel=1e-9)
 
@@ -100,9 +90,9 @@ def test_a_run_ends_with_its_last_action() -> None:
         StageCosts(forward_s=(1.0, 5.0), backward_s=(0.5, 0.5), output_bytes=100.0),
         StageCosts(forward_s=(0.5,), backward_s=(0.5,)),
     )
-    setting = Setting(network=Network.flat(3, Link(bytes_per_s=10.0)))
+    setting = Setting(network=ClusterNetwork.flat(3, Link(bytes_per_s=10.0)))
     record = simulate(asynchronous(plan, 2), Workload(plan=plan, stages=costs), setting)
-    came_s = [sent.end_s for sent in record.transfers if sent.cargo == "activation"]
+    came_s = [sent.end for sent in record.transfers if sent.kind == "activation"]
     assert came_s == pytest.approx([17.0, 21.0], rel=EXACT)
     assert record.end_s == pytest.approx(21.0 + 0.5 + 0.5 + 0.5, rel=EXACT)
     assert record.end_s == max(span.end for span in record.spans)
@@ -111,7 +101,7 @@ def test_a_run_ends_with_its_last_action() -> None:
 def test_a_rendezvous_holds_the_sender_until_its_message_has_come() -> None:
     plan = plan_of("1-1")
     workload = Workload.uniform(plan, output_bytes=100.0)
-    network = Network.flat(2, Link(bytes_per_s=100.0))
+    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
     schedule = naive(plan, 3)
     met = simulate(schedule, workload, Setting(network=network, sends=RENDEZVOUS))
     assert met.end_s == pytest.approx(3 * (6.0 + 2.0), rel=EXACT)
@@ -126,7 +116,9 @@ def test_data_parallelism_on_one_host(algorithm, ranks: int) -> None:
     """Computation, then 2 (m - 1) / m of the gradients at each device's own ports."""
     plan = plan_of(str(ranks))
     workload = Workload.uniform(plan, parameter_bytes=80.0)
-    setting = Setting(network=Network.flat(ranks, Link(bytes_per_s=10.0)), algorithm=algorithm)
+    setting = Setting(
+        network=ClusterNetwork.flat(ranks, Link(bytes_per_s=10.0)), algorithm=algorithm
+    )
     found = pace(workload, 40 * ranks, setting)
     round_s = 3.0 + 2 * (ranks - 1) / ranks * 80.0 / 10.0
     assert found.minibatch_s == pytest.approx(round_s / ranks, rel=1e-9)
@@ -136,7 +128,7 @@ def test_data_parallelism_on_one_host(algorithm, ranks: int) -> None:
 def test_sums_over_two_hosts_wait_for_the_link_between(algorithm, crossing: float) -> None:
     """Two ranks a host: a ring crosses once each way, parts for everyone 2 x 2 times a phase."""
     plan = plan_of("4")
-    network = Network(
+    network = ClusterNetwork(
         hosts=(0, 0, 1, 1),
         inside=(Link(bytes_per_s=1e6), Link(bytes_per_s=1e6)),
         between=Link(bytes_per_s=10.0),
@@ -157,7 +149,7 @@ def test_sums_in_buckets_overlap_with_the_backward() -> None:
         layers_parameter_bytes=(50.0, 10.0),
     )
     workload = Workload(plan=plan, stages=(costs,))
-    network = Network.flat(2, Link(bytes_per_s=100.0))
+    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
     apart = pace(workload, 40, Setting(network=network, algorithm="ring"))
     assert apart.minibatch_s == pytest.approx((3.0 + 0.6) / 2, rel=1e-9)
     at_once = pace(workload, 40, Setting(network=network, algorithm="ring", bucket_bytes=1.0))
@@ -178,7 +170,9 @@ def test_replicas_without_parameters_do_not_meet(
         layers_parameter_bytes=layers_bytes,
     )
     workload = Workload(plan=plan, stages=(costs,))
-    setting = Setting(network=Network.flat(2, Link(bytes_per_s=10.0)), bucket_bytes=bucket_bytes)
+    setting = Setting(
+        network=ClusterNetwork.flat(2, Link(bytes_per_s=10.0)), bucket_bytes=bucket_bytes
+    )
     record = simulate(asynchronous(plan, 40), workload, setting)
     ends_s = [max(span.end for span in record.spans if span.rank == rank) for rank in (0, 1)]
     assert ends_s == pytest.approx([20 * 3.0, 20 * 5.0], rel=EXACT)
@@ -192,22 +186,24 @@ def test_replicas_without_parameters_do_not_meet(
 @pytest.mark.parametrize(
     ("known", "message"),
     [
-        ({}, r"bytes are given of 0 layers, seconds of \[\]"),
-        ({"layers_parameter_bytes": (50.0, 30.0)}, "of 2 layers, seconds of"),
-        ({"layers_backward_s": ((1.0, 1.0),) * 2}, "of 0 layers, seconds of"),
+        (
+            {"layers_parameter_bytes": (50.0, 30.0)},
+            r"on 2 layers, and seconds of \[\]",
+        ),
+        ({"layers_backward_s": ((1.0, 1.0),) * 2}, "on 0 layers"),
         (
             {
                 "layers_parameter_bytes": (50.0, 10.0),
                 "layers_backward_s": ((1.0, 1.0),) * 2,
             },
-            "have 60 bytes of parameters, the stage 80",
+            "60 of 80 bytes on 2 layers",
         ),
     ],
 )
 def test_sums_in_buckets_need_the_layers(known: dict[str, object], message: str) -> None:
     costs = StageCosts(forward_s=(1.0,) * 2, backward_s=(2.0,) * 2, parameter_bytes=80.0, **known)  # type: ignore[arg-type]
     workload = Workload(plan=plan_of("2"), stages=(costs,))
-    setting = Setting(network=Network.flat(2), bucket_bytes=1.0)
+    setting = Setting(network=ClusterNetwork.flat(2), bucket_bytes=1.0)
     with pytest.raises(PlanError, match=message) as caught:
         pace(workload, 40, setting)
     assert "bucket_bytes, for sums after the backward" in caught.value.remedy
@@ -219,7 +215,9 @@ def test_a_long_run_is_predicted_to_the_last_second(config: str) -> None:
     workload = Workload.uniform(
         plan, scale=[1.0, 2.2, 1.7][: plan.num_stages], output_bytes=30.0, parameter_bytes=50.0
     )
-    setting = Setting(network=Network.flat(plan.num_ranks, Link(bytes_per_s=40.0, latency_s=0.1)))
+    setting = Setting(
+        network=ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=40.0, latency_s=0.1))
+    )
     minibatches = 1003
     foretold = pace(workload, minibatches, setting)
     exact = simulate(asynchronous(plan, minibatches), workload, setting)

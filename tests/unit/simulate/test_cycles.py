@@ -6,9 +6,9 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import MinibatchSupply
-from sparsepipe.simulate.cycles import CycleDetector, RunState, cycle_of
-from sparsepipe.simulate.flows import Events, Flows
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.cycles import CycleDetector, RunState, repetition
+from sparsepipe.simulate.flows import EventQueue, Flows
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import StageCosts
 
@@ -26,7 +26,7 @@ from sparsepipe.simulate.workload import StageCosts
     ],
 )
 def test_when_times_seem_to_repeat(ends_s: list[float], cycle: int | None) -> None:
-    assert cycle_of(ends_s) == cycle
+    assert repetition(ends_s) == cycle
 
 
 def seen(number: int, place: object, *, time_s: float, end_s: float = 0.5) -> RunState:
@@ -62,15 +62,19 @@ def test_times_that_repeat_are_no_cycle_while_something_else_changes() -> None:
 
 
 def test_what_ends_at_another_time_is_no_cycle() -> None:
-    first = seen(4, "as ever", time_s=2.0)
-    assert seen(6, "as ever", time_s=3.0).repeats(first)
-    assert not seen(6, "as ever", time_s=3.0, end_s=0.5001).repeats(first)
-    assert not seen(6, "elsewhere", time_s=3.0).repeats(first)
+    supply = MinibatchSupply(1000)
+    detector = CycleDetector(supply, 1)
+    for number in range(40):
+        if detector.needs_state(number, float(number)):
+            end_s = 0.5 + 1e-4 * min(number, 20)
+            detector.add_state(seen(number, "as ever", time_s=float(number), end_s=end_s))
+        assert detector.cycle is None or number > 20
+    assert detector.cycle is not None
 
 
 def test_the_phases_of_a_sum_are_distinguished() -> None:
     """Each to each: in both phases the same legs move, and take as long."""
-    events, network = Events(), Network.flat(2, Link(bytes_per_s=10.0))
+    events, network = EventQueue(), ClusterNetwork.flat(2, Link(bytes_per_s=10.0))
     sums = Sums(
         events,
         Flows(events, network.bytes_per_s),
@@ -79,12 +83,12 @@ def test_the_phases_of_a_sum_are_distinguished() -> None:
         range(2),
         algorithm="direct",
         bucket_bytes=None,
-        summed=lambda *_: None,
+        spans=None,
         wake=lambda _: None,
     )
     found: list[tuple[object, list[float]]] = []
     for time_s in (1.0, 5.0):
-        events.at(time_s, lambda _: found.append(sums.state(0, events.now_s)), None)
+        events.at(time_s, lambda: found.append(sums.state(0)))
     for rank in range(2):
         sums.reached(rank, 0)
     events.run()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
-from sparsepipe.simulate.flows import Events, Flow, Flows
+from sparsepipe.simulate.flows import EventQueue, Flows
 
 
 @dataclass(frozen=True)
@@ -52,50 +53,19 @@ def drawn(seed: int) -> tuple[list[Message], list[float]]:
     return messages, speeds
 
 
-@pytest.mark.parametrize("is_predicted", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_message_ends_by_its_shares(seed: int, is_predicted: bool) -> None:
-    """Whether all ends are events, or only those that are not predicted."""
+def test_each_message_ends_by_its_shares(seed: int) -> None:
     messages, speeds = drawn(seed)
-    events = Events()
+    events = EventQueue()
     flows = Flows(events, speeds)
-    told_s: dict[int, float] = {}
-    ways: list[Flow] = []
+    ends_s: dict[int, float] = {}
     for number, message in enumerate(messages):
 
         def done(number: int = number) -> None:
-            told_s[number] = events.now_s
+            ends_s[number] = events.now_s
 
-        way = flows.way(message.ports, message.num_bytes, done=done, is_predicted=is_predicted)
-        ways.append(way)
-        events.at(message.start_s, flows.start, way)
+        route = flows.route(message.ports, message.num_bytes, done=done)
+        events.at(message.start_s, partial(flows.start, route))
     events.run()
-    expected_s = plain_ends_s(messages, speeds)
-    assert [way.end_s for way in ways] == pytest.approx(expected_s, rel=1e-9)
-    assert all(ways[number].end_s == time_s for number, time_s in told_s.items())
-    if not is_predicted:
-        assert len(told_s) == len(messages)
-
-
-def test_a_message_alone_is_no_event_where_it_is_foreseen() -> None:
-    events = Events()
-    flows = Flows(events, [10.0])
-    way = flows.way((0,), 50.0, is_predicted=True)
-    flows.start(way)
-    assert (way.end_s, events.next_s) == (5.0, float("inf"))
-
-
-def test_the_receiver_is_called_when_the_arrival_changes() -> None:
-    """50 bytes alone; from 2 s on beside 10 others, which take 2 s at half the speed."""
-    events = Events()
-    flows = Flows(events, [10.0])
-    heard: list[tuple[float, float]] = []
-    way = flows.way(
-        (0,), 50.0, retimed=lambda: heard.append((events.now_s, way.end_s)), is_predicted=True
-    )
-    other = flows.way((0,), 10.0, is_predicted=True)
-    flows.start(way)
-    events.at(2.0, flows.start, other)
-    events.run()
-    assert heard == [(2.0, 8.0), (4.0, 6.0)]
-    assert (way.end_s, other.end_s) == (6.0, 4.0)
+    found_s = [ends_s[number] for number in range(len(messages))]
+    assert found_s == pytest.approx(plain_ends_s(messages, speeds), rel=1e-9)

@@ -11,7 +11,7 @@ from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.schedule import Plan, Schedule, asynchronous, gpipe, peak_predicted, peak_stashed
 from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 from tests.support.plans import plan_of
@@ -36,7 +36,7 @@ def kept(
     """On links that take a little time, so that ranks are not in step."""
     plan = schedule.plan
     workload = work(plan, parameter_bytes=parameter_bytes, stored_bytes=stored_bytes)
-    network = Network.flat(plan.num_ranks, Link(bytes_per_s=1e3, latency_s=0.1))
+    network = ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=1e3, latency_s=0.1))
     record = simulate(schedule, workload, Setting(network=network))
     return memory_over_time(record, workload, model)
 
@@ -109,7 +109,7 @@ def test_time_never_goes_back_and_everything_is_free_at_the_end() -> None:
 def test_the_peaks_of_a_long_run_are_those_of_its_simulation(schedule: str, config: str) -> None:
     """Also of replicas that have fewer microbatches than others."""
     plan = plan_of(config)
-    network = Network.flat(plan.num_ranks, Link(bytes_per_s=1e3, latency_s=0.1))
+    network = ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=1e3, latency_s=0.1))
     simulation = Simulation.of(
         work(plan, parameter_bytes=100.0, stored_bytes=7.0),
         Setting(network=network),

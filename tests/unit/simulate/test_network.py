@@ -7,7 +7,7 @@ import pytest
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.errors import HardwareError, PlanError
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from tests.support.plans import plan_on
 
 BETWEEN = Link(bytes_per_s=10.0)
@@ -39,7 +39,7 @@ def placed(*stages: str) -> Plan:
     ],
 )
 def test_devices_of_a_host_that_never_talk_need_no_link_there(plan: Plan) -> None:
-    network = Network.of(inventory(None, None), plan)
+    network = ClusterNetwork.of(inventory(None, None), plan)
     assert network.between == BETWEEN
 
 
@@ -55,17 +55,17 @@ def test_devices_of_a_host_that_never_talk_need_no_link_there(plan: Plan) -> Non
 )
 def test_devices_of_a_host_that_talk_need_its_link(plan: Plan) -> None:
     with pytest.raises(HardwareError, match="the link of host a has no bandwidth") as caught:
-        Network.of(inventory(None, INSIDE), plan)
+        ClusterNetwork.of(inventory(None, INSIDE), plan)
     assert "task=bandwidth" in caught.value.remedy
-    assert Network.of(inventory(INSIDE, INSIDE), plan).inside[0] == INSIDE
+    assert ClusterNetwork.of(inventory(INSIDE, INSIDE), plan).inside[0] == INSIDE
 
 
 def test_hosts_need_the_link_between_them() -> None:
     with pytest.raises(HardwareError, match="the link of the inventory has no bandwidth"):
-        Network.of(inventory(None, None, between=None), placed("a0", "b0"))
-    Network.of(inventory(INSIDE, between=None), placed("a0", "a1"))
+        ClusterNetwork.of(inventory(None, None, between=None), placed("a0", "b0"))
+    ClusterNetwork.of(inventory(INSIDE, between=None), placed("a0", "a1"))
 
 
 def test_a_device_must_be_of_the_inventory() -> None:
     with pytest.raises(PlanError, match=r"c/gpu/0 is on no host of the hardware \(a, b\)"):
-        Network.of(inventory(None, None), placed("a0", "c0"))
+        ClusterNetwork.of(inventory(None, None), placed("a0", "c0"))

@@ -21,9 +21,8 @@ from sparsepipe.schedule import (
     naive,
     one_f_one_b,
 )
-from sparsepipe.simulate.engine import Setting, simulate
-from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.engine import Record, Setting, simulate
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation, pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 from tests.support.plans import plan_of
@@ -47,7 +46,7 @@ def workload_of(config: str, *, vertical_sync: bool = False) -> Workload:
 
 
 def run(schedule: Schedule, workload: Workload) -> Record:
-    network = Network.flat(schedule.plan.num_ranks)
+    network = ClusterNetwork.flat(schedule.plan.num_ranks)
     return simulate(schedule, workload, Setting(network=network))
 
 
@@ -93,9 +92,7 @@ def test_updates_copy_where_real_weights_do(config: str, minibatches: int, mode:
     record = run(schedule, workload)
     for rank in range(workload.plan.num_ranks):
         took_s = [
-            span.end - span.start
-            for span in record.spans
-            if span.rank == rank and span.action.kind == "U"
+            span.end - span.start for span in record.spans if span.rank == rank and span.kind == "U"
         ]
         copied = really_copied(workload.plan, minibatches, rank, mode)
         expected_s = [UPDATE_S + COPY_S * each for each in copied]
@@ -107,19 +104,19 @@ def test_updates_copy_where_real_weights_do(config: str, minibatches: int, mode:
 def test_under_vertical_sync_the_last_stage_copies_at_each_update_too() -> None:
     workload = workload_of("1-1-1", vertical_sync=True)
     assert really_copied(workload.plan, 9, 2, "vertical_sync") == [True] * 9
-    found = pace(workload, 1000, Setting(network=Network.flat(3)))
+    found = pace(workload, 1000, Setting(network=ClusterNetwork.flat(3)))
     assert found.minibatch_s == pytest.approx(3.0 + UPDATE_S + COPY_S)
     assert found.busy == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_one_stage_alone_copies_nothing_under_vertical_sync() -> None:
-    found = pace(workload_of("2", vertical_sync=True), 100, Setting(network=Network.flat(2)))
+    found = pace(workload_of("2", vertical_sync=True), 100, Setting(network=ClusterNetwork.flat(2)))
     assert found.minibatch_s == pytest.approx((3.0 + UPDATE_S) / 2)
 
 
 def test_stages_before_the_last_are_slower_by_it_in_the_long_run() -> None:
     workload = workload_of("1-1-1")
-    found = pace(workload, 1000, Setting(network=Network.flat(3)))
+    found = pace(workload, 1000, Setting(network=ClusterNetwork.flat(3)))
     each_s = 3.0 + UPDATE_S + COPY_S
     assert found.minibatch_s == pytest.approx(each_s)
     assert found.busy == pytest.approx([1.0, 1.0, (each_s - COPY_S) / each_s])
@@ -129,8 +126,10 @@ def test_stages_before_the_last_are_slower_by_it_in_the_long_run() -> None:
 def test_other_schedules_keep_no_older_weights(schedule: str) -> None:
     """Whatever the mode: minibatches end before the next update."""
     workload = workload_of("1-1", vertical_sync=True)
-    found = Simulation.of(workload, Setting(network=Network.flat(2)), schedule=schedule).record(3)
-    updates = [span for span in found.spans if span.action.kind == "U"]
+    found = Simulation.of(
+        workload, Setting(network=ClusterNetwork.flat(2)), schedule=schedule
+    ).record(3)
+    updates = [span for span in found.spans if span.kind == "U"]
     assert [span.end - span.start for span in updates] == pytest.approx([UPDATE_S] * 6)
 
 
@@ -139,6 +138,6 @@ def test_nothing_is_copied_where_all_minibatches_end_before_an_update(make) -> N
     workload = workload_of("1-1-1")
     parts = {} if make is naive else {"microbatches": 3}
     record = run(make(workload.plan, 4, **parts), workload)
-    updates = [span for span in record.spans if span.action.kind == "U"]
+    updates = [span for span in record.spans if span.kind == "U"]
     assert len(updates) == 3 * 4
     assert all(span.end - span.start == pytest.approx(UPDATE_S) for span in updates)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.schedule import Action
-from sparsepipe.simulate.engine import Setting, run_actions
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.engine import Engine, Setting
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 from tests.support.plans import plan_of
@@ -27,7 +27,7 @@ def simulation(schedule: str, *, update_s: float, parameter_bytes: float = 0.0) 
     stages = tuple(replace(stage, update_s=update_s) for stage in made.stages)
     return Simulation(
         workload=replace(made, stages=stages).split(2),
-        setting=Setting(network=Network.flat(4)),
+        setting=Setting(network=ClusterNetwork.flat(4)),
         recipe=SCHEDULES[schedule],
         microbatches=2,
     )
@@ -60,7 +60,8 @@ def test_updates_that_take_no_time_may_be_many(keep: bool) -> None:
     """More than Python would let call one another."""
     plan = plan_of("1")
     actions = [Action("F", 0), Action("B", 0), *(Action("U", number) for number in range(5000))]
-    setting = Setting(network=Network.flat(1))
-    found = run_actions(Workload.uniform(plan), [actions], setting, keep=keep)
+    setting = Setting(network=ClusterNetwork.flat(1))
+    engine = Engine(Workload.uniform(plan), [actions], setting, keep=keep, detector=None)
+    found = engine.run()
     assert found.end_s == 3.0
     assert len(found.spans) == (5002 if keep else 0)

@@ -14,7 +14,7 @@ from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.schedule import SYNCHRONOUS
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.tasks.simulation import Contest, Outcome
@@ -29,7 +29,7 @@ def simulation(config: str, schedule: str, microbatches: int, **costs: float) ->
     plan = plan_of(config)
     made = Workload.uniform(plan)
     stages = tuple(replace(stage, **costs) for stage in made.stages)
-    network = Network.flat(plan.num_ranks, Link(bytes_per_s=100.0))
+    network = ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=100.0))
     return Simulation.of(
         replace(made, stages=stages),
         Setting(network=network, algorithm="ring"),

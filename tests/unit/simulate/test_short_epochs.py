@@ -9,7 +9,7 @@ import pytest
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import SYNCHRONOUS, asynchronous
 from sparsepipe.simulate.engine import Setting, simulate
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation, pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 from tests.support.plans import plan_of
@@ -23,7 +23,7 @@ def test_data_parallelism_of_a_few_rounds(ranks: int, rounds: float) -> None:
     """Ranks that are alike: every round takes as long, also a last one that is not full."""
     minibatches = max(1, int(rounds * ranks))
     workload = Workload.uniform(plan_of(str(ranks)), parameter_bytes=80.0)
-    setting = Setting(network=Network.flat(ranks, Link(bytes_per_s=10.0)), algorithm="ring")
+    setting = Setting(network=ClusterNetwork.flat(ranks, Link(bytes_per_s=10.0)), algorithm="ring")
     round_s = 3.0 + 2 * (ranks - 1) / ranks * 80.0 / 10.0
     found = pace(workload, minibatches, setting)
     assert found.minibatch_s == pytest.approx(round_s / ranks, rel=EXACT)
@@ -42,7 +42,7 @@ def test_sums_that_overlap(minibatches: int) -> None:
         layers_backward_s=((1.0, 1.0),) * 2,
         layers_parameter_bytes=(50.0, 10.0),
     )
-    network = Network.flat(2, Link(bytes_per_s=100.0))
+    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
     setting = Setting(network=network, algorithm="ring", bucket_bytes=1.0)
     found = pace(Workload(plan=plan_of("2"), stages=(costs,)), minibatches, setting)
     assert found.minibatch_s == pytest.approx((3.0 + 0.1) / 2, rel=EXACT)
@@ -53,7 +53,7 @@ def test_sums_that_overlap(minibatches: int) -> None:
 @pytest.mark.parametrize("minibatches", [1, 2, 3, 4, 5, 7])
 def test_pipelines_that_are_not_full_before_they_drain(scale, minibatches: int) -> None:
     plan = plan_of("1-1-1-1")
-    workload, setting = Workload.uniform(plan, scale=scale), Setting(network=Network.flat(4))
+    workload, setting = Workload.uniform(plan, scale=scale), Setting(network=ClusterNetwork.flat(4))
     found = pace(workload, minibatches, setting)
     assert found.minibatch_s == pytest.approx(3.0 * max(scale), rel=EXACT)
     assert found.busy == pytest.approx([each / max(scale) for each in scale], rel=EXACT)
@@ -66,7 +66,7 @@ def test_flushed_pipelines_of_one_minibatch(schedule: str) -> None:
     """T microbatches of 3 / T s in K stages: (T + K - 1) 3 / T."""
     simulation = Simulation.of(
         Workload.uniform(plan_of("1-1")),
-        Setting(network=Network.flat(2)),
+        Setting(network=ClusterNetwork.flat(2)),
         schedule=schedule,
         microbatches=6,
     )
@@ -81,7 +81,7 @@ def test_where_no_cycle_is_found() -> None:
     workload = Workload.uniform(
         plan, scale=[7.0, 18.0, 11.0], output_bytes=1.0, parameter_bytes=1.0
     )
-    setting = Setting(network=Network.flat(plan.num_ranks, Link(bytes_per_s=10.0)))
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=10.0)))
     whole = [simulate(asynchronous(plan, n), workload, setting) for n in (807, 1500)]
     exact_s = (whole[1].end_s - whole[0].end_s) / 693
     busy_s = zip(*(run.busy_s for run in whole), strict=True)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sparsepipe.simulate.lanes import lanes
-
 DOCS = Path(__file__).parents[3] / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "draw_simulations.py"))
 PAGE = (DOCS / "simulate.md").read_text()
@@ -26,8 +24,8 @@ def test_the_picture_of_the_page_is_what_is_drawn(name: str, tmp_path: Path) -> 
 
 
 def starts(name: str, lane: str) -> dict[str, tuple[float, float]]:
-    rows = dict(lanes(SCRIPT["record_of"](SCRIPT["DRAWINGS"][name])))[lane]
-    return {f"{kind}{number}": (start, end) for kind, number, _, start, end in rows}
+    rows = dict(SCRIPT["lanes_of"](SCRIPT["DRAWINGS"][name]))[lane]
+    return {row.label: (row.start, row.end) for row in rows}
 
 
 def test_the_papers_fig_3() -> None:
@@ -47,5 +45,5 @@ def test_the_statements_of_the_page_on_fig_3() -> None:
 
 def test_two_activations_at_once_take_twice_as_long() -> None:
     record = SCRIPT["record_of"](SCRIPT["DRAWINGS"]["hybrid"])
-    first = [t for t in record.transfers if t.cargo == "activation" and t.number in (0, 1)]
-    assert [t.end_s - t.start_s for t in first] == pytest.approx([0.4, 0.4])
+    first = [t for t in record.transfers if t.kind == "activation" and t.number in (0, 1)]
+    assert [t.end - t.start for t in first] == pytest.approx([0.4, 0.4])

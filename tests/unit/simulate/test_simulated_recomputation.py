@@ -14,7 +14,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 
@@ -94,7 +94,7 @@ def test_no_device_keeps_what_only_all_of_its_stage_keep_together() -> None:
 def test_a_device_keeps_what_the_choice_of_layers_counts(
     schedule: str, in_flight: tuple[int, int]
 ) -> None:
-    setting = Setting(network=Network.flat(3, Link(bytes_per_s=1e9)))
+    setting = Setting(network=ClusterNetwork.flat(3, Link(bytes_per_s=1e9)))
     whole = workload(((range(2),), (range(2, 4),)))
     simulation = Simulation.of(whole, setting, schedule=schedule, microbatches=PARTS)
     share = 2 / PARTS  # of two batches, a part

@@ -13,7 +13,7 @@ from sparsepipe.errors import ConfigError, PlanError, ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import SYNCHRONOUS, WARMUPS
 from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import MICROBATCHES, SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies.pipeline.synchronous import SynchronousSettings
@@ -30,7 +30,7 @@ def test_a_long_run_ends_as_in_a_whole_simulation(
     workload = Workload.uniform(
         plan, scale=[1.0, 2.2, 1.7][: plan.num_stages], output_bytes=30.0, parameter_bytes=50.0
     )
-    network = Network.flat(plan.num_ranks, Link(bytes_per_s=60.0, latency_s=0.1))
+    network = ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=60.0, latency_s=0.1))
     simulation = Simulation.of(workload, Setting(network=network), schedule=schedule)
     found, whole = simulation.pace(minibatches), simulation.record(minibatches)
     assert found.minibatches == whole.minibatches == minibatches
@@ -49,7 +49,7 @@ def test_a_long_run_ends_as_in_a_whole_simulation(
 
 def test_microbatches_take_their_share() -> None:
     plan = plan_of("1-1")
-    setting = Setting(network=Network.flat(2))
+    setting = Setting(network=ClusterNetwork.flat(2))
     parts = Simulation.of(Workload.uniform(plan), setting, schedule="gpipe", microbatches=6)
     # A minibatch takes 3 s a stage: (6 + 2 - 1) / 6 of that.
     assert parts.pace(100).minibatch_s == pytest.approx(3.5)
@@ -76,7 +76,7 @@ def test_time_that_a_microbatch_spends_on_messages(
     def minibatch_s(parts: int) -> float:
         made = Simulation.of(
             Workload.uniform(plan, scale=[parts] * stages, output_bytes=1.0),
-            Setting(network=Network.flat(stages, link)),
+            Setting(network=ClusterNetwork.flat(stages, link)),
             schedule=schedule,
             microbatches=parts,
         )
@@ -97,8 +97,16 @@ def test_time_that_a_microbatch_spends_on_messages(
     ("settings", "message", "remedy"),
     [
         ({"schedule": "gpip"}, "no schedule 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
-        ({"microbatches": 4}, "asynchronous has no microbatches", "gpipe, 1f1b or eager_1f1b"),
-        ({"schedule": "naive", "microbatches": 1}, "naive has no microbatches", "leave"),
+        (
+            {"microbatches": 4},
+            "=4 with the schedule async",
+            "gpipe, 1f1b or eager_1f1b",
+        ),
+        (
+            {"schedule": "naive", "microbatches": 1},
+            "=1 with the schedule naive",
+            "leave",
+        ),
         (
             {"schedule": "gpipe", "microbatches": 0},
             "microbatches=0 is no number of parts",
@@ -109,7 +117,7 @@ def test_time_that_a_microbatch_spends_on_messages(
 def test_impossible_settings_are_refused(
     settings: dict[str, object], message: str, remedy: str
 ) -> None:
-    setting = Setting(network=Network.flat(2))
+    setting = Setting(network=ClusterNetwork.flat(2))
     with pytest.raises(ConfigError, match=message) as caught:
         Simulation.of(Workload.uniform(plan_of("1-1")), setting, **settings)  # type: ignore[arg-type]
     assert remedy in caught.value.remedy
@@ -133,7 +141,7 @@ def test_a_device_without_microbatches_is_refused_as_in_training(
     )
     with pytest.raises(ConfigError, match=f"fewer than the 5 devices of stage {stage}") as trained:
         training.check(plan)
-    setting = Setting(network=Network.flat(plan.num_ranks))
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
     with pytest.raises(ConfigError) as simulated:
         Simulation.of(Workload.uniform(plan), setting, schedule=schedule)
     assert str(simulated.value) == str(trained.value)
@@ -142,7 +150,7 @@ def test_a_device_without_microbatches_is_refused_as_in_training(
 
 
 def test_sums_in_parts_do_not_suit_microbatches() -> None:
-    setting = Setting(network=Network.flat(3), bucket_bytes=1.0)
+    setting = Setting(network=ClusterNetwork.flat(3), bucket_bytes=1.0)
     with pytest.raises(ConfigError, match="do not suit the schedule 1f1b"):
         Simulation.of(Workload.uniform(plan_of("2-1")), setting, schedule="1f1b")
 

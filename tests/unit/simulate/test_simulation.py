@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import asynchronous
-from sparsepipe.simulate.engine import Setting, run_actions, simulate
-from sparsepipe.simulate.network import AS_IN_TRAINING, Network, Sends
-from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.simulation import SCHEDULES, Simulation, pace
+from sparsepipe.simulate.engine import Record, Setting, simulate
+from sparsepipe.simulate.network import AS_IN_TRAINING, ClusterNetwork, Sends
+from sparsepipe.simulate.simulation import pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 from tests.support.plans import plan_of
 from tests.support.sending import FREELY
@@ -30,7 +28,6 @@ SENDS = (
 )
 BUCKETS = (None, None, 1.0, 40.0)
 SEEDS = range(32)
-EXACT = 1e-12
 
 
 def drawn_costs(draw: random.Random, replicas: int, *, alone: bool) -> StageCosts:
@@ -64,7 +61,7 @@ def drawn(seed: int) -> tuple[Workload, Setting]:
     replicas = [draw.choice([1, 1, 2, 3]) for _ in range(draw.randint(1, 4))]
     plan = plan_of("-".join(map(str, replicas)))
     inside = Link(bytes_per_s=200.0)
-    network = Network(
+    network = ClusterNetwork(
         hosts=tuple(draw.choice([0, 1, 2]) for _ in range(plan.num_ranks)),
         inside=(inside,) * 3,
         between=Link(bytes_per_s=draw.choice([30.0, 90.0]), latency_s=draw.choice([0.0, 0.05])),
@@ -104,38 +101,6 @@ def busy_between(record: Record, from_s: float, to_s: float) -> list[float]:
     for span in record.spans:
         busy_s[span.rank] += max(0.0, min(span.end, to_s) - max(span.start, from_s))
     return [each_s / (to_s - from_s) for each_s in busy_s]
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("seed", range(100, 112))
-def test_ranks_that_look_ahead_do_all_at_the_same_times(schedule: str, seed: int) -> None:
-    """Where messages share links, or do not, and wait for room at the receiver, or do not, as in a
-    run in which each message is an event."""
-    workload, drawn_setting = drawn(seed)
-    sends = (FREELY, AS_IN_TRAINING, Sends(inbox=2))[seed % 3]
-    setting = replace(drawn_setting, sends=sends, bucket_bytes=None)
-    simulation = Simulation.of(workload, setting, schedule=schedule)
-    plan, minibatches = workload.plan, 30 + seed % 7
-    actions = [simulation.order(rank, minibatches) for rank in range(plan.num_ranks)]
-    ahead = run_actions(simulation.workload, actions, setting, keep=False)
-    events = simulation.record(minibatches)
-    assert ahead.returns_s == pytest.approx(events.returns_s, rel=EXACT)
-    assert ahead.busy_s == pytest.approx(events.busy_s, rel=EXACT)
-    assert ahead.end_s == pytest.approx(events.end_s, rel=EXACT)
-
-
-def test_a_message_that_is_counted_on_may_come_later() -> None:
-    """Rank 2 counts on 11 s until another message shares its link at 5 s, then on 17 s."""
-    plan = plan_of("2-1")
-    costs = (
-        StageCosts(forward_s=(1.0, 5.0), backward_s=(0.5, 0.5), output_bytes=100.0),
-        StageCosts(forward_s=(0.5,), backward_s=(0.5,)),
-    )
-    setting = Setting(network=Network.flat(3, Link(bytes_per_s=10.0)))
-    actions = asynchronous(plan, 2).actions
-    found = run_actions(Workload(plan=plan, stages=costs), actions, setting, keep=False)
-    assert found.returns_s == pytest.approx([17.0 + 1.5, 21.0 + 1.5], rel=EXACT)
-    assert found.end_s == pytest.approx(22.5, rel=EXACT)
 
 
 def test_the_draws_cover_what_they_should() -> None:

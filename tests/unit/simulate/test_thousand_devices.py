@@ -9,10 +9,10 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.plots.timeline import lanes, some_ranks
 from sparsepipe.simulate.engine import Setting
-from sparsepipe.simulate.lanes import lanes, some_ranks
 from sparsepipe.simulate.memory import long_run_peaks_bytes
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation, pace
 from sparsepipe.simulate.workload import Workload
 from tests.support.plans import plan_of
@@ -24,7 +24,7 @@ EXACT = 1e-12
 def test_data_parallelism_over_128_hosts() -> None:
     """Computation, then a ring that crosses each host's link once each way; ten rounds of it."""
     inside = Link(bytes_per_s=1e6)
-    network = Network(
+    network = ClusterNetwork(
         hosts=tuple(rank // 8 for rank in range(RANKS)),
         inside=(inside,) * 128,
         between=Link(bytes_per_s=10.0, latency_s=0.001),
@@ -41,7 +41,7 @@ def test_data_parallelism_over_128_hosts() -> None:
 def test_a_pipeline_of_64_replicas_in_each_stage() -> None:
     """All are busy; a minibatch goes through 16 stages and back, and 64 come every 3 seconds."""
     plan = plan_of("-".join(["64"] * 16))
-    setting = Setting(network=Network.flat(RANKS))
+    setting = Setting(network=ClusterNetwork.flat(RANKS))
     found = pace(Workload.uniform(plan), MINIBATCHES, setting)
     assert found.minibatch_s == pytest.approx(3.0 / 64, rel=EXACT)
     assert found.busy == pytest.approx([1.0] * RANKS, rel=EXACT)
@@ -55,7 +55,7 @@ def test_peaks_of_memory_are_the_partitioners() -> None:
     model = MemoryModel()
     workload = Workload.uniform(plan, parameter_bytes=10.0)
     found = long_run_peaks_bytes(
-        Simulation.of(workload, Setting(network=Network.flat(RANKS))), model
+        Simulation.of(workload, Setting(network=ClusterNetwork.flat(RANKS))), model
     )
     for stage in (0, 1, 40, 63, 64, 65):
         expected = model.stage_bytes(
@@ -77,7 +77,9 @@ def test_peaks_of_memory_are_the_partitioners() -> None:
 def test_some_ranks_are_drawn_for_all(replicas: list[int], seen: list[int]) -> None:
     plan = plan_of("-".join(map(str, replicas)))
     assert some_ranks(plan, 8) == seen
-    setting = Setting(network=Network.flat(plan.num_ranks))
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
     record = Simulation.of(Workload.uniform(plan), setting).record(2)
-    drawn = lanes(record, ranks=seen, names=[str(rank) for rank in range(plan.num_ranks)])
+    drawn = lanes(
+        plan, record.all_spans, ranks=seen, names=[str(rank) for rank in range(plan.num_ranks)]
+    )
     assert [name for name, _ in drawn] == [str(rank) for rank in seen]

@@ -11,10 +11,9 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory.model import MemoryModel
-from sparsepipe.simulate.engine import Setting
+from sparsepipe.simulate.engine import Record, Setting
 from sparsepipe.simulate.memory import memory_over_time
-from sparsepipe.simulate.network import Network, Sends
-from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.network import ClusterNetwork, Sends
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.simulate.workload import StageCosts, Workload
@@ -32,13 +31,15 @@ def recorded(config: str, schedule: str, sends: Sends, *, bytes_per_s: float = 9
         output_bytes=30.0,
         parameter_bytes=50.0,
     )
-    network = Network.flat(plan.num_ranks, Link(bytes_per_s=bytes_per_s, latency_s=0.05))
+    network = ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=bytes_per_s, latency_s=0.05))
     setting = Setting(network=network, sends=sends)
     return Simulation.of(workload, setting, schedule=schedule).record(9)
 
 
 def events(record: Record) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(trace_text(record))["traceEvents"]
+    found: list[dict[str, Any]] = json.loads(trace_text(record.plan, record.all_spans))[
+        "traceEvents"
+    ]
     return found
 
 
@@ -83,9 +84,9 @@ def test_every_receive_follows_its_send(config: str, schedule: str, sends: Sends
     begins = {e["id"]: e for e in found if e["ph"] == "s"}
     ends = {e["id"]: e for e in found if e["ph"] == "f"}
     plan = record.plan
-    parts = sum(span.action.kind != "U" for span in record.spans)
+    parts = sum(span.kind != "U" for span in record.spans)
     first_and_last = sum(
-        (span.action.kind, plan.stage_of(span.rank)) in (("F", 0), ("B", plan.num_stages - 1))
+        (span.kind, plan.stage_of(span.rank)) in (("F", 0), ("B", plan.num_stages - 1))
         for span in record.spans
     )
     assert len(begins) == len(ends) == parts - first_and_last
@@ -131,7 +132,7 @@ def test_sums_in_parts_follow_one_another_while_the_backward_runs() -> None:
         layers_backward_s=((1.0, 1.0), (1.0, 1.0)),
         layers_parameter_bytes=(50.0, 10.0),
     )
-    network = Network.flat(2, Link(bytes_per_s=100.0))
+    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
     setting = Setting(network=network, algorithm="ring", bucket_bytes=1.0)
     record = Simulation.of(Workload(plan=plan_of("2"), stages=(costs,)), setting).record(4)
     sums = [e for e in events(record) if e.get("cat") == "all-reduce"]
@@ -144,9 +145,9 @@ def test_sums_in_parts_follow_one_another_while_the_backward_runs() -> None:
 def test_names_and_the_memory_of_ranks() -> None:
     plan = plan_of("1-1")
     workload = Workload.uniform(plan, parameter_bytes=2.0**20)
-    record = Simulation.of(workload, Setting(network=Network.flat(2))).record(3)
+    record = Simulation.of(workload, Setting(network=ClusterNetwork.flat(2))).record(3)
     levels = memory_over_time(record, workload, MemoryModel(optimizer=0.0, gradients=0.0))
-    value = json.loads(trace_text(record, memory=levels))
+    value = json.loads(trace_text(plan, record.all_spans, memory=levels))
     assert value["otherData"]["kind"] == "simulated"
     names = {
         (e["pid"], e["tid"]): e["args"]["name"]

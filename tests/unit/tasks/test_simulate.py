@@ -237,7 +237,7 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
         (
             (*BY_HAND, "task.microbatches=4"),
             ConfigError,
-            "asynchronous has no microbatches",
+            "with the schedule async",
             "gpipe",
         ),
         (

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsepipe.schedule import Action, Plan, Schedule, gpipe, one_f_one_b, timeline, unit_times
-from sparsepipe.schedule.timeline import bubbles, idle_shares
+from sparsepipe.callbacks.timing import bubbles, idle_shares
+from sparsepipe.schedule import Action, Plan, Schedule, gpipe, one_f_one_b
+from tests.support.timelines import timeline
 
 
 def straight(stages: int) -> Plan:
@@ -16,9 +17,9 @@ def straight(stages: int) -> Plan:
 
 def busy(schedule: Schedule, stages: list[float] | None = None) -> list[list[tuple[float, float]]]:
     """Forwards and backwards of each rank; the backward takes twice as long."""
-    spans = timeline(schedule, unit_times(update=5.0, stages=stages))
+    spans = timeline(schedule, update=5.0, stages=stages)
     return [
-        [(span.start, span.end) for span in spans if span.rank == rank and span.action.kind != "U"]
+        [(span.start, span.end) for span in spans if span.rank == rank and span.kind != "U"]
         for rank in range(schedule.plan.num_ranks)
     ]
 

@@ -1,0 +1,171 @@
+"""Timelines of a run's pipeline: by its schedule, and as it was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparsepipe.cluster.places import device_name
+from sparsepipe.config.schema import Synchronous
+from sparsepipe.partition.explanation import rank_times
+from sparsepipe.plots import style
+from sparsepipe.plots.timeline import lanes, timelines_figure
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan, Span, asynchronous, synchronous_by_name
+from sparsepipe.schedule.spans import rank_title
+from sparsepipe.simulate.engine import Setting, simulate
+from sparsepipe.simulate.network import ClusterNetwork
+from sparsepipe.simulate.workload import StageCosts, Workload
+
+_MOST_RANKS = 16  # more are too many for a picture
+_WIDTH_IN = 18.0  # of the bars
+_BACKWARD_TIME = 2.0  # times as long as the forward
+_MINIBATCHES = 2  # of a synchronous schedule: one, and that it is repeated
+
+
+def draw_schedule(
+    directory: RunDir,
+    synchronous: Synchronous | None = None,
+    *,
+    slowdowns: Mapping[str, float] | None = None,
+) -> None:
+    """``timeline.png`` of a pipeline's first minibatches; nothing of one device, or of too many.
+
+    Ranks take the times that the plan's search expected of their devices. Without a search stages
+    are as long as one another at a device's full speed, and the backward is twice the forward.
+    Messages take no time. Nothing of it is measured.
+
+    Args:
+        directory: of the run, with its plan.
+        synchronous: its schedule; None: the asynchronous one.
+        slowdowns: how many times slower devices are made, by their names in plan files.
+    """
+    if not directory.plan.exists():
+        return
+    plan = Plan.load(directory.plan)
+    if not 1 < plan.without_grids.num_ranks <= _MOST_RANKS:
+        return
+    workload = Workload.expected(plan)
+    searched, times_text = workload is not None, "times as its search expected"
+    if workload is None:
+        slower = slowdowns or {}
+        workload = _stages_alike(plan, slower)
+        unlike = any(factor != 1 for factor in slower.values())
+        times_text = f"all stages alike{' on devices of unlike speed' if unlike else ''}"
+    plan = workload.plan
+    unit = "minibatch" if synchronous is None else "microbatch"
+    if synchronous is not None and searched:
+        workload = workload.split(synchronous.microbatches, batches=plan.replicas(0))
+    count = 3 * plan.num_ranks + 2 if synchronous is None else _MINIBATCHES
+    names = [rank_name(plan, rank) for rank in range(plan.num_ranks)]
+    figure = timelines_figure(
+        {
+            f"{_title(plan, synchronous)}, {times_text}": lanes(
+                plan, _first_spans(workload, synchronous, count), names=names
+            )
+        },
+        unit=1e-3 if searched else 1.0,
+        unit_name="milliseconds" if searched else f"time (forward of one {unit} = 1)",
+        max_width_in=_WIDTH_IN,
+    )
+    style.save_png(figure, directory.path / "timeline.png")
+
+
+def draw_measured(
+    directory: RunDir, spans: Sequence[Span], synchronous: Synchronous | None = None
+) -> None:
+    """``timeline_measured.png``: what ranks did, and where a search expected times, below it the
+    same minibatches by these, at one scale.
+
+    Args:
+        directory: of the run, with its plan.
+        spans: what ranks did, in order, seconds from 0.
+        synchronous: its schedule; None: the asynchronous one.
+    """
+    plan = Plan.load(directory.plan)
+    if plan.num_ranks > _MOST_RANKS:
+        return
+    names = [rank_name(plan, rank) for rank in range(plan.num_ranks)]
+    shown = [span for span in spans if span.kind != "waits"]  # waits are the rest of the time
+    panels = {f"{_title(plan, synchronous)}, measured": lanes(plan, shown, names=names)}
+    workload = None if plan.has_grids else Workload.expected(plan)
+    if workload is not None:
+        last = plan.num_stages - 1  # earlier stages are ahead of it
+        forwards = [span for span in spans if span.kind == "F"]
+        numbers = {s.number for s in forwards if s.number is not None
+                   and plan.stage_of(s.rank) == last}  # fmt: skip
+        expected = _expected_spans(workload, synchronous, first=min(numbers), count=len(numbers))
+        loads = any(each.get("load") for each in rank_times(plan))
+        note = ", loading as part of forwards" if loads else ""
+        panels[f"Expected by the plan's search{note}"] = lanes(plan, expected, names=names)
+    figure = timelines_figure(panels, unit=1e-3, unit_name="milliseconds", max_width_in=_WIDTH_IN)
+    style.save_png(figure, directory.path / "timeline_measured.png")
+
+
+def rank_name(plan: Plan, rank: int) -> str:
+    """A rank's stage, replica and device; the device by its model, where no other has that."""
+    devices = [device for stage in plan.stages for device in stage.devices]
+    models = list(map(device_name, devices))
+    alone = models.count(models[rank]) == 1
+    return f"{rank_title(plan, rank)}: {models[rank] if alone else devices[rank]}"
+
+
+def _title(plan: Plan, synchronous: Synchronous | None) -> str:
+    kind = "Asynchronous" if synchronous is None else f"Synchronous ({synchronous.schedule})"
+    return f"{kind} pipeline {plan.config}"
+
+
+def _first_spans(
+    workload: Workload, synchronous: Synchronous | None, minibatches: int
+) -> list[Span]:
+    plan = workload.plan
+    if synchronous is None:
+        schedule = asynchronous(plan, minibatches)
+    else:
+        parts, name = synchronous.microbatches, synchronous.schedule
+        schedule = synchronous_by_name(name, plan, minibatches, microbatches=parts)
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
+    return simulate(schedule, workload, setting).spans
+
+
+def _expected_spans(
+    workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
+) -> list[Span]:
+    """Some minibatches of a pipeline that is full, numbered from ``first``; seconds from 0."""
+    plan = workload.plan
+    before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
+    end = before + count
+    if synchronous is None:
+        made = _first_spans(workload, None, end + before)
+    else:
+        split = workload.split(synchronous.microbatches, batches=plan.replicas(0))
+        made = _first_spans(split, synchronous, end)
+
+    def number(span: Span) -> int:  # of an update, the first minibatch of its round
+        assert span.number is not None
+        rounds = synchronous is None and span.kind == "U"
+        return span.number * (plan.replicas(plan.stage_of(span.rank)) if rounds else 1)
+
+    kept = [(number(span), span) for span in made if before <= number(span) < end]
+    begin = min(span.start for _, span in kept)
+    return [
+        replace(span, number=place - before + first, start=span.start - begin, end=span.end - begin)
+        for place, span in kept
+    ]
+
+
+def _stages_alike(plan: Plan, slowdowns: Mapping[str, float]) -> Workload:
+    """Stages that are as long as one another at a device's full speed, a grid by its first rank."""
+    devices = [device for stage in plan.stages for device in stage.devices]
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        ranks = plan.ranks_of(number) if stage.grid is None else plan.ranks_of(number)[:1]
+        factors = [slowdowns.get(devices[rank], 1.0) for rank in ranks]
+        costs = StageCosts(
+            forward_s=tuple(factors),
+            backward_s=tuple(_BACKWARD_TIME * factor for factor in factors),
+            parameter_bytes=1.0,  # replicas with something to sum meet at their updates
+        )
+        stages.append(costs)
+    return Workload(plan=plan.without_grids, stages=tuple(stages))
