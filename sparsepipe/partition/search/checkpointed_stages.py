@@ -40,7 +40,6 @@ class LayerTables:
         self.problem, self.synchronous = problem, problem.synchronous
         self.chain = cache(self._chain)
         self.choices = cache(lambda kinds: SpanChoices(self.chain(kinds)))
-        self.weights_II = cache(self._weights_II)
         self.named = cache(self._named)
         self.sums = cache(self._sums)
 
@@ -64,16 +63,6 @@ class LayerTables:
             [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
         )
 
-    def _weights_II(self, kinds: tuple[int, ...]) -> Floats:
-        """Bytes of parameters of each stage."""
-        rows = []
-        for kind in kinds:
-            layers = self.problem.profiles[kind].layers
-            sums_I = np.cumsum([0.0, *(layer.parameter_bytes for layer in layers)])
-            rows.append(sums_I[None, :] - sums_I[:, None])
-        most_II: Floats = np.max(rows, axis=0)
-        return most_II
-
     def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
         """Bytes by places for a batch: those that backwards need, and those of parameters.
 
@@ -92,43 +81,32 @@ class LayerTables:
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
         """Bytes that stages keep, most bytes inside a span, and seconds, of the layers that the
         setting names; seconds are infinite where a named stage has a layer that is named as well.
+
+        Stages from each first layer are made longer layer by layer.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
-        every = self.synchronous.spans(places - 1)
+        spans = self.synchronous.spans(places - 1)
+        named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
         kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
         for first in range(places - 1):
-            rows = _grown(chain, every, first, whole=whole)
-            kept_II[first, first + 1 :], inside_II[first, first + 1 :] = rows[0], rows[1]
-            seconds_II[first, first + 1 :] = rows[2]
+            kept = inside = most_inside = time_s = 0.0
+            before = True  # whether the layer before is recomputed; the first one's is not here
+            for number, layer in enumerate(chain.layers[first:], first):
+                again = whole or number in named
+                if again and (number == first or (number in starts and not whole)):
+                    kept += chain.border_bytes(number, before)
+                    inside = max(0.0, layer.begin_bytes - chain.border_bytes(number, True))
+                if again:
+                    inside += layer.saved_bytes
+                    most_inside = max(most_inside, inside)
+                    time_s += np.inf if whole and number in named else layer.forward_s
+                else:
+                    kept += layer.saved_bytes + before * layer.begin_bytes
+                before = again
+                place = first, number + 1
+                kept_II[place] = kept + (layer.output_bytes if again else layer.end_bytes)
+                inside_II[place], seconds_II[place] = most_inside, time_s
         return kept_II, inside_II, seconds_II
-
-
-def _grown(
-    chain: StageCost, spans: Sequence[range], first: int, *, whole: bool
-) -> tuple[list[float], list[float], list[float]]:
-    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer,
-    each with a layer more than the one before it.
-    """
-    named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
-    kept, inside, seconds = [], [], []
-    total = own_inside = most_inside = time_s = 0.0
-    before = True  # whether the layer before is recomputed; the first one's is not here
-    for number, layer in enumerate(chain.layers[first:], first):
-        again = whole or number in named
-        if again and (number == first or (number in starts and not whole)):
-            total += chain.border_bytes(number, before)
-            own_inside = max(0.0, layer.begin_bytes - chain.border_bytes(number, True))
-        if again:
-            own_inside += layer.saved_bytes
-            most_inside = max(most_inside, own_inside)
-            time_s += np.inf if whole and number in named else layer.forward_s
-        else:
-            total += layer.saved_bytes + before * layer.begin_bytes
-        before = again
-        kept.append(total + (layer.output_bytes if again else layer.end_bytes))
-        inside.append(most_inside)
-        seconds.append(time_s)
-    return kept, inside, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +233,8 @@ class RecomputationCosts:
 
     def _room_II(self, own: StageClass) -> Floats:
         """Bytes that a device of each stage has for what backwards need."""
-        weights_II = self.tables.weights_II(own.kinds)
+        weights_I = self.tables.sums(own.kinds)[2]
+        weights_II = weights_I[None, :] - weights_I[:, None]
         if self._memory is None:
             return np.full(weights_II.shape, np.inf)
         beside_II = self._memory.beside_bytes(weights_II, replicas=own.replicas)
@@ -278,16 +257,13 @@ def recomputation_of(
     runs = RecomputationCosts(LayerTables(problem), problem.memory)
     each = zip(runs.classes_of(plan), plan, strict=True)
     stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
-    if spans is None and problem.synchronous.is_automatic:
-        return cheapest_of(stages, problem.memory)
-    return counted(stages, problem.memory, _named(plan, problem) if spans is None else spans)
-
-
-def _named(plan: Sequence[Choice], problem: Problem) -> StageSpans:
-    assert problem.synchronous is not None
-    made = Plan.of(
-        config="-".join(str(sum(stage.counts)) for stage in plan),
-        cuts=[stage.first for stage in plan[1:]],
-        num_layers=plan[-1].end,
-    )
-    return recomputed_spans(problem.synchronous.setting, made)
+    if spans is None:
+        if problem.synchronous.is_automatic:
+            return cheapest_of(stages, problem.memory)
+        made = Plan.of(
+            config="-".join(str(sum(stage.counts)) for stage in plan),
+            cuts=[stage.first for stage in plan[1:]],
+            num_layers=plan[-1].end,
+        )
+        spans = recomputed_spans(problem.synchronous.setting, made)
+    return counted(stages, problem.memory, spans)

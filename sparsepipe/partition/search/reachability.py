@@ -221,35 +221,16 @@ def best_of_ties(
     costs: Costs, windows: ChainReachability | PairReachability, bottleneck_s: float
 ) -> list[Choice]:
     """The best of the plans with a bottleneck that some plan reaches."""
-    bound_s = bottleneck_s * (1 + EQUAL)
-    levels = _live(costs, windows, bound_s, _fewest(costs, windows, bound_s))
-    rest = _Rest(costs, levels, bound_s)
-    return rest.plan()
-
-
-def _fewest(
-    costs: Costs, windows: ChainReachability | PairReachability, bound_s: float
-) -> list[Bools]:
-    """Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole.
-
-    A plan of fewest stages passes only such places: a shorter way to one of them would make the
-    whole plan shorter.
-    """
-    lattice = costs.lattice
+    bound_s, lattice = bottleneck_s * (1 + EQUAL), costs.lattice
+    # Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole: a plan of
+    # fewest stages passes only such places, since a shorter way to one would make it shorter.
     begin_VI = np.zeros((len(lattice.nodes), costs.spans.num_layers + 1), dtype=np.bool_)
     begin_VI[0, 0] = True
     levels, before_VI = [begin_VI], begin_VI.copy()
     while not levels[-1][lattice.last, -1].any():
         levels.append(windows.following(bound_s, levels[-1]) & ~before_VI)
         before_VI |= levels[-1]
-    return levels
-
-
-def _live(
-    costs: Costs, windows: ChainReachability | PairReachability, bound_s: float, levels: list[Bools]
-) -> list[Bools]:
-    """The reached places from which a plan of this number of stages can be completed."""
-    lattice = costs.lattice
+    # Of these the places from which a plan of this number of stages can be completed.
     targets_VI = np.zeros_like(levels[-1])
     targets_VI[lattice.last, -1] = levels[-1][lattice.last, -1]
     live = [targets_VI]
@@ -259,10 +240,10 @@ def _live(
             begins_EI = windows.depart(int(node), bound_s, live[0][node])
             before_VI[lattice.ways[node].sources_E] |= begins_EI
         live.insert(0, before_VI & reached_VI)
-    return live
+    return _Remainder(costs, live, bound_s).plan()
 
 
-class _Rest:
+class _Remainder:
     """The cost of the best remaining stages from each place of each node."""
 
     def __init__(self, costs: Costs, levels: list[Bools], bound_s: float) -> None:
@@ -273,10 +254,10 @@ class _Rest:
         self._worst_VI[levels[-1]] = self._second_VI[levels[-1]] = 0.0
         for before_VI, after_VI in reversed(list(pairwise(levels))):
             for node in np.flatnonzero(after_VI.any(axis=1)):
-                self._meet(int(node), before_VI, np.flatnonzero(after_VI[node]))
+                self._continue_to(int(node), before_VI, np.flatnonzero(after_VI[node]))
 
-    def _meet(self, node: int, before_VI: Bools, ends_J: Ints) -> None:
-        """Costs of the remaining stages where a plan goes on with a stage to places of a node."""
+    def _continue_to(self, node: int, before_VI: Bools, ends_J: Ints) -> None:
+        """Sets costs of the remaining stages for plans that continue with a stage to a node."""
         sources_E = self._costs.lattice.ways[node].sources_E
         ways_P, begins_P = np.nonzero(before_VI[sources_E])
         worst_J, second_J = self._worst_VI[node, ends_J], self._second_VI[node, ends_J]

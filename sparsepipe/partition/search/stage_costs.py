@@ -58,34 +58,13 @@ class Costs:
     by_windows = True
 
     def __init__(
-        self,
-        spans: Spans,
-        lattice: Lattice,
-        model: CostModel,
-        memory: MemoryModel | None,
+        self, spans: Spans, lattice: Lattice, model: CostModel, memory: MemoryModel | None
     ) -> None:
         self.spans, self.lattice, self.model, self.memory = spans, lattice, model, memory
         self._ends = np.cumsum([len(ways.sources_E) for ways in lattice.ways])[:-1]
-        self._set_stages()
-        self._set_rates()
-        self.num_rooms = 0
-        self.rooms_E: list[Ints] = []
-        if memory is not None:
-            self._stored = spans.stored_between()
-            self._set_rooms(memory)
-
-    def _all(self, name: str) -> NDArray[np.float64]:
-        rows: NDArray[np.float64] = np.concatenate([getattr(w, name) for w in self.lattice.ways])
-        return rows
-
-    def _split(self, numbers: Ints) -> list[Ints]:
-        return np.split(numbers, self._ends)
-
-    def _set_stages(self) -> None:
-        present_EK = self._all("counts_EK") > 0
-        figures = [self._all("replicas_E"), self._all("sync_E"), *present_EK.T]
-        stages, numbers = distinct(figures)
-        self.stages_E = self._split(numbers)
+        replicas_E, counts_EK = self._all("replicas_E"), self._all("counts_EK")
+        stages, numbers = distinct([replicas_E, self._all("sync_E"), *(counts_EK > 0).T])
+        self.stages_E = np.split(numbers, self._ends)
         self.rows = keys = dict[tuple[int, int, float], int]()
         rows_CK = []
         for m, speed, *present in stages.tolist():
@@ -96,32 +75,34 @@ class Costs:
             first = next(r for r in row if r >= 0)
             rows_CK.append([first if r < 0 else r for r in row])
         self.rows_CK: Ints = np.array(rows_CK, dtype=np.intp)
-        sync_R = [self.model.sync_s_per_byte(m, bytes_per_s=speed) for _, m, speed in keys]
-        compute_s_RI = self.spans.compute_s_KI[[kind for kind, _, _ in keys]]
-        self.sums_RI: Floats = (
-            compute_s_RI + np.array(sync_R)[:, None] * self.spans.parameter_bytes_I
-        )
+        sync_R = [model.sync_s_per_byte(m, bytes_per_s=speed) for _, m, speed in keys]
+        compute_s_RI = spans.compute_s_KI[[kind for kind, _, _ in keys]]
+        self.sums_RI: Floats = compute_s_RI + np.array(sync_R)[:, None] * spans.parameter_bytes_I
         self.replicas_R = np.array([m for _, m, _ in keys])
-
-    def _set_rates(self) -> None:
-        pairs, numbers = distinct([self._all("replicas_E"), self._all("cut_E")])
-        each = [self.model.cut_s_per_byte(int(m), bytes_per_s=s) for m, s in pairs.tolist()]
+        pairs, numbers = distinct([replicas_E, self._all("cut_E")])
+        each = [model.cut_s_per_byte(int(m), bytes_per_s=speed) for m, speed in pairs.tolist()]
         self._cut_s_per_byte_T, same = np.unique(each, return_inverse=True)
-        self.rates_E = self._split(same[numbers])
-
-    def _set_rooms(self, memory: MemoryModel) -> None:
+        self.rates_E = np.split(same[numbers], self._ends)
+        self.num_rooms = 0
+        self.rooms_E: list[Ints] = []
+        if memory is None:
+            return
+        self._stored = spans.stored_between()
+        pairs, same = distinct([replicas_E, self._all("left_E")])
+        in_flight = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[same]
         limits_K = [
-            float("inf") if kind.memory_bytes is None else kind.memory_bytes
-            for kind in self.lattice.kinds
+            np.inf if kind.memory_bytes is None else kind.memory_bytes for kind in lattice.kinds
         ]
-        pairs, each = distinct([self._all("replicas_E"), self._all("left_E")])
-        in_flight = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
-        replicas = np.minimum(self._all("replicas_E"), 2)  # how many they are changes nothing
-        room = np.where(self._all("counts_EK") > 0, limits_K, np.inf).min(axis=1)
-        rooms, numbers = distinct([in_flight, replicas, room])
+        room = np.where(counts_EK > 0, limits_K, np.inf).min(axis=1)
+        # How many replicas they are changes nothing, as long as they are several.
+        rooms, numbers = distinct([in_flight, np.minimum(replicas_E, 2), room])
         self._rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
         self.num_rooms = len(rooms)
-        self.rooms_E = self._split(numbers)
+        self.rooms_E = np.split(numbers, self._ends)
+
+    def _all(self, name: str) -> NDArray[np.float64]:
+        rows: NDArray[np.float64] = np.concatenate([getattr(w, name) for w in self.lattice.ways])
+        return rows
 
     def cuts_fit_TI(self, bound_s: float) -> Bools:
         """Places at which stages may begin, for their transfers."""
@@ -186,7 +167,6 @@ class SynchronousCosts(Costs):
     def __init__(self, problem: Problem, lattice: Lattice, runs: RecomputationCosts) -> None:
         super().__init__(problem.spans, lattice, problem.model, None)
         self._problem, self._runs = problem, runs
-        self._classes: list[StageClass] = []
         self._kept: list[tuple[Floats, Floats, float]] = []
 
     def of_readers(self, readers: int | None) -> SynchronousCosts:
@@ -194,14 +174,6 @@ class SynchronousCosts(Costs):
         does not count.
         """
         other = copy(self)
-        other._set_classes(readers)
-        zeros_I = np.zeros(self.spans.num_layers + 1)
-        other._kept = [*map(other._kept_by, other._classes), (zeros_I, zeros_I, -np.inf)]
-        other.num_rooms = len(other._kept)
-        return other
-
-    def _set_classes(self, readers: int | None) -> None:
-        """Sets the class of each stage; stages that are left out get one more number."""
         replicas_E, left_E = (self._all(name).astype(np.intp) for name in ("replicas_E", "left_E"))
         microbatches = self._runs.microbatches
         may_E = replicas_E <= microbatches.count
@@ -209,7 +181,7 @@ class SynchronousCosts(Costs):
             is_first_E = left_E == sum(self.lattice.all_used)
             may_E &= ~is_first_E | (replicas_E == readers)
         classes: dict[StageClass, int] = {}
-        numbers_E = np.full(len(replicas_E), -1, dtype=np.intp)
+        numbers_E = np.full(len(replicas_E), -1, dtype=np.intp)  # of stages that are left out
         if may_E.any():
             present_EK = self._all("counts_EK")[may_E] > 0
             at_once = microbatches.at_once(replicas_E[may_E], left_E[may_E])
@@ -225,8 +197,12 @@ class SynchronousCosts(Costs):
                 )
                 each.append(classes.setdefault(own, len(classes)))
             numbers_E[may_E] = np.array(each, dtype=np.intp)[same]
-        self._classes = list(classes)
-        self.rooms_E = self._split(np.where(numbers_E < 0, len(classes), numbers_E))
+        zeros_I = np.zeros(self.spans.num_layers + 1)
+        other._kept = [*map(self._kept_by, classes), (zeros_I, zeros_I, -np.inf)]
+        other.num_rooms = len(other._kept)
+        numbers_E[numbers_E < 0] = len(classes)
+        other.rooms_E = np.split(numbers_E, self._ends)
+        return other
 
     def _kept_by(self, own: StageClass) -> tuple[Floats, Floats, float]:
         memory, limit = self._problem.memory, self._runs.limit_bytes(own)
