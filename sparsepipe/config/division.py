@@ -210,7 +210,7 @@ def check_division(spec: RunSpec, module: pl.LightningModule, *, kept: Path | No
     division = division_of(spec, kept=kept)
     if division is not None:
         # Torch, which lists of runs, say, need not wait for.
-        from sparsepipe.strategies.pipeline.layers import find_layers
+        from sparsepipe.strategies.pipeline.stage_plan import find_layers
 
         name = find_layers(module, spec.parallel.argument("layers"))
         division.check(num_layers=len(cast("nn.Sequential", module.get_submodule(name))))

@@ -137,14 +137,6 @@ def log_step_metrics(trainer: pl.Trainer) -> None:
     trainer._logger_connector.update_train_step_metrics()
 
 
-def wrap_batch_start(
-    trainer: pl.Trainer, wrap: Callable[[Callable[..., None]], Callable[..., None]]
-) -> None:
-    """Wraps the call that notes the batch of which values are logged."""
-    connector = trainer._logger_connector
-    connector.on_batch_start = wrap(connector.on_batch_start)  # type: ignore[method-assign]
-
-
 # Loops.
 
 
@@ -255,7 +247,6 @@ def replace_signal_handler(trainer: pl.Trainer, handle: Callable[[Any, Any], Non
 def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Takes back all that the functions above have wrapped, replaced or disabled."""
     _restore(module, *_BATCH_HOOKS)
-    _restore(trainer._logger_connector, "on_batch_start")
     _restore(trainer._signal_connector, "_sigterm_notifier_fn")
     loop = trainer.fit_loop.epoch_loop
     _restore(loop, "_should_check_val_fx", "_broadcast_sigterm_tensor")
@@ -290,10 +281,6 @@ def finds_learning_rate(trainer: pl.Trainer) -> bool:
 def checks_after_steps(timer: Timer) -> bool:
     """Whether a Timer looks at its clock after each step, and not after epochs only."""
     return bool(timer._interval == Interval.step)
-
-
-def is_verbose(timer: Timer) -> bool:
-    return timer._verbose
 
 
 # Strategy, optimizers and samplers.

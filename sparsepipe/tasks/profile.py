@@ -42,8 +42,8 @@ from sparsepipe.profiling.measure import measure
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.strategies.pipeline.layers import find_layers
-from sparsepipe.strategies.pipeline.step_split import run_until_layers
+from sparsepipe.strategies.pipeline.stage_plan import find_layers
+from sparsepipe.strategies.pipeline.steps import run_until_layers
 from sparsepipe.tasks.domain_parts import State, of_domains, parts_of, state_of
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result

@@ -1,8 +1,8 @@
 """Pipelines over the layers of a network as Lightning Strategies."""
 
 from sparsepipe.strategies.pipeline.asynchronous import PipelineStrategy
-from sparsepipe.strategies.pipeline.dataloaders import Elsewhere
+from sparsepipe.strategies.pipeline.dataloaders import RemoteBatch
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
 from sparsepipe.strategies.pipeline.synchronous import SynchronousPipelineStrategy
 
-__all__ = ["Elsewhere", "PipelineStrategy", "StagedStrategy", "SynchronousPipelineStrategy"]
+__all__ = ["PipelineStrategy", "RemoteBatch", "StagedStrategy", "SynchronousPipelineStrategy"]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
-from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs
-from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
+from sparsepipe.strategies.pipeline.pipeline import MakeWorker, StepEvents
+from sparsepipe.strategies.pipeline.placeholders import StageModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
+from sparsepipe.strategies.pipeline.steps import TRAINING
 
 
 class TrainingEvents(StepEvents):
@@ -30,52 +29,11 @@ class TrainingEvents(StepEvents):
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         self.loss = loss
         self.keep([(minibatch, logs)])
-        self.repeater.show(logs, hook=TRAINING)
+        self.replay.append([logs], hook=TRAINING)
 
     @override
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
         return list(kept)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsynchronousSettings(Settings):
-    """Settings of the asynchronous pipeline."""
-
-    mode: Mode | str
-    predict_backward: bool
-
-    def __post_init__(self) -> None:
-        if self.mode not in list(Mode):
-            raise ConfigError(
-                f"mode={str(self.mode)!r} is unknown", remedy=f"use one of {', '.join(Mode)}"
-            )
-
-    @property
-    def as_plain(self) -> bool:
-        return not self.keyed_randomness
-
-    @property
-    def events(self) -> type[StepEvents]:
-        return TrainingEvents
-
-    def check_module(self, module: nn.Module) -> None:
-        """Any module is accepted."""
-
-    def check(self, plan: Plan) -> None:
-        """Any plan is accepted."""
-
-    def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
-        if over is None:
-            return partial(AsynchronousWorker, weights=None)
-        weights = Weights(
-            dict(shard.parameters()),
-            self.mode,
-            over,
-            replicas=plan.replicas(plan.stage_of(rank)),
-            predict_backward=self.predict_backward,
-            watched=shard.runs_foreign_code,
-        )
-        return partial(AsynchronousWorker, weights=weights)
 
 
 class PipelineStrategy(StagedStrategy):
@@ -93,7 +51,7 @@ class PipelineStrategy(StagedStrategy):
     Differences to one device:
 
     - Clipping by norm takes the norm of each stage's gradients.
-    - Hooks for batches get an ``Elsewhere`` on ranks that do not read; what a validation, test
+    - Hooks for batches get a ``RemoteBatch`` on ranks that do not read; what a validation, test
       or prediction step returns is known where its batch was read (prediction) or nowhere.
     - Between drains the loss and the values that steps log are those of the last minibatch
       that came back to this rank, and 0 before the first. What counts for an epoch is exact.
@@ -111,7 +69,7 @@ class PipelineStrategy(StagedStrategy):
             A grid counts as one replica in ``config``.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
             ``parameters`` or ``layers``.
-        layers: name of the Sequential; by default the one there is.
+        layers: name of the Sequential; by default the only one.
         mode: weights of a minibatch: ``stash``, ``vertical_sync``, ``spectrain`` or ``none``.
         predict_backward: SpecTrain predicts for backward passes too, and both passes look to the
             end of the minibatch's way instead of to its own update, after its paper's idea
@@ -129,6 +87,7 @@ class PipelineStrategy(StagedStrategy):
     """
 
     strategy_name = "sparsepipe_async"
+    events = TrainingEvents
 
     def __init__(
         self,
@@ -154,23 +113,38 @@ class PipelineStrategy(StagedStrategy):
             grids=grids,
             balance=balance,
             layers=layers,
-            timeout_s=timeout_s,
-            process_group_backend=process_group_backend,
-            slowdown=slowdown,
-            cluster_environment=cluster_environment,
-        )
-        self._settings = AsynchronousSettings(
-            mode=mode,
-            predict_backward=predict_backward,
             send_input=send_input,
             keyed_randomness=keyed_randomness,
             timeout_s=timeout_s,
+            process_group_backend=process_group_backend,
             direct=direct,
-            slowed=self.slowdown.slowed,
+            slowdown=slowdown,
+            cluster_environment=cluster_environment,
         )
+        if mode not in list(Mode):
+            raise ConfigError(
+                f"mode={str(mode)!r} is unknown", remedy=f"use one of {', '.join(Mode)}"
+            )
+        self._mode, self._predict_backward = mode, predict_backward
 
     @override
-    def _number(self, loaders: Sequence[Any], step: int) -> int:
+    def make_worker(
+        self, part: StageModule, *, rank: int, optimizer: Optimizer | None
+    ) -> MakeWorker:
+        if optimizer is None:
+            return partial(AsynchronousWorker, weights=None)
+        weights = Weights(
+            dict(part.parameters()),
+            self._mode,
+            optimizer,
+            replicas=self.plan.replicas(self.plan.stage_of(rank)),
+            predict_backward=self._predict_backward,
+            watched=part.runs_foreign_code,
+        )
+        return partial(AsynchronousWorker, weights=weights)
+
+    @override
+    def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
         # Not Lightning's count of steps, in which a partial last round counts as a whole one.
         last = int(self._trainer.num_training_batches) - 1
         of_epoch = last * self.replicas[0] + self.count_minibatches(loaders, last, None)

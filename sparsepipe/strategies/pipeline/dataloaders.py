@@ -7,24 +7,32 @@ batch on ranks that do not read, or have read all of theirs.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from lightning_fabric.utilities.data import has_iterable_dataset, sized_len
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 
+_STATE = ("state_dict", "load_state_dict")
+_PASSED_ON = ("sampler", "batch_sampler", "dataset", "generator", *_STATE)
+_LENGTHS = "lengths_of_readers"
 
-class Elsewhere:
+
+@dataclass(slots=True, eq=False, repr=False)  # Lightning refuses frozen ones
+class RemoteBatch:
     """Stands for a batch that another rank reads, in hooks of ranks that do not read it."""
 
-    __slots__ = ()
+    size: Tensor = field(default_factory=lambda: torch.tensor(1))
+    """Lightning takes a number's tensor for one sample, where hooks log beside the batch."""
 
-    def to(self, *args: Any, **kwargs: Any) -> Elsewhere:
+    def to(self, *args: Any, **kwargs: Any) -> RemoteBatch:
         """Itself, on any device."""
         return self
 
@@ -32,13 +40,11 @@ class Elsewhere:
         return "<a batch on another rank>"
 
 
-ELSEWHERE = Elsewhere()
-_STATE = ("state_dict", "load_state_dict")
-_PASSED_ON = ("sampler", "batch_sampler", "dataset", "generator", *_STATE)
+REMOTE_BATCH = RemoteBatch()
 
 
 class Placeholders:
-    """A loader of stand-ins."""
+    """A loader of stand-ins; Lightning restores its state, which is none, as that of another."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -46,18 +52,14 @@ class Placeholders:
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Elsewhere]:
-        return iter([ELSEWHERE] * self._length)
-
-
-class StatefulPlaceholders(Placeholders):
-    """Stand-ins beside a loader with a state, which Lightning restores on every rank."""
+    def __iter__(self) -> Iterator[RemoteBatch]:
+        return iter([REMOTE_BATCH] * self._length)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing: stand-ins begin anew."""
+        """Does nothing: stand-ins begin anew."""
 
 
 class Padded:
@@ -71,13 +73,8 @@ class Padded:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        count = 0
-        for batch in self.loader:
-            if count == self._length:
-                return
-            yield batch
-            count += 1
-        yield from [ELSEWHERE] * (self._length - count)
+        padded = itertools.chain(self.loader, itertools.repeat(REMOTE_BATCH))
+        return itertools.islice(padded, self._length)
 
     def __getattr__(self, name: str) -> Any:
         # Lightning sets the epoch of samplers and restores states; others read the data set.
@@ -86,65 +83,66 @@ class Padded:
         raise AttributeError(name)
 
 
-class Lengths:
-    """Lengths of each loader on each reader of stage 0, known to all ranks.
+def adapt_loader(loader: Any, *, reader: int | None) -> Any:
+    """A loader for this rank; every rank must call this, in the same order.
 
     Args:
-        reader: which of them this rank is; None where it does not read.
+        loader: the user's.
+        reader: which replica of stage 0 this rank is; None where it does not read.
+
+    Raises:
+        ConfigError: the loader has no length, or the readers' lengths differ by more than
+            a last, partial round.
     """
-
-    def __init__(self, *, readers: int, reader: int | None) -> None:
-        self._readers = readers
-        self._reader = reader
-        self._known: dict[int, tuple[Any, tuple[int, ...]]] = {}  # by id, as long as it lives
-
-    def adapt(self, loader: Any) -> Any:
-        """A loader for this rank; every rank must call this, in the same order.
-
-        Raises:
-            ConfigError: the loader has no length, or the readers' lengths differ by more than
-                a last, partial round.
-        """
-        length = sized_len(loader)
-        reported = process_group.gather_objects((self._reader, -1 if length is None else length))
-        lengths = tuple(
-            length for _, length in sorted((r, n) for r, n in reported if r is not None)
+    length = sized_len(loader)
+    reported = process_group.gather_objects((reader, -1 if length is None else length))
+    lengths = [n for r, n in sorted((r, n) for r, n in reported if r is not None)]
+    if min(lengths) < 0:
+        raise ConfigError(
+            f"the number of batches of {type(loader).__name__} is not known, and a pipeline must "
+            "know when to drain",
+            remedy="use a data set with a length (no IterableDataset), or give the loader one",
         )
-        _check(lengths, loader)
-        longest = lengths[0]
-        adapted = loader
-        if self._reader is None:
-            adapted = (StatefulPlaceholders if has_state(loader) else Placeholders)(longest)
-        elif lengths[self._reader] < longest or not _exact(loader):
-            adapted = Padded(loader, longest)
-        self._known[id(adapted)] = (self._watched(adapted), lengths)
-        return adapted
+    longest = lengths[0]
+    if lengths != sorted(lengths, reverse=True) or longest - lengths[-1] > 1:
+        raise ConfigError(
+            f"the replicas of stage 0 have {', '.join(map(str, lengths))} batches",
+            remedy="use a sampler that deals batches out in turn, as DistributedSampler does",
+        )
+    exact = isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
+    adapted = loader
+    if reader is None:
+        adapted = Placeholders(longest)
+    elif lengths[reader] < longest or not exact:
+        adapted = Padded(loader, longest)
+    setattr(adapted, _LENGTHS, lengths)
+    return adapted
 
-    def _watched(self, loader: Any) -> Any:
-        """A weak reference, since a Trainer may make new loaders in each epoch."""
-        number = id(loader)
-        try:
-            return weakref.ref(loader, lambda _: self._known.pop(number, None))
-        except TypeError:
-            return loader  # keeps it alive, so that no other loader gets its id
 
-    def count(self, loaders: Sequence[Any], batch_idx: int) -> int:
-        """Minibatches that the readers together have in a step.
+def count_minibatches(
+    loaders: Sequence[Any], batch_idx: int, batch: Any, *, reader: int | None
+) -> int:
+    """Minibatches that the readers together have in a step, of loaders of :func:`adapt_loader`.
 
-        Raises:
-            ConfigError: of loaders that are read side by side one ends before another's
-                stand-ins.
-        """
-        known = [self._known[id(loader)][1] for loader in loaders if id(loader) in self._known]
-        assert known, "a loader that the strategy has not seen"
-        if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):
-            raise ConfigError(
-                "several loaders are read side by side, and not all ranks have as many batches",
-                remedy="use samplers that give each rank the same number, or one loader",
-            )
-        if len(known) > 1:
-            return self._readers
-        return sum(length > batch_idx for length in known[0])
+    Raises:
+        ConfigError: a loader ended before its length, or of several that are read side by side
+            not all ranks have as many batches.
+    """
+    known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]
+    if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):
+        raise ConfigError(
+            "several loaders are read side by side, and not all ranks have as many batches",
+            remedy="use samplers that give each rank the same number, or one loader",
+        )
+    count = len(known[0])
+    if len(known) == 1:
+        count = sum(length > batch_idx for length in known[0])
+    if reader is not None and reader < count and is_remote(batch):
+        raise ConfigError(
+            f"the loader ended before batch {batch_idx + 1}, which its length promises",
+            remedy="correct the length of the data set or of its sampler",
+        )
+    return count
 
 
 def has_state(loader: Any) -> bool:
@@ -152,36 +150,16 @@ def has_state(loader: Any) -> bool:
     return all(callable(getattr(loader, name, None)) for name in _STATE)
 
 
-def is_elsewhere(batch: Any) -> bool:
+def is_remote(batch: Any) -> bool:
     """Whether a batch is, or contains, a stand-in."""
-    return any(isinstance(leaf, Elsewhere) for leaf in pytree.tree_leaves(batch))
-
-
-def _check(lengths: tuple[int, ...], loader: Any) -> None:
-    if min(lengths) < 0:
-        raise ConfigError(
-            f"the number of batches of {type(loader).__name__} is not known, and a pipeline must "
-            "know when to drain",
-            remedy="use a data set with a length (no IterableDataset), or give the loader one",
-        )
-    ordered = all(a >= b for a, b in itertools.pairwise(lengths))
-    if not ordered or lengths[0] - lengths[-1] > 1:
-        raise ConfigError(
-            f"the replicas of stage 0 have {', '.join(map(str, lengths))} batches",
-            remedy="use a sampler that deals batches out in turn, as DistributedSampler does",
-        )
-
-
-def _exact(loader: Any) -> bool:
-    """Whether a loader certainly yields as many batches as its length."""
-    return isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
+    return any(isinstance(leaf, RemoteBatch) for leaf in pytree.tree_leaves(batch))
 
 
 def repeat_nothing(sampler: DistributedSampler[Any]) -> None:
     """Lets a sampler of Lightning's end where its data do.
 
-    It repeats samples until all readers have as many, and here they need not: see
-    :class:`Lengths`. In validation and test every sample is to count once.
+    It repeats samples until all readers have as many, and here they need not
+    (:func:`adapt_loader`). In validation and test every sample is to count once.
     """
     size = len(sampler.dataset)  # type: ignore[arg-type]
     sampler.total_size = size

@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, Timer
-from pytorch_lightning.utilities import rank_zero_info
 from typing_extensions import override
 
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.pipeline.dataloaders import is_elsewhere
-
-
-def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
-    """Whether the pipeline must be empty after this training step, as far as is known now.
-
-    So it must at an epoch's end, before a validation, before a checkpoint at a step, when
-    ``max_steps`` is reached, and where each step's own loss counts. All ranks come to the same
-    answer: ``stops`` is whether they have agreed to stop, while ``trainer.should_stop`` may be a
-    request of this rank alone.
-    """
-    steps = trainer.global_step + 1
-    if internals.epoch_ends(trainer) or steps == trainer.max_steps:
-        return True
-    if internals.finds_learning_rate(trainer):
-        return True
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    if any(internals.saves_at(callback, steps) for callback in callbacks):
-        return True
-    with _as_agreed(trainer, stops):
-        return internals.validation_follows(trainer)
-
-
-@contextmanager
-def _as_agreed(trainer: pl.Trainer, stops: bool) -> Iterator[None]:
-    """Hides this rank's own request to stop; one that a signal's handler makes within stays."""
-    requested, trainer.should_stop = trainer.should_stop, stops
-    try:
-        yield
-    finally:
-        trainer.should_stop = trainer.should_stop or requested
+from sparsepipe.strategies.pipeline.dataloaders import is_remote
 
 
 class LoopPatches:
-    """Made at setup, undone at teardown.
+    """Changes that are made at setup and undone at teardown.
 
     - Lightning broadcasts at each step whether rank 0 had a signal, and once more within
       the signal's handler. Off.
@@ -59,8 +26,7 @@ class LoopPatches:
     - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 requests
       a stop instead.
     - Where one rank reads, its loader stays as the user made it.
-    - Stand-ins for batches do not go through the user's hooks for batches, and count as one
-      sample in what hooks log.
+    - Stand-ins for batches do not go through the user's hooks for batches.
     """
 
     def __init__(
@@ -68,12 +34,10 @@ class LoopPatches:
     ) -> None:
         self._trainer = trainer
         self._drain = drain
-        self._fit_loop, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._module = trainer.lightning_module
         self._sampling = internals.uses_distributed_sampler(trainer)
-        self._callbacks = (_DrainFirst(drain), _AgreeLast(self))
-        self._timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
-        self._agreed = False  # agreed on by all ranks; trainer.should_stop may be a request
+        self._callbacks: tuple[pl.Callback, ...] = ()
+        self._agreed = False  # by all ranks; trainer.should_stop may be a request of this one
         self._alone = (ranks := sum(replicas)) == 1
         self._stop = StopAgreement(spread=2 * ranks)
         self._signal = StopAgreement(spread=2 * ranks)
@@ -81,34 +45,71 @@ class LoopPatches:
             internals.set_uses_distributed_sampler(trainer, False)
         if self._alone:
             return
+        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+
+        def run() -> None:
+            self.stop_for_all()  # after ``on_fit_start``
+            type(fit_loop).run(fit_loop)
+
+        def begin_epoch(data_fetcher: Any) -> None:
+            type(epoch_loop).on_run_start(epoch_loop, data_fetcher)
+            self.stop_for_all()  # after ``on_train_epoch_start``
+
+        def unless_remote(hook: Any) -> Any:
+            def guarded(batch: Any, *args: Any, **kwargs: Any) -> Any:
+                return batch if is_remote(batch) else hook(batch, *args, **kwargs)
+
+            return guarded
+
         internals.disable_signal_broadcast(trainer)
-        self._fit_loop.run = self._run  # type: ignore[method-assign]
-        self._epoch_loop.on_run_start = self._begin_epoch  # type: ignore[method-assign]
+        fit_loop.run = run  # type: ignore[method-assign]
+        epoch_loop.on_run_start = begin_epoch  # type: ignore[method-assign]
         internals.replace_validation_decision(trainer, self._after_step)
         internals.replace_signal_handler(trainer, self._on_signal)
-        internals.wrap_batch_hooks(self._module, _unless_elsewhere)
-        internals.wrap_batch_start(trainer, partial(_with_batch_size, trainer))
-        for timer in self._timers:
-            timer.on_train_batch_end = _timer_step(timer)  # type: ignore[method-assign]
-        first, last = self._callbacks
-        trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
+        internals.wrap_batch_hooks(self._module, unless_remote)
+        for timer in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(timer, Timer):
+                timer.on_train_batch_end = _timer_step(timer)  # type: ignore[method-assign]
+        self._callbacks = (_DrainFirst(drain), _AgreeLast(self))
+        trainer.callbacks = [self._callbacks[0], *trainer.callbacks, self._callbacks[1]]  # type: ignore[attr-defined]
 
     def undo(self) -> None:
         trainer = self._trainer
         internals.set_uses_distributed_sampler(trainer, self._sampling)
-        self._fit_loop.__dict__.pop("run", None)
-        self._epoch_loop.__dict__.pop("on_run_start", None)
+        replaced: Any = (trainer.fit_loop, "run"), (trainer.fit_loop.epoch_loop, "on_run_start")
+        for loop, name in replaced:
+            vars(loop).pop(name, None)
         internals.restore_loops(trainer, self._module)
-        for timer in self._timers:
-            vars(timer).pop("on_train_batch_end", None)
-        ours = self._callbacks
-        kept = [callback for callback in trainer.callbacks if callback not in ours]  # type: ignore[attr-defined]
+        kept = [each for each in trainer.callbacks if each not in self._callbacks]  # type: ignore[attr-defined]
         trainer.callbacks = kept  # type: ignore[attr-defined]
+        for callback in kept:
+            if isinstance(callback, Timer):
+                vars(callback).pop("on_train_batch_end", None)
 
-    @property
-    def stops(self) -> bool:
-        """Whether all ranks know of each other that they stop as soon as they may."""
-        return self._trainer.should_stop if self._alone else self._agreed
+    def drain_follows(self) -> bool:
+        """Whether the pipeline must be empty after this training step, as far as is known now.
+
+        So it must at an epoch's end, before a validation, before a checkpoint at a step, when
+        ``max_steps`` is reached, and where each step's own loss counts. All ranks come to the same
+        answer, for which this rank's own request to stop is hidden.
+        """
+        trainer = self._trainer
+        steps = trainer.global_step + 1
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if (
+            internals.epoch_ends(trainer)
+            or steps == trainer.max_steps
+            or internals.finds_learning_rate(trainer)
+            or any(internals.saves_at(callback, steps) for callback in callbacks)
+        ):
+            return True
+        if self._alone:
+            return internals.validation_follows(trainer)
+        requested, trainer.should_stop = trainer.should_stop, self._agreed
+        try:
+            return internals.validation_follows(trainer)
+        finally:
+            trainer.should_stop = trainer.should_stop or requested  # by a signal's handler
 
     def stop_for_all(self) -> None:
         """Stops all ranks if one requests it; every rank must call this."""
@@ -121,14 +122,6 @@ class LoopPatches:
         if not internals.received_signal(self._trainer) and launcher is not None:
             launcher.kill(signum)
         internals.set_received_signal(self._trainer, True)
-
-    def _run(self) -> None:
-        self.stop_for_all()  # after ``on_fit_start``
-        type(self._fit_loop).run(self._fit_loop)
-
-    def _begin_epoch(self, data_fetcher: Any) -> None:
-        type(self._epoch_loop).on_run_start(self._epoch_loop, data_fetcher)
-        self.stop_for_all()  # after ``on_train_epoch_start``
 
     def _after_step(self, _: Any) -> bool:
         """Lightning calls this first after the last hook of a step."""
@@ -171,36 +164,11 @@ class _AgreeLast(Checkpoint):
 
 def _timer_step(timer: Timer) -> Any:
     """A Timer's hook after a step, in which rank 0 alone looks at the clock."""
-    over = False
 
     def on_train_batch_end(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        nonlocal over
-        if not trainer.is_global_zero or not internals.checks_after_steps(timer):
-            return
-        left_s = timer.time_remaining()
-        if left_s is None or left_s > 0:
-            return
-        trainer.should_stop = True
-        if internals.is_verbose(timer) and not over:
-            rank_zero_info("Time limit reached. All ranks stop within some steps.")
-        over = True
+        if trainer.is_global_zero and internals.checks_after_steps(timer):
+            left_s = timer.time_remaining()
+            if left_s is not None and left_s <= 0:
+                trainer.should_stop = True
 
     return on_train_batch_end
-
-
-def _with_batch_size(trainer: pl.Trainer, note: Callable[..., None]) -> Callable[..., None]:
-    """Notes the running batch; the size of a stand-in, which Lightning cannot find out, is 1."""
-
-    def on_batch_start(batch: Any, *args: Any, **kwargs: Any) -> None:
-        note(batch, *args, **kwargs)
-        if is_elsewhere(batch):
-            internals.logged_values(trainer).batch_size = 1
-
-    return on_batch_start
-
-
-def _unless_elsewhere(hook: Any) -> Any:
-    def guarded(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return batch if is_elsewhere(batch) else hook(batch, *args, **kwargs)
-
-    return guarded

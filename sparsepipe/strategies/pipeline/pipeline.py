@@ -1,12 +1,12 @@
-"""One rank's pipeline while a Trainer runs: options, worker, and the exchange at drains."""
+"""One rank's pipeline while a Trainer runs: its worker, updates, and the exchange at drains."""
 
 from __future__ import annotations
 
-import os
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,25 +20,130 @@ from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.base_worker import StageWorker, merge_in_order
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.halo import ProcessGroup
-from sparsepipe.runtime.collectives.process_group import destroy_group, make_stage_group
-from sparsepipe.runtime.collectives.replicas import GridRanks, Replicas
 from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
-from sparsepipe.runtime.transport import Network, SharedMessages
 from sparsepipe.schedule import Plan
+from sparsepipe.spatial.grid import Grid
+from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
 from sparsepipe.strategies.metrics import Metrics
-from sparsepipe.strategies.pipeline.grids import on_shards
-from sparsepipe.strategies.pipeline.layers import Placement, Shard
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs
-from sparsepipe.strategies.pipeline.optimizer_step import OptimizerStep
-from sparsepipe.strategies.pipeline.steps import ModuleSteps
-from sparsepipe.strategies.sharding import ShardedModule
+from sparsepipe.strategies.pipeline.placeholders import StageModule
+from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
+from sparsepipe.strategies.pipeline.steps import TRAINING, ModuleSteps
+from sparsepipe.strategies.sharding import GlobalNorm
 
-TRAINING = "training_step"
+MakeWorker = Callable[..., StageWorker[Any]]
+"""Makes a worker of what all of them need (:class:`StageWorker`)."""
+
+Options = dict[str, Any]
+"""The options of one parameter group: all entries but its parameters."""
+
+
+class StageOptimizer:
+    """Runs hooks, clips gradients, and updates parameters with the options of the right step.
+
+    Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
+    apply the same update in different steps, and must all use the options of one step.
+
+    Args:
+        norm: clips by norm in place of ``precision``; None: ``precision`` clips.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        precision: Precision,
+        *,
+        norm: GlobalNorm | None = None,
+    ) -> None:
+        self._module = module
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._precision = precision
+        self._norm = norm
+        self._options: dict[int, list[Options]] = {}
+
+    def record(self, step: int) -> None:
+        """Records the options as those of a step; steps count from 0 after a drain."""
+        if step == 0:
+            self._options.clear()
+        self._options[step] = self._present()
+
+    def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
+        """Updates the parameters with the options of ``step``, which never falls.
+
+        Raises:
+            ConfigError: the optimizer needs gradients at other weights too, or changes options.
+        """
+        kind = type(self._optimizer).__name__
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.get(name)
+        self._precision.post_backward(loss, self._module)
+        calls = 0
+
+        def state() -> list[tuple[int, int]]:
+            return [(p._version, id(p.grad)) for p in self._parameters.values()]
+
+        def closure() -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls > 1 or state() != before:
+                raise ConfigError(
+                    f"{kind} evaluates the network several times or at other weights for one "
+                    "update, and in a pipeline other minibatches are under way",
+                    remedy="use an optimizer that takes one gradient for an update, such as SGD "
+                    "or AdamW",
+                )
+            return loss
+
+        now, before = self._present(), state()
+        self._set(self._options[step])
+        with nullcontext() if self._norm is None else self._norm.clipping(self._precision):
+            self._precision.optimizer_step(self._optimizer, model=self._module, closure=closure)
+        if not calls:
+            raise ConfigError(
+                f"{kind} does not call the closure that its step is given",
+                remedy="let its step call the closure first, as torch's optimizers do",
+            )
+        for after, options in zip(self._present(), self._options[step], strict=True):
+            changed = [
+                name
+                for name, value in after.items()
+                if name not in options or not _equal(value, options[name])
+            ]
+            if changed:
+                raise ConfigError(
+                    f"{kind}, or a hook of its step, changes {changed[0]!r} of its groups, and in "
+                    "a pipeline each update has the options of its own Lightning step",
+                    remedy="use an optimizer with a state for each parameter, such as SGD or "
+                    "AdamW, and change options by schedulers",
+                )
+        self._set(now)
+        for earlier in [known for known in self._options if known < step]:
+            del self._options[earlier]
+
+    def _present(self) -> list[Options]:
+        groups = self._optimizer.param_groups
+        return [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in groups
+        ]
+
+    def _set(self, options: Iterable[Options]) -> None:
+        for group, values in zip(self._optimizer.param_groups, options, strict=True):
+            group.update(copy.deepcopy(values))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)
 
 
 class StepEvents(ABC):
-    """Hooks, updates, and logs, which are kept for the next drain by what orders them.
+    """A worker's callbacks: updates, and logs, which are kept for the next drain.
 
     Args:
         updates: applies gradients; None where nothing is trained.
@@ -49,7 +154,7 @@ class StepEvents(ABC):
         self,
         module: pl.LightningModule,
         *,
-        updates: OptimizerStep | None,
+        updates: StageOptimizer | None,
         precision: Precision,
         keeps: bool,
     ) -> None:
@@ -59,7 +164,7 @@ class StepEvents(ABC):
         self._keeps = keeps
         self.loss = torch.zeros((), device=module.device)
         self._kept: list[tuple[Any, Any]] = []
-        self.repeater = LogReplay(module)
+        self.replay = LogReplay(module)
 
     def begin(self, step: int) -> None:
         """A round enters; steps count from 0 after a drain."""
@@ -73,89 +178,63 @@ class StepEvents(ABC):
         assert self._updates is not None
         self._updates.apply(gradients, loss=self.loss, step=step)
 
-    def end(self) -> None:
-        """The run has ended, perhaps between a step's beginning and its update."""
-        if self._updates is not None:
-            self._updates.hooks.resume()
-
     @abstractmethod
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
         """The logs of each minibatch, from the values kept of them, both in order."""
 
     def keep(self, found: Iterable[tuple[Any, Any]]) -> None:
-        """Keeps what minibatches logged, on ranks of the last stage."""
+        """Keeps what minibatches logged, with what orders them, on ranks of the last stage."""
         if self._keeps:
             self._kept += found
 
     def take(self) -> list[tuple[Any, Any]]:
-        """The logs kept since the last call."""
+        """What was kept since the last call."""
         kept, self._kept = self._kept, []
         return kept
 
 
-MakeWorker = Callable[..., StageWorker[Any]]
-"""Makes a worker of what all of them need (:class:`StageWorker`)."""
+def make_stage(
+    module: pl.LightningModule,
+    placement: StagePlacement,
+    *,
+    rank: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    randomness: KeyedRandomness | None,
+    recomputed: StageSpans,
+    group: ProcessGroup | None,
+) -> Stage:
+    """A rank's stage, in which ``recomputed`` spans of layers run again in their backward.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ABC):
-    """Settings common to all pipelines; see the strategies."""
-
-    send_input: bool
-    keyed_randomness: bool
-    timeout_s: float
-    direct: bool
-    slowed: Callable[[], AbstractContextManager[None]]
-
-    @property
-    @abstractmethod
-    def as_plain(self) -> bool:
-        """Whether a single rank has nothing to do that a plain Trainer does not."""
-
-    @property
-    @abstractmethod
-    def events(self) -> type[StepEvents]:
-        """The callbacks of the worker."""
-
-    @property
-    def queue_depth(self) -> int | None:
-        """Messages of training that a channel holds; None: the channel's own number."""
-        return None
-
-    @property
-    def clips_globally(self) -> bool:
-        """Whether the gradients of all stages are there at once, to be clipped by one norm."""
-        return False
-
-    @abstractmethod
-    def check_module(self, module: nn.Module) -> None:
-        """Refuse a module that is to be trained."""
-
-    @abstractmethod
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan."""
-
-    def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
-        """The spans of each stage's layers that run once more in their backward.
-
-        ``layers`` is the whole Sequential, where it is to be looked through as well.
-
-        Raises:
-            ConfigError: there are no such layers or stages, or they cannot run again.
-        """
-        del layers
-        return ((),) * plan.num_stages
-
-    @abstractmethod
-    def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
-        """A function that makes the worker; refuses unsuitable settings before ranks connect.
-
-        ``over`` is the optimizer of the rank's parameters; None for evaluation only.
-        """
+    The layers of a stage that is a grid work on shards of the samples that they are given;
+    ``group`` are the ranks of this rank's stage.
+    """
+    number = placement.plan.stage_of(rank)
+    (first, last), shape = placement.plan.stages[number].layers, placement.plan.stages[number].grid
+    around = None
+    if shape is not None:
+        grid = Grid(tuple(shape), group)
+        for layer in list(placement.layers)[first : last + 1]:
+            spatialize_layers(layer, grid)
+        around = partial(through_shards, grid)
+    return Stage(
+        module,
+        placement.layers,
+        first=first,
+        last=last,
+        autocast=autocast,
+        randomness=randomness,
+        recomputed=recomputed[number],
+        around=around,
+    )
 
 
 class Pipeline:
-    """Trains and evaluates on one rank."""
+    """Trains and evaluates on one rank.
+
+    Args:
+        trained: names of the parameters that learn.
+        end: closes what is shared with other ranks.
+    """
 
     def __init__(
         self,
@@ -166,21 +245,20 @@ class Pipeline:
         steps: ModuleSteps,
         events: StepEvents,
         metrics: Metrics,
-        shard: Shard,
+        part: StageModule,
         trained: Collection[str],
         end: Callable[[], Any],
     ) -> None:
         self.worker = worker
-        self._plan = plan
         self._steps = steps
         self._events = events
         self._metrics = metrics
-        self._shard = shard
+        self._part = part
         self._trained = trained
-        last, leads = plan.num_stages - 1, plan.leader_of(rank) == rank
-        is_last = plan.stage_of(rank) == last and leads
+        stage, leads = plan.stage_of(rank), plan.leader_of(rank) == rank
+        is_last = stage == plan.num_stages - 1 and leads
         self._last_replica = plan.replica_of(rank) if is_last else None
-        self._reads = plan.stage_of(rank) == 0 and leads
+        self._reads = stage == 0 and leads
         self._end = end
 
     @property
@@ -192,8 +270,8 @@ class Pipeline:
         """One Lightning step: a round of stage 0 enters."""
         self._steps.choose(TRAINING, arguments)
         if not self.worker.rounds:
-            self._shard.check_trained(self._trained)
-        with self._shard.absence.silent():
+            self._part.check_trained(self._trained)
+        with self._part.silent():
             self._events.begin(self.worker.rounds)
             self.worker.feed(batch, count=count, number=number)
 
@@ -204,10 +282,9 @@ class Pipeline:
         """
         if not self.worker.rounds:
             return
-        with self._shard.absence.silent():
-            self.worker.drain(self._shard.statistics())
-        logs = self._events.logs_of(self._exchange())
-        self._events.repeater.replay(logs, hook=TRAINING)
+        with self._part.silent():
+            self.worker.drain(self._part.statistics())
+        self._events.replay.replay(self._events.logs_of(self._exchange()), hook=TRAINING)
 
     def evaluate(self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int) -> None:
         """Sends a round forward; its results are known after :meth:`end_evaluation`."""
@@ -223,12 +300,11 @@ class Pipeline:
     def end_evaluation(self, hook: str) -> None:
         """After a loader's last batch: every rank gets all that was logged, and all metrics."""
         self.worker.end_evaluation()
-        self._events.repeater.append(self._exchange(), hook=hook)
+        self._events.replay.append(self._exchange(), hook=hook)
 
     def end(self, *, failed: bool) -> None:
         """Ends what is shared with other ranks; waits for none of them if it ``failed``."""
         self._metrics.attach()
-        self._events.end()
         if not failed:
             self._end()
 
@@ -241,137 +317,3 @@ class Pipeline:
         everyone: list[Any] = process_group.gather_objects(own, what="exchanging what was logged")
         self._metrics.merge([states for _, states in everyone], replica=replica)
         return merge_in_order([logs for logs, _ in everyone])
-
-
-def make_pipeline(
-    settings: Settings,
-    *,
-    placement: Placement,
-    sharded: ShardedModule[Shard],
-    module: pl.LightningModule,
-    device: torch.device,
-    rank: int,
-    precision: Precision,
-    optimizer: Optimizer | None,
-) -> Pipeline:
-    """A pipeline and its worker, for evaluation only where there is no ``optimizer``; every rank
-    must call it.
-
-    Raises:
-        ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
-    """
-    # First what may be refused, then what other ranks must take part in.
-    plan, shard = placement.plan, sharded.part
-    keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
-    randomness = _randomness(device) if keyed else None
-    parameters = dict(shard.parameters()) if optimizer is not None else {}
-    make_worker = settings.worker(plan, rank, shard, optimizer)
-    updates = None
-    if optimizer is not None:
-        norm = sharded.global_norm() if settings.clips_globally and plan.num_stages > 1 else None
-        updates = OptimizerStep(module, parameters, optimizer, precision, norm=norm)
-    together = _Connections(settings, plan=plan, rank=rank, device=device)
-    stage = _stage(
-        settings,
-        placement,
-        module,
-        rank=rank,
-        autocast=precision.forward_context,
-        randomness=randomness,
-        group=together.replicas,
-    )
-    metrics = Metrics(module)
-    metrics.detach()
-    steps = ModuleSteps(
-        module,
-        placement.layers,
-        metrics=metrics,
-        absence=shard.absence,
-        autocast=precision.forward_context,
-        send_input=settings.send_input,
-    )
-    events = settings.events(module, updates=updates, precision=precision, keeps=shard.is_last)
-    worker = make_worker(
-        plan=plan,
-        rank=rank,
-        stage=stage,
-        replicas=(GridRanks if together.shared else Replicas)(together.replicas, parameters),
-        network=together.network,
-        shared=together.shared,
-        steps=steps,
-        events=events,
-        slowed=settings.slowed,
-    )
-    return Pipeline(
-        worker,
-        plan=plan,
-        rank=rank,
-        steps=steps,
-        events=events,
-        metrics=metrics,
-        shard=shard,
-        trained=parameters.keys(),
-        end=together.end,
-    )
-
-
-def _stage(
-    settings: Settings,
-    placement: Placement,
-    module: pl.LightningModule,
-    *,
-    rank: int,
-    autocast: Callable[[], AbstractContextManager[Any]],
-    randomness: KeyedRandomness | None,
-    group: ProcessGroup | None,
-) -> Stage:
-    plan = placement.plan
-    number = plan.stage_of(rank)
-    (first, last), shape = plan.stages[number].layers, plan.stages[number].grid
-    around = None
-    if shape is not None:
-        around = on_shards(list(placement.layers)[first : last + 1], shape, group)
-    return Stage(
-        module,
-        placement.layers,
-        first=first,
-        last=last,
-        autocast=autocast,
-        randomness=randomness,
-        recomputed=settings.recomputed(plan)[number],
-        around=around,
-    )
-
-
-class _Connections:
-    """Groups and channels between ranks: every rank must call each method."""
-
-    def __init__(self, settings: Settings, *, plan: Plan, rank: int, device: torch.device) -> None:
-        limit_s = settings.timeout_s
-        stages = map(plan.ranks_of, range(plan.num_stages))
-        backend = "nccl" if settings.direct else "gloo"
-        self.replicas = make_stage_group(stages, backend=backend, timeout_s=limit_s)
-        self.network = Network(
-            plan,
-            rank,
-            timeout_s=limit_s,
-            device=device,
-            direct=settings.direct,
-            queue_depth=settings.queue_depth,
-        )
-        is_grid = plan.stages[plan.stage_of(rank)].grid is not None
-        self.shared = SharedMessages(self.replicas, device=device) if is_grid else None
-
-    def end(self) -> None:
-        self.network.close()
-        destroy_group(self.replicas)
-
-
-def _randomness(device: torch.device) -> KeyedRandomness:
-    seed = os.environ.get("PL_GLOBAL_SEED")
-    if seed is None:
-        raise ConfigError(
-            "keyed_randomness makes draws of the run's seed, and there is none",
-            remedy="call pytorch_lightning.seed_everything before the Trainer runs",
-        )
-    return KeyedRandomness(seed=int(seed), device=device)

@@ -1,4 +1,4 @@
-"""A plan from a strategy's options: replicas for each stage, and cuts or what to share evenly."""
+"""A plan from a strategy's options, and which stage owns which part of a module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
@@ -22,23 +22,135 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.random_generators import Generator, is_generator, states_preserved
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced, devices_of
+from sparsepipe.spatial.spatialize import check_rules
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import Padded
-from sparsepipe.strategies.pipeline.logging import Recorder
-from sparsepipe.strategies.pipeline.step_split import generators_of, run_until_layers
+from sparsepipe.strategies.pipeline.logging import LogRecorder
+from sparsepipe.strategies.pipeline.steps import generators_of, run_until_layers
 
 Balance = Literal["parameters", "flops", "layers"]
-
-
 Grids = Sequence[Sequence[int] | None]
 """The grid of each stage; None for those whose ranks have whole samples."""
+
+
+def find_layers(module: nn.Module, name: str | None) -> str:
+    """Name of the ``nn.Sequential`` that a plan cuts.
+
+    Args:
+        module: the LightningModule.
+        name: dotted name given by the user; None: ``layers``, else the one Sequential that is
+            a child of the module, else the one that is a child of its children.
+
+    Raises:
+        ConfigError: no Sequential is found, or more than one, or its layers do not run one by one.
+    """
+    candidates: list[str] = []
+    if name is None:
+        kind = nn.Sequential
+        found = [n for n, child in module.named_modules() if n and isinstance(child, kind)]
+        of_depth = [[n for n in found if n.count(".") == depth] for depth in (0, 1)]
+        candidates = next(filter(None, of_depth), [])
+        named = [each for each in candidates if each.rpartition(".")[2] == "layers"]
+        name = next((only[0] for only in (named, candidates) if len(only) == 1), None)
+    if name is None and candidates:
+        raise ConfigError(
+            f"{type(module).__name__} has several nn.Sequential: {', '.join(candidates)}",
+            remedy=f"name the one to split, such as layers={candidates[0]!r}",
+        )
+    layers = dict(module.named_modules()).get(name or "no layers")
+    if not isinstance(layers, nn.Sequential):
+        given = "" if name is None else f" that is called {name!r}"
+        raise ConfigError(
+            f"{type(module).__name__} has no nn.Sequential{given} to cut into stages",
+            remedy="put the network into one nn.Sequential, call it once in each step, and name it "
+            "by layers where there are several",
+        )
+    if getattr(layers.forward, "__func__", None) is not nn.Sequential.forward:
+        raise ConfigError(
+            f"{name} is a {type(layers).__name__} with a forward of its own, and stages run its "
+            "layers one by one",
+            remedy="move that code into an entry of the Sequential, or into the steps",
+        )
+    if layers._backward_hooks or layers._backward_pre_hooks:
+        raise ConfigError(
+            f"{name} has a backward hook, and no rank runs the backward of all its layers",
+            remedy="register it on an entry of the Sequential",
+        )
+    assert name is not None
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlacement:
+    """The stages that own the parameters and buffers of a module."""
+
+    module: nn.Module
+    name: str
+    plan: Plan
+
+    @property
+    def layers(self) -> nn.Sequential:
+        found = self.module.get_submodule(self.name)
+        assert isinstance(found, nn.Sequential)
+        return found
+
+    def stage_of(self, name: str) -> int:
+        """The stage that owns a parameter or buffer; what is in no layer is the last one's."""
+        prefix = f"{self.name}."
+        if name.startswith(prefix):
+            key = name.removeprefix(prefix).partition(".")[0]
+            layer = list(self.layers._modules).index(key)
+            for stage, entry in enumerate(self.plan.stages):
+                if entry.layers[0] <= layer <= entry.layers[1]:
+                    return stage
+        return self.plan.num_stages - 1
+
+    def check(self) -> None:
+        """Refuses a plan that the module's parameters do not allow, while ranks have all layers.
+
+        Raises:
+            ConfigError: a parameter or buffer belongs to two stages; or a stage that is a
+                grid is the only one, has layers without a rule for shards, or is the last one
+                and has trained parameters outside of the layers.
+        """
+        owner: dict[int, tuple[int, str]] = {}
+        named = (
+            *self.module.named_parameters(remove_duplicate=False),
+            *self.module.named_buffers(remove_duplicate=False),
+        )
+        for name, tensor in named:
+            stage = self.stage_of(name)
+            first, other = owner.setdefault(id(tensor), (stage, name))
+            if first != stage:
+                kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+                raise ConfigError(
+                    f"{other} (stage {first}) and {name} (stage {stage}) are one {kind}",
+                    remedy="move the cut so that both are in one stage, or untie them",
+                )
+            outside = isinstance(tensor, nn.Parameter) and not name.startswith(f"{self.name}.")
+            if outside and tensor.requires_grad and self.plan.stages[-1].grid is not None:
+                raise ConfigError(
+                    f"{name} is trained outside of the layers, and the last stage is a grid, of "
+                    "which each rank would have its whole gradient",
+                    remedy="make it part of an entry of the Sequential, or give the last stage one "
+                    "device",
+                )
+        if self.plan.num_stages == 1 and self.plan.has_grids:
+            raise ConfigError(
+                "the only stage is a grid, and there is no pipeline",
+                remedy="choose spatial parallelism: parallel=spatial, or SpatialStrategy",
+            )
+        for entry in self.plan.stages:
+            if entry.grid is not None:
+                for layer in list(self.layers)[entry.layers[0] : entry.layers[1] + 1]:
+                    check_rules(layer)
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
     """Replicas of each stage: "2-1" is (2, 1); None is one rank, or one grid, a stage.
 
     Raises:
-        ConfigError: it is no such text, or not for this number of ranks.
+        ConfigError: the text is malformed, or not for this number of ranks.
     """
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
@@ -85,7 +197,7 @@ def make_plan(
 
 
 def check_balance(balance: str) -> None:
-    """Refuse an unknown way to balance stages."""
+    """Refuses an unknown way to balance stages."""
     if balance not in get_args(Balance):
         raise ConfigError(
             f"balance={balance!r} is unknown", remedy=f"use one of {', '.join(get_args(Balance))}"
@@ -153,65 +265,57 @@ def costs_of(
 def _flops(
     trainer: pl.Trainer, loop: Any, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
+    """Measures layers on a batch, which goes through the step up to them as in Lightning's loops;
+    generators and buffers that the step changes are as before afterwards.
+    """
     hook = {"fit": "training_step", "predict": "predict_step", "test": "test_step"}.get(
         str(trainer.state.fn and trainer.state.fn.value), "validation_step"
     )
     step = getattr(module, hook)
     numbers = [0] * (len(inspect.signature(step).parameters) - 1)
     precision = trainer.precision_plugin
-    with (
-        Recorder(module).silence(),
-        internals.actual_device(module) as device,
-        precision.forward_context(),
-    ):
-        # As Lightning's loops hand a batch to a step.
-        read = [_read(loader) for loader in internals.loaders_of(loop)]
-        batch = precision.convert_input(internals.combined_batch(loop, read))
-        batch = internals.transfer_batch(module, batch, device=device)
-        with _buffers_kept(module), states_preserved(generators_of(module, layers).values()):
-            opened = run_until_layers(layers, lambda: step(batch, *numbers))
-            return flop_costs(layers, opened.value)
-
-
-@contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Restores buffers that a step changes before it calls its layers."""
-    kept = [
+    buffers = [
         (child, name, buffer, buffer.clone())
         for child in module.modules()
         for name, buffer in child._buffers.items()
         if buffer is not None
     ]
-    try:
-        yield
-    finally:
-        for child, name, buffer, value in kept:
-            child._buffers[name] = buffer.copy_(value)
+    with (
+        LogRecorder(module).silence(),
+        internals.actual_device(module) as device,
+        precision.forward_context(),
+    ):
+        read = [_first_batch(loader) for loader in internals.loaders_of(loop)]
+        batch = precision.convert_input(internals.combined_batch(loop, read))
+        batch = internals.transfer_batch(module, batch, device=device)
+        try:
+            with states_preserved(generators_of(module, layers).values()):
+                opened = run_until_layers(layers, lambda: step(batch, *numbers))
+                return flop_costs(layers, opened.value)
+        finally:
+            for child, name, buffer, value in buffers:
+                child._buffers[name] = buffer.copy_(value)
 
 
-def _read(loader: Any) -> Any:
-    """One batch; iterators that exist already stay as they are."""
+def _first_batch(loader: Any) -> Any:
+    """One batch of a loader, without iterators of its workers, which may have begun already."""
     if isinstance(loader, Padded):
         loader = loader.loader
     with states_preserved(_generators(loader, set())):
         if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
             return next(iter(loader))
-        # As torch's would, but for workers, which may have begun already.
-        return loader.collate_fn(_samples(loader))
-
-
-def _samples(loader: DataLoader[Any]) -> Any:
-    """The samples of one batch; or one sample, where the loader does not make batches."""
-    data: Any = loader.dataset
-    if not has_iterable_dataset(loader):
-        if loader.batch_sampler is None:
-            return data[next(iter(loader.sampler))]
-        return [data[i] for i in next(iter(loader.batch_sampler))]
-    # What is an iterator itself would not begin anew.
-    samples = iter(copy.deepcopy(data) if isinstance(data, Iterator) else data)
-    if loader.batch_sampler is None:
-        return next(samples)
-    return list(itertools.islice(samples, loader.batch_size))
+        data: Any = loader.dataset
+        batches = loader.batch_sampler
+        samples: Any
+        if not has_iterable_dataset(loader):
+            indices = next(iter(loader.sampler if batches is None else batches))
+            samples = data[indices] if batches is None else [data[i] for i in indices]
+        else:
+            # What is an iterator itself would not begin anew.
+            values = iter(copy.deepcopy(data) if isinstance(data, Iterator) else data)
+            size = loader.batch_size
+            samples = next(values) if batches is None else list(itertools.islice(values, size))
+        return loader.collate_fn(samples)
 
 
 def _generators(place: Any, seen: set[int]) -> Iterator[Generator]:

@@ -2,71 +2,548 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import pytorch_lightning as pl
-import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.callbacks import ModelSummary
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
 from pytorch_lightning.utilities.types import STEP_OUTPUT
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import destroy_group, make_stage_group
+from sparsepipe.runtime.collectives.replicas import GridRanks, Replicas
+from sparsepipe.runtime.failures.missing_ranks import set_rank_names
+from sparsepipe.runtime.random_generators import KeyedRandomness
+from sparsepipe.runtime.transport import Network, SharedMessages
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import devices_of
 from sparsepipe.spatial.spatialize import unspatialize
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.distributed import exit_if_blocked
+from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment, exit_if_blocked
+from sparsepipe.strategies.metrics import Metrics
 from sparsepipe.strategies.pipeline import refusals
-from sparsepipe.strategies.pipeline.grids import check_grids
-from sparsepipe.strategies.pipeline.layers import Placement, Shard, check_initialised, find_layers
-from sparsepipe.strategies.pipeline.loop_patches import LoopPatches, drain_follows
-from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
-from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
-from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
+from sparsepipe.strategies.pipeline.dataloaders import (
+    adapt_loader,
+    count_minibatches,
+    repeat_nothing,
+)
+from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
+from sparsepipe.strategies.pipeline.pipeline import (
+    MakeWorker,
+    Pipeline,
+    StageOptimizer,
+    StepEvents,
+    make_stage,
+)
+from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
+from sparsepipe.strategies.pipeline.stage_plan import (
+    Balance,
+    Grids,
+    StagePlacement,
+    check_balance,
+    costs_of,
+    find_layers,
+    make_plan,
+    parse_config,
+)
+from sparsepipe.strategies.pipeline.steps import ModuleSteps
 from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
-_Value = TypeVar("_Value")
 
+class StagedStrategy(ShardedCheckpoints, RankedStrategy):
+    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
-class EarlySummaries:
-    """Lets callbacks summarise a module while it is whole, and not again when the fit starts.
+    Batches of an evaluation stream through the stages; what they logged is known after a loader's
+    last. Predictions do not stream: a rank that reads has the answer to each batch before it begins
+    its next one, so that no more are on their way than ranks read. Checkpoints are whole, written
+    when the pipeline is empty, and none after a failure. Where there is no pipeline, a single rank
+    does as a plain Trainer.
 
-    By then the layers of other stages are removed: their parameters would not be counted, and no
-    example could run through them.
+    Attributes:
+        events: class of the worker's callbacks.
+        clips_globally: whether the gradients of all stages are there at once, to be clipped by one
+            norm.
     """
 
-    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        self._callbacks = [callback for callback in callbacks if isinstance(callback, ModelSummary)]
-        with internals.actual_device(module):
-            for callback in self._callbacks:
-                callback.on_fit_start(trainer, module)
-        for callback in self._callbacks:
-            callback.on_fit_start = _nothing  # type: ignore[method-assign]
+    events: type[StepEvents]
+    clips_globally = False
+    _sharded: ShardedModule[StageModule] | None
 
-    def undo(self) -> None:
-        """Lets the callbacks summarise the next fit as usual."""
-        for callback in self._callbacks:
-            del callback.on_fit_start
-
-
-def _nothing(trainer: Any, pl_module: Any) -> None:
-    return None
-
-
-class WholeCheckpoints(ShardedCheckpoints, PipelinedEvaluation):
-    """Saves the whole when the pipeline is empty, and nothing after a failure."""
-
-    _sharded: ShardedModule[Shard] | None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        *,
+        config: str | None,
+        cuts: Sequence[int] | None,
+        grids: Grids | None,
+        balance: Balance,
+        layers: str | None,
+        send_input: bool,
+        keyed_randomness: bool,
+        timeout_s: float,
+        process_group_backend: str | None,
+        direct: bool,
+        slowdown: float,
+        cluster_environment: ClusterEnvironment | None,
+    ) -> None:
+        super().__init__(
+            slowdown=slowdown,
+            cluster_environment=cluster_environment or RankEnvironment(),
+            process_group_backend=process_group_backend or "gloo",
+            timeout_s=timeout_s,
+        )
+        check_balance(balance)
+        self._config, self._cuts, self._grids, self._balance = config, cuts, grids, balance
+        self._layers_name = layers
+        self._send_input, self._keyed, self._direct = send_input, keyed_randomness, direct
+        self._plan: Plan | None = None
+        self._pipeline: Pipeline | None = None
+        self._recomputed: StageSpans = ()
+        self._patches: LoopPatches | None = None
+        self._summaries: list[ModelSummary] = []
+        self._reads_by: pl.Trainer | None = None  # whose samplers are adapted
         self._is_partial = False
+        self._evaluated = [0, 0]  # loader and batch of the running evaluation
+        self._updating = self._updated = False
+
+    @abstractmethod
+    def make_worker(
+        self, part: StageModule, *, rank: int, optimizer: Optimizer | None
+    ) -> MakeWorker:
+        """A function that makes the worker; refuses unsuitable settings before ranks connect.
+
+        ``optimizer`` is that of the rank's parameters; None for evaluation only.
+        """
+
+    @abstractmethod
+    def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
+        """Number of a step's first minibatch in the whole run, by which random draws are keyed."""
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuses a module that is to be trained."""
+
+    def spans_of(self, plan: Plan, layers: nn.Sequential) -> StageSpans:
+        """The spans of each stage's layers that run once more in their backward.
+
+        Raises:
+            ConfigError: the plan does not suit the settings.
+        """
+        return ((),) * plan.num_stages
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a single rank has nothing to do that a plain Trainer does not."""
+        return not self._keyed
+
+    @property
+    def queue_depth(self) -> int | None:
+        """Messages of training that a channel holds; None: the channel's own number."""
+        return None
+
+    @property
+    def plan(self) -> Plan:
+        """The stages and their ranks, once a Trainer runs."""
+        assert self._plan is not None, "no Trainer runs"
+        return self._plan
+
+    @property
+    def recomputed(self) -> StageSpans:
+        """The recomputed spans of each stage's layers, once a Trainer runs."""
+        return self._recomputed
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """This rank's pipeline; None where a single rank trains as a plain Trainer."""
+        return self._pipeline
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Replicas of each stage."""
+        return parse_config(self._config, ranks=self.world_size, grids=self._grids)
+
+    @property
+    def reader(self) -> int | None:
+        """Which replica of stage 0 this rank is; None elsewhere."""
+        return self.global_rank if self.global_rank < self.replicas[0] else None
+
+    @property
+    def _trainer(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    # Setting up and ending.
+
+    @override
+    def setup_distributed(self) -> None:
+        # Unlike DDP, no seed is set again: draws go on where the script left them, as on
+        # one device.
+        self.set_world_ranks()
+        if self.world_size > 1:  # a single rank has no group to join
+            self.join()
+        if process_group.world_size() != self.world_size:
+            raise ConfigError(
+                f"{self.world_size} devices are configured, {process_group.world_size()} ranks run",
+                remedy="start as many ranks as the Trainer has devices",
+            )
+        sizes = devices_of(self.replicas, self._grids)
+        stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
+        set_rank_names(lambda rank: f"rank {rank} (stage {stages[rank]})")
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        module = self.lightning_module
+        assert module is not None
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        refusals.check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
+        refusals.check_module(module, fitting=fitting)
+        if fitting:
+            self.check_module(module)
+        self._is_partial = False
+        if self.replicas[0] > 1:
+            self._reads_by = trainer
+            internals.adapt_evaluation_samplers(trainer, repeat_nothing)
+        self._patches = LoopPatches(trainer, self.replicas, drain=self.drain)
+        self.precision_plugin.convert_module(module)
+        placement = self._place(trainer, module)
+        alone = self.plan.num_ranks == 1 and self.is_plain
+        if alone:
+            self.model_to_device()
+        elif fitting:
+            check_hooks(dict(module.named_parameters()))
+        if fitting:
+            self.setup_optimizers(trainer)
+            refusals.check_optimization(self.optimizers, self.lr_scheduler_configs)
+        if not alone:
+            if fitting:
+                self._summarise(trainer, module)
+            rank = self.global_rank
+            optimizer = self.optimizers[0] if fitting else None
+            part = StageModule(placement, stage=self.plan.stage_of(rank))
+            self._sharded = ShardedModule(module, part=part, rank=rank, optimizer=optimizer)
+            self.model_to_device()
+        self.setup_precision_plugin()
+        if fitting:
+            internals.move_optimizer(self.optimizers[0], self.root_device)
+        if self._sharded is not None:
+            self._pipeline = self._make_pipeline(placement, module, self._sharded, fitting=fitting)
+
+    def _place(self, trainer: pl.Trainer, module: pl.LightningModule) -> StagePlacement:
+        """Makes the plan and assigns layers to stages."""
+        name = find_layers(module, self._layers_name)
+        layers = module.get_submodule(name)
+        assert isinstance(layers, nn.Sequential)
+        self._plan = make_plan(
+            self.replicas,
+            cuts=self._cuts,
+            costs=lambda: costs_of(self._balance, trainer, module, layers),
+            num_layers=len(layers),
+            grids=self._grids,
+        )
+        self._recomputed = self.spans_of(self._plan, layers)
+        placement = StagePlacement(module=module, name=name, plan=self._plan)
+        placement.check()
+        return placement
+
+    def _summarise(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Lets callbacks summarise a module while it is whole, and not again when the fit starts.
+
+        By then the layers of other stages are removed: their parameters would not be counted, and
+        no example could run through them.
+        """
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        self._summaries = [each for each in callbacks if isinstance(each, ModelSummary)]
+        with internals.actual_device(module):
+            for callback in self._summaries:
+                callback.on_fit_start(trainer, module)
+                callback.on_fit_start = _do_nothing  # type: ignore[method-assign]
+
+    def _make_pipeline(
+        self,
+        placement: StagePlacement,
+        module: pl.LightningModule,
+        sharded: ShardedModule[StageModule],
+        *,
+        fitting: bool,
+    ) -> Pipeline:
+        """Makes this rank's pipeline and worker; every rank must call it."""
+        # First what may be refused, then what other ranks must take part in.
+        plan, rank, device, part = self.plan, self.global_rank, self.root_device, sharded.part
+        precision = self.precision_plugin
+        optimizer = self.optimizers[0] if fitting else None
+        randomness = None
+        if self._keyed and fitting:  # an evaluation draws as it is
+            if (seed := os.environ.get("PL_GLOBAL_SEED")) is None:
+                raise ConfigError(
+                    "keyed_randomness makes draws of the run's seed, and no seed is set",
+                    remedy="call pytorch_lightning.seed_everything before the Trainer runs",
+                )
+            randomness = KeyedRandomness(seed=int(seed), device=device)
+        parameters = dict(part.parameters()) if fitting else {}
+        make_worker = self.make_worker(part, rank=rank, optimizer=optimizer)
+        updates = None
+        if optimizer is not None:
+            norm = sharded.global_norm() if self.clips_globally and plan.num_stages > 1 else None
+            updates = StageOptimizer(module, parameters, optimizer, precision, norm=norm)
+        replicas = make_stage_group(
+            map(plan.ranks_of, range(plan.num_stages)),
+            backend="nccl" if self._direct else "gloo",
+            timeout_s=self._timeout_s,
+        )
+        network = Network(
+            plan,
+            rank,
+            timeout_s=self._timeout_s,
+            device=device,
+            direct=self._direct,
+            queue_depth=self.queue_depth,
+        )
+        is_grid = plan.stages[plan.stage_of(rank)].grid is not None
+        shared = SharedMessages(replicas, device=device) if is_grid else None
+        stage = make_stage(
+            module,
+            placement,
+            rank=rank,
+            autocast=precision.forward_context,
+            randomness=randomness,
+            recomputed=self._recomputed,
+            group=replicas,
+        )
+        metrics = Metrics(module)
+        metrics.detach()
+        steps = ModuleSteps(
+            module,
+            placement.layers,
+            metrics=metrics,
+            in_step=part.guard.step,
+            autocast=precision.forward_context,
+            send_input=self._send_input,
+        )
+        events = self.events(module, updates=updates, precision=precision, keeps=part.is_last)
+        worker = make_worker(
+            plan=plan,
+            rank=rank,
+            stage=stage,
+            replicas=(GridRanks if shared else Replicas)(replicas, parameters),
+            network=network,
+            shared=shared,
+            steps=steps,
+            events=events,
+            slowed=self.slowdown.slowed,
+        )
+
+        def end() -> None:
+            network.close()
+            destroy_group(replicas)
+
+        return Pipeline(
+            worker,
+            plan=plan,
+            rank=rank,
+            steps=steps,
+            events=events,
+            metrics=metrics,
+            part=part,
+            trained=parameters.keys(),
+            end=end,
+        )
+
+    @override
+    def teardown(self) -> None:
+        if self._patches is not None:
+            self._patches.undo()
+            self._patches = None
+        for callback in self._summaries:
+            vars(callback).pop("on_fit_start", None)
+        module = self.lightning_module
+        if module is not None:
+            unspatialize(module)
+        trainer = None if module is None else internals.attached_trainer(module)
+        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
+        sharded = self._sharded
+        if sharded is not None:
+            self._is_partial = self.world_size > 1  # until all values are gathered again
+        # Where something here raises, Lightning calls ``on_exception`` and then this once more: so
+        # attributes are cleared last, and everything may run twice.
+        try:
+            if self._pipeline is not None:
+                self._pipeline.end(failed=failed)
+        finally:
+            if sharded is not None:
+                sharded.part.unprune()
+        super().teardown()
+        if sharded is not None and not failed:  # else ranks may be gone, and their values too
+            sharded.fill()
+            self._is_partial = False
+        self._pipeline = self._sharded = None
+        if self._reads_by is not None:
+            internals.restore_evaluation_samplers(self._reads_by)
+            self._reads_by = None
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self._pipeline is not None:
+            network = self._pipeline.worker.network
+            exit_if_blocked(exception, blocked=lambda: network.blocked)
+
+    # Reading.
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.replicas[0], "rank": self.reader or 0}
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        return adapt_loader(dataloader, reader=self.reader) if self.world_size > 1 else dataloader
+
+    def count_minibatches(self, loaders: Sequence[Any], batch_idx: int, batch: Any) -> int:
+        """Minibatches of a step's round."""
+        if self.world_size == 1:
+            return 1
+        return count_minibatches(loaders, batch_idx, batch, reader=self.reader)
+
+    # Training.
+
+    @override
+    def on_train_start(self) -> None:
+        self._agree()
+
+    @override
+    def on_validation_end(self) -> None:
+        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
+            self._agree()
+
+    def _agree(self) -> None:
+        """After hooks of callbacks and of the module, in which a rank may request a stop."""
+        assert self._patches is not None
+        self._patches.stop_for_all()
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self._updated = False
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return super().training_step(*args, **kwargs)
+        if not self._updating or self._updated:
+            problem = "makes two updates of one batch"
+            if not self._updating:
+                problem = (
+                    "calls optimizer_closure by itself, to leave out an update or make it later, "
+                    "and in a pipeline each stage updates when the minibatch comes back to it"
+                )
+            raise ConfigError(
+                f"{type(self.lightning_module).__name__}.optimizer_step {problem}",
+                remedy="call optimizer.step(closure=optimizer_closure) once with every batch; a "
+                "larger batch takes the place of updates that are left out",
+            )
+        self._updated = True
+        batch, *arguments = (*args, *kwargs.values())
+        loop = self._trainer.fit_loop
+        loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
+        count = self.count_minibatches(loaders, step, batch)
+        number = self.number_of_step(loaders, step)
+        pipeline.train(batch, tuple(arguments), count=count, number=number)
+        assert self._patches is not None
+        if self._patches.drain_follows():
+            pipeline.drain()
+        return pipeline.loss.clone()
+
+    @override
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if self._pipeline is None:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        return closure_loss  # the worker has run what the schedule had for this step
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any
+    ) -> Any:
+        if self._pipeline is None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._updating = True
+        try:
+            return closure()  # the worker updates
+        finally:
+            self._updating = False
+
+    # Evaluation.
+
+    @override
+    def on_validation_start(self) -> None:
+        self._evaluated = [0, 0]
+
+    @override
+    def on_test_start(self) -> None:
+        self._evaluated = [0, 0]
+
+    @override
+    def on_predict_start(self) -> None:
+        self._evaluated = [0, 0]
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._pipeline is None:
+            return super().validation_step(*args, **kwargs)
+        return self._evaluation_step("validation_step", *args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._pipeline is None:
+            return super().test_step(*args, **kwargs)
+        return self._evaluation_step("test_step", *args, **kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._pipeline is None:
+            return super().predict_step(*args, **kwargs)
+        return self._evaluation_step("predict_step", *args, **kwargs)
+
+    def _evaluation_step(self, hook: str, *args: Any, **kwargs: Any) -> Any:
+        """Sends a batch forward; the result of a prediction, None of other steps."""
+        pipeline = self._pipeline
+        assert pipeline is not None
+        predicts = hook == "predict_step"
+        loop: Any = self._trainer.predict_loop
+        if not predicts:
+            loop = internals.evaluation_loop(self._trainer)
+        loaders, in_turn = internals.loaders_of(loop), internals.reads_in_turn(loop)
+        number, batch_idx = self._evaluated
+        if in_turn:
+            while loop.max_batches[number] == 0:
+                number += 1
+            loaders = [loaders[number]]
+        batch, *arguments = (*args, *kwargs.values())
+        count = self.count_minibatches(loaders, batch_idx, batch)
+        evaluate = pipeline.predict if predicts else pipeline.evaluate
+        result = evaluate(hook, batch, tuple(arguments), count=count)
+        is_last = internals.has_read_all(loop)
+        self._evaluated = [number, batch_idx + 1]
+        if in_turn and batch_idx + 1 >= loop.max_batches[number]:
+            self._evaluated, is_last = [number + 1, 0], True
+        if is_last and predicts:
+            pipeline.worker.end_evaluation()
+        elif is_last:
+            pipeline.end_evaluation(hook)
+        return result
+
+    # Checkpoints.
 
     def drain(self) -> None:
         """Empties the pipeline; every rank must call it."""
@@ -93,211 +570,7 @@ class WholeCheckpoints(ShardedCheckpoints, PipelinedEvaluation):
                 "limits what a failure costs",
             )
 
-
-class StagedStrategy(WholeCheckpoints):
-    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks."""
-
-    _settings: Settings
-    """Set by subclasses, after the constructor of this class."""
-
-    def __init__(
-        self,
-        *,
-        cuts: Sequence[int] | None,
-        balance: Balance,
-        layers: str | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        check_balance(balance)
-        self._cuts, self._balance = cuts, balance
-        self._layers_name = layers
-        self._plan: Plan | None = None
-        self._recomputed: StageSpans = ()
-        self._patches: LoopPatches | None = None
-        self._summaries: EarlySummaries | None = None
-        self._updates = refusals.OneUpdate()
-
-    @abstractmethod
-    def _number(self, loaders: Sequence[Any], step: int) -> int:
-        """Number of a step's first minibatch in the whole run, by which random draws are keyed."""
-
-    @property
-    def plan(self) -> Plan:
-        """The stages and their ranks, once a Trainer runs."""
-        assert self._plan is not None, "no Trainer runs"
-        return self._plan
-
-    @property
-    def recomputed(self) -> StageSpans:
-        """The recomputed spans of each stage's layers, once a Trainer runs."""
-        return self._recomputed
-
-    @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        assert self.accelerator is not None
-        self.accelerator.setup(trainer)
-        module = self.lightning_module
-        assert module is not None
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        refusals.check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
-        refusals.check_module(module, fitting=fitting)
-        if fitting:
-            self._settings.check_module(module)
-        check_initialised(module)
-        self._is_partial = False
-        self.begin_reading()
-        self._patches = LoopPatches(trainer, self.replicas, drain=self.drain)
-        self.precision_plugin.convert_module(module)
-        placement = self._place(trainer, module)
-        if self._alone:
-            self.model_to_device()
-        if fitting:
-            with refusals.one_optimizer():
-                self.setup_optimizers(trainer)
-            refusals.check_optimizers(self.optimizers)
-            refusals.check_schedulers(self.lr_scheduler_configs)
-        optimizer = self.optimizers[0] if fitting else None
-        if not self._alone:
-            if fitting:
-                self._summaries = EarlySummaries(trainer, module)
-            rank = self.global_rank
-            part = Shard(placement, stage=self.plan.stage_of(rank))
-            self._sharded = ShardedModule(module, part=part, rank=rank, optimizer=optimizer)
-            self.model_to_device()
-        self.setup_precision_plugin()
-        if fitting:
-            internals.move_optimizer(self.optimizers[0], self.root_device)
-        if self._sharded is not None:
-            self._pipeline = make_pipeline(
-                self._settings,
-                placement=placement,
-                sharded=self._sharded,
-                module=module,
-                device=self.root_device,
-                rank=self.global_rank,
-                precision=self.precision_plugin,
-                optimizer=optimizer,
-            )
-
-    @property
-    def _alone(self) -> bool:
-        """Whether the run is that of a plain Trainer."""
-        return self.plan.num_ranks == 1 and self._settings.as_plain
-
-    def _place(self, trainer: pl.Trainer, module: pl.LightningModule) -> Placement:
-        """Makes the plan and assigns layers to stages."""
-        name = find_layers(module, self._layers_name)
-        layers = module.get_submodule(name)
-        assert isinstance(layers, torch.nn.Sequential)
-        self._plan = make_plan(
-            self.replicas,
-            cuts=self._cuts,
-            costs=lambda: costs_of(self._balance, trainer, module, layers),
-            num_layers=len(layers),
-            grids=self._grids,
-        )
-        self._settings.check(self._plan)
-        check_grids(self._plan, module, name)
-        self._recomputed = self._settings.recomputed(self._plan, layers)
-        placement = Placement(module=module, name=name, plan=self._plan)
-        placement.check_ties()
-        return placement
-
-    @override
-    def teardown(self) -> None:
-        if self._patches is not None:
-            self._patches.undo()
-            self._patches = None
-        if self._summaries is not None:
-            self._summaries.undo()
-            self._summaries = None
-        module = self.lightning_module
-        if module is not None:
-            unspatialize(module)
-        trainer = None if module is None else internals.attached_trainer(module)
-        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
-        sharded = self._sharded
-        if sharded is not None:
-            self._is_partial = self.world_size > 1  # until all values are gathered again
-        # Where something here raises, Lightning calls ``on_exception`` and then this once more: so
-        # attributes are cleared last, and everything may run twice.
-        try:
-            if self._pipeline is not None:
-                self._pipeline.end(failed=failed)
-        finally:
-            if sharded is not None:
-                sharded.part.unprune()
-        super().teardown()
-        if sharded is not None and not failed:  # else ranks may be gone, and their values too
-            sharded.fill()
-            self._is_partial = False
-        self._pipeline = self._sharded = None
-        self.end_reading()
-
-    @override
-    def on_exception(self, exception: BaseException) -> None:
-        super().on_exception(exception)
-        if self._pipeline is not None:
-            network = self._pipeline.worker.network
-            exit_if_blocked(exception, blocked=lambda: network.blocked)
-
-    @override
-    def on_train_start(self) -> None:
-        self._agree()
-
-    @override
-    def on_validation_end(self) -> None:
-        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
-            self._agree()
-
-    def _agree(self) -> None:
-        """After hooks of callbacks and of the module, in which a rank may request a stop."""
-        assert self._patches is not None
-        self._patches.stop_for_all()
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        pipeline = self._pipeline
-        if pipeline is None:
-            return super().training_step(*args, **kwargs)
-        self._updates.check_step(self._trainer.lightning_module)
-        batch, *arguments = (*args, *kwargs.values())
-        loop = self._trainer.fit_loop
-        loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
-        count = self.count_minibatches(loaders, step, batch)
-        number = self._number(loaders, step)
-        pipeline.train(batch, tuple(arguments), count=count, number=number)
-        assert self._patches is not None
-        if drain_follows(self._trainer, stops=self._patches.stops):
-            pipeline.drain()
-        return pipeline.loss.clone()
-
-    @override
-    def backward(
-        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        if self._pipeline is None:
-            return super().backward(closure_loss, optimizer, *args, **kwargs)
-        return closure_loss  # the worker has run what the schedule had for this step
-
-    @override
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Any,
-        model: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if self._pipeline is None:
-            return super().optimizer_step(optimizer, closure, model, **kwargs)
-        with self._updates.updating():
-            return closure()  # the worker updates
-
-    @override
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        self._updates.begin_batch()
+    # Collectives, for which ranks never meet within a step.
 
     @override
     def all_gather(self, *args: Any, **kwargs: Any) -> Any:
@@ -315,16 +588,19 @@ class StagedStrategy(WholeCheckpoints):
         super().barrier(name)
 
     @override
-    def broadcast(self, obj: _Value, src: int = 0) -> _Value:
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
         self._check_collective("broadcast")
         return super().broadcast(obj, src)
 
     def _check_collective(self, name: str) -> None:
-        """Refuse what would wait for ranks that do not come there."""
-        if self._sharded is not None and self._sharded.part.absence.in_step:
+        if self._sharded is not None and self._sharded.part.guard.in_step:
             raise ConfigError(
                 f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
                 "rank runs another part of the step",
                 remedy="call it in a hook, such as on_train_batch_end, which every rank runs; "
                 "self.log and torchmetrics need no call of it",
             )
+
+
+def _do_nothing(trainer: Any, pl_module: Any) -> None:
+    pass

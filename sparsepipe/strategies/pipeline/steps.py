@@ -1,71 +1,262 @@
-"""Steps of a LightningModule, as a stage worker runs them."""
+"""A module's step in two halves: before its call of ``layers``, and from that call on.
+
+On one device it runs in one piece. The first half runs where the batch is read, the second where
+the last layers are. The second half runs the code before the call again, for what it needs of the
+batch later; what it draws at random there it draws as the first did, from the global generators
+and from those that :func:`generators_of` finds.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import safe_pickle
-from sparsepipe.strategies.metrics import Metrics
-from sparsepipe.strategies.pipeline.logging import Logged, Recorder
-from sparsepipe.strategies.pipeline.refusals import check_output
-from sparsepipe.strategies.pipeline.stand_ins import Absence
-from sparsepipe.strategies.pipeline.step_split import (
-    run_from_layers,
-    run_through,
-    run_until_layers,
-    without_input,
+from sparsepipe.runtime.random_generators import (
+    NUMPY,
+    PYTHON,
+    FormerStates,
+    Generator,
+    module_generators,
+    set_states,
+    states_before_draws,
+    states_of,
+    swap_states,
 )
+from sparsepipe.strategies.metrics import Metrics
+from sparsepipe.strategies.pipeline.logging import LogRecorder, Logs
+
+TRAINING = "training_step"
+_CUDA = "torch.cuda"  # on ranks with such a device only
+_ONCE = "call it exactly once in each step, with one argument"
+_CONTAINERS = (list, tuple, dict)
 
 
-class AttributeGrowth:
-    """Warns of attributes of a module that grow in a step.
+def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
+    """Random generators that a step may use outside of its layers, by names common to all ranks.
 
-    Hooks at an epoch's end run on every rank, and most ranks would find these attributes empty.
+    The global generators of torch, numpy and python, and attributes of the module, if there is one,
+    and of its children, but not of ``layers``: these draw where their entries run.
     """
+    found: dict[str, Generator] = {
+        "torch": torch.default_generator,
+        "numpy": NUMPY,
+        "python": PYTHON,
+    }
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found[_CUDA] = torch.cuda.default_generators[torch.cuda.current_device()]
+    if module is None:
+        return found
+    for path, child in module.named_modules(memo={layers}):  # all but the layers
+        prefix = f"self.{path}." if path else "self."
+        found |= {prefix + name: value for name, value in module_generators(child)}
+    return found
 
-    def __init__(self, module: pl.LightningModule) -> None:
-        self._module = module
-        self._ignored = vars(pl.LightningModule()).keys()
-        self._seen: set[str] = set()
 
-    @contextmanager
-    def watching(self, hook: str) -> Iterator[None]:
-        """Put around a step; checks the first call of each kind."""
-        if hook in self._seen or self._module.trainer.world_size == 1:
-            yield
-            return
-        self._seen.add(hook)
-        before = self._sizes()
+class _Called(BaseException):
+    """Carries the input of ``layers`` out of a step."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+@contextmanager
+def _in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterator[None]:
+    """Within, a step's one call of ``layers`` runs ``forward``."""
+    calls = 0
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise ConfigError("the step calls layers twice", remedy=_ONCE)
+        if len(args) != 1 or kwargs:
+            given = len(args) + len(kwargs)
+            raise ConfigError(f"the step calls layers with {given} arguments", remedy=_ONCE)
+        return forward(args[0])
+
+    layers.forward = once  # type: ignore[method-assign]
+    try:
         yield
-        grown = [name for name, size in self._sizes().items() if size > before.get(name, 0)]
-        if grown:
-            names = ", ".join(f"self.{name}" for name in grown)
-            warnings.warn(
-                f"{type(self._module).__name__}.{hook} adds to {names}, and only ranks of the "
-                "last stage see it: elsewhere it stays empty. Use self.log or a torchmetric for "
-                "values that are needed at the epoch's end: every rank has these.",
-                stacklevel=2,
+    finally:
+        del layers.forward
+    if not calls:
+        raise ConfigError("the step does not call layers", remedy=_ONCE)
+
+
+def _check_input(value: Any) -> None:
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise ConfigError(
+                "the input of layers needs a gradient: the step uses parameters before it calls "
+                "layers",
+                remedy="move the modules it uses there to the front of the Sequential",
             )
 
-    def _sizes(self) -> dict[str, int]:
-        return {
-            name: len(value)
-            for name, value in vars(self._module).items()
-            if isinstance(value, list | dict | set) and name not in self._ignored
-        }
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The result of the first half of a step.
+
+    Attributes:
+        value: the input of ``layers``.
+        randomness: states before the step of the random generators that it drew from.
+    """
+
+    value: Any
+    randomness: Mapping[str, Any]
+
+
+def run_until_layers(
+    layers: nn.Sequential, step: Callable[[], Any], *, module: nn.Module | None = None
+) -> Opened:
+    """Runs a step up to its call of ``layers``.
+
+    Raises:
+        ConfigError: it does not call them, their input needs a gradient, or it makes a random
+            generator.
+    """
+
+    def leave(value: Any) -> Any:
+        raise _Called(value)
+
+    before = states_of(generators_of(module, layers))
+    try:
+        with _in_place_of(layers, leave):
+            step()
+    except _Called as called:
+        value = called.value
+    else:
+        raise ConfigError("the step catches every exception of its layers", remedy=_ONCE)
+    _check_input(value)
+    after = states_of(generators_of(module, layers))
+    for name in sorted(after.keys() - before.keys() - {_CUDA}):
+        raise ConfigError(
+            f"the step makes a random generator, {name}, and the last stage would make another",
+            remedy="make it in __init__, so that every rank has it before its first step",
+        )
+    return Opened(value=value, randomness=states_before_draws(before, after))
+
+
+def run_from_layers(
+    layers: nn.Sequential,
+    step: Callable[[], Any],
+    *,
+    run: Callable[[], Any],
+    module: nn.Module | None = None,
+    randomness: Mapping[str, Any] | None = None,
+    input_sent: bool = True,
+) -> Any:
+    """Runs a step with ``run()`` in place of ``layers``; the step's result.
+
+    The input in its batch may have no data, unless ``input_sent``. Random generators start from the
+    states ``randomness`` (:attr:`Opened.randomness`).
+
+    Raises:
+        ConfigError: ``layers`` is called twice or not at all, the step needs the input's data
+            apart from that call, or draws from a generator that is not on this rank.
+    """
+    own: FormerStates = []
+    if randomness:
+        generators = generators_of(module, layers)
+        if missing := sorted(randomness.keys() - generators.keys() - {_CUDA}):
+            raise ConfigError(
+                f"the step draws from {missing[0]}, which is a random generator on the first stage "
+                "and none on the last",
+                remedy="make it in __init__, on every rank",
+            )
+        known = randomness.keys() & generators.keys()
+        own = swap_states((generators[name], randomness[name]) for name in known)
+
+    def forward(value: Any) -> Any:
+        set_states(own)
+        return run()
+
+    cause: Exception | None = None
+    try:
+        with _in_place_of(layers, forward):
+            result = step()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if input_sent or "meta" not in str(error):
+            raise
+        cause = error
+    else:
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        if input_sent or not any(leaf.is_meta for leaf in leaves):
+            return result
+    raise ConfigError(
+        "the step uses the input of layers apart from calling them, and its data stay on the "
+        "first stage",
+        remedy="set send_input=true on the strategy, which sends it to the last stage too",
+    ) from cause
+
+
+def run_through(
+    layers: nn.Sequential, step: Callable[[], Any], *, run: Callable[[Any], Any]
+) -> Any:
+    """Runs a step in one piece, with ``run`` in place of ``layers``; the step's result.
+
+    Raises:
+        ConfigError: ``layers`` is called twice or not at all, or its input needs a gradient.
+    """
+
+    def forward(value: Any) -> Any:
+        _check_input(value)
+        return run(value)
+
+    with _in_place_of(layers, forward):
+        return step()
+
+
+def without_input(batch: Any, value: Any) -> Any:
+    """A batch with tensors without data (of device "meta") where it shares the input's memory.
+
+    A sparse tensor, or another node that is not a plain container, is left out as a whole.
+    """
+
+    def storages(tree: Any) -> set[int]:
+        tensors = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+        return {each.untyped_storage().data_ptr() for each in tensors if each.numel()} - {0}
+
+    def emptied(tensor: Tensor) -> Tensor:
+        shape, stride = tensor.shape, tensor.stride()
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+
+    of_input = storages(value)
+
+    def strip(unit: Any) -> Any:
+        if of_input.isdisjoint(storages(unit)):
+            return unit
+        return pytree.tree_map_only(Tensor, emptied, unit)
+
+    return pytree.tree_map(strip, batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
+
+
+def check_output(output: Any) -> Tensor:
+    """The loss that a training step returned."""
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"training_step returned {type(output).__name__}",
+            remedy="return the loss, or a dictionary with it as 'loss', from every step",
+        )
+    return loss
 
 
 class ModuleSteps:
     """Both halves of ``training_step``, ``validation_step``, ``test_step`` and ``predict_step``.
 
     Args:
-        absence: of layers that are on other ranks.
+        in_step: context of the step itself.
         send_input: whether the last stage gets the input of ``layers`` too.
     """
 
@@ -75,19 +266,18 @@ class ModuleSteps:
         layers: nn.Sequential,
         *,
         metrics: Metrics,
-        absence: Absence,
+        in_step: Callable[[], AbstractContextManager[None]],
         autocast: Callable[[], AbstractContextManager[Any]],
         send_input: bool,
     ) -> None:
         self._module = module
         self._layers = layers
         self._metrics = metrics
-        self._absence = absence
+        self._in_step = in_step
         self._autocast = autocast
         self._send_input = send_input
-        self._recorder = Recorder(module)
-        self._growth = AttributeGrowth(module)
-        self._hook = "training_step"
+        self._recorder = LogRecorder(module)
+        self._hook = TRAINING
         self._arguments: tuple[Any, ...] = ()
 
     def choose(self, hook: str, arguments: tuple[Any, ...]) -> None:
@@ -95,40 +285,21 @@ class ModuleSteps:
         self._hook, self._arguments = hook, arguments
 
     def open(self, batch: Any) -> tuple[Any, Any]:
+        """The input of the layers, and what the last stage needs of the batch."""
         with self._recorder.silence(), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
         rest = batch if self._send_input else without_input(batch, opened.value)
         return opened.value, {"batch": rest, "randomness": drawn}
 
-    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, tuple[Logged, ...]]:
-        result, logs = self._close(rest, run, epoch_default=False)
+    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Logs]:
+        """Loss and logs of a training step; ``run`` returns the layers' output."""
+        result, logs = self.close_evaluation(rest, run)
         return check_output(result), logs
 
-    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Logged, ...]]:
-        return self._close(rest, run, epoch_default=True)
-
-    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, tuple[Logged, ...]]:
-        result, logs = self._whole(batch, run, epoch_default=False)
-        return check_output(result), logs
-
-    def whole_evaluation(
-        self, batch: Any, run: Callable[[Any], Any]
-    ) -> tuple[Any, tuple[Logged, ...]]:
-        return self._whole(batch, run, epoch_default=True)
-
-    def _whole(
-        self, batch: Any, run: Callable[[Any], Any], *, epoch_default: bool
-    ) -> tuple[Any, tuple[Logged, ...]]:
-        with self._recording(batch, epoch_default=epoch_default) as notes:
-            result = run_through(self._layers, lambda: self._step(batch), run=run)
-        return result, tuple(notes)
-
-    def _close(
-        self, rest: Any, run: Callable[[], Any], *, epoch_default: bool
-    ) -> tuple[Any, tuple[Logged, ...]]:
+    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
         batch, drawn = rest["batch"], rest["randomness"]
-        with self._recording(batch, epoch_default=epoch_default) as notes:
+        with self._recorder.recording(batch, hook=self._hook) as notes, self._metrics.tracking():
             result = run_from_layers(
                 self._layers,
                 lambda: self._step(batch),
@@ -139,14 +310,16 @@ class ModuleSteps:
             )
         return result, tuple(notes)
 
-    @contextmanager
-    def _recording(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
-        """Put around a step whose logs and metrics count; yields what it logs."""
-        recording = self._recorder.recording(batch, epoch_default=epoch_default)
-        kept = self._growth.watching(self._hook)
-        with recording as notes, self._metrics.tracking(), kept:
-            yield notes
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Logs]:
+        """Loss and logs of a training step in one piece; ``run`` takes the layers' input."""
+        result, logs = self.whole_evaluation(batch, run)
+        return check_output(result), logs
+
+    def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
+        with self._recorder.recording(batch, hook=self._hook) as notes, self._metrics.tracking():
+            result = run_through(self._layers, lambda: self._step(batch), run=run)
+        return result, tuple(notes)
 
     def _step(self, batch: Any) -> Any:
-        with self._absence.step():
+        with self._in_step():
             return getattr(self._module, self._hook)(batch, *self._arguments)

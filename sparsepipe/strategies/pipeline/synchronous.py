@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from typing import Any, Literal
@@ -13,13 +12,12 @@ import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import (
-    Setting,
     StageSpans,
     check_setting,
     recomputed_spans,
@@ -29,11 +27,12 @@ from sparsepipe.runtime.base_worker import Microbatch
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
 from sparsepipe.schedule import SYNCHRONOUS, Plan, order_by_name
-from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
-from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
+from sparsepipe.strategies.pipeline.pipeline import MakeWorker, StepEvents
+from sparsepipe.strategies.pipeline.placeholders import StageModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
+from sparsepipe.strategies.pipeline.steps import TRAINING
 from sparsepipe.utils.extensions import DottedPath
 
 
@@ -44,22 +43,20 @@ class MicrobatchEvents(StepEvents):
     all where no stage between here and the last has replicas.
     """
 
-    @override
-    def begin(self, step: int) -> None:
-        super().begin(step)
-        assert self._updates is not None
-        self._updates.hooks.suspend()  # until the update
-
     def done(self, microbatches: Sequence[Microbatch]) -> None:
         if not microbatches:
             return
-        self.loss = _mean_loss(microbatches)
+        self.loss = microbatches[0].loss
+        if len(microbatches) > 1:
+            weighted = torch.stack([part.weight * part.loss.double() for part in microbatches])
+            mean = weighted.sum() / sum(part.weight for part in microbatches)
+            self.loss = mean.to(self.loss.dtype)
         self.keep(
             ((part.minibatch, part.number), (part.minibatch, part.samples, part.logs))
             for part in microbatches
         )
         logs = merge_logs([(part.samples, part.logs) for part in microbatches])
-        self.repeater.show(logs, hook=TRAINING)
+        self.replay.append([logs], hook=TRAINING)
 
     @override
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
@@ -67,133 +64,6 @@ class MicrobatchEvents(StepEvents):
             merge_logs([(samples, logs) for _, samples, logs in parts])
             for _, parts in groupby(kept, key=lambda part: part[0])
         ]
-
-
-def _mean_loss(microbatches: Sequence[Microbatch]) -> Tensor:
-    first = microbatches[0].loss
-    if len(microbatches) == 1:
-        return first
-    weighted = torch.stack([part.weight * part.loss.double() for part in microbatches])
-    return (weighted.sum() / sum(part.weight for part in microbatches)).to(first.dtype)
-
-
-def check_recompute(setting: Setting) -> None:
-    """Refuse a setting that suits no plan.
-
-    Raises:
-        ConfigError: the setting names no layers, or is ``auto``, which a strategy cannot resolve.
-    """
-    check_setting(setting)
-    if setting == "auto":
-        raise ConfigError(
-            "recompute='auto' has layers chosen by a profile, for the memory of the devices, and "
-            "a strategy by itself has neither",
-            remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
-            "search for the plan; or list the layers, such as {layers: [[0, 5]]}; "
-            "sparsepipe.partition.activation_checkpointing.selection.choose_spans chooses them",
-        )
-
-
-def spans_of(setting: Setting, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
-    """The spans of each stage that are recomputed.
-
-    ``layers`` is the whole Sequential, where it is to be looked through as well.
-
-    Raises:
-        ConfigError: there are no such layers or stages, or a span begins with a layer that works in
-            place (``inplace=True``) on its input, which has to be kept.
-    """
-    spans = recomputed_spans(setting, plan)
-    if layers is not None:
-        for span in chain.from_iterable(spans):
-            _check_first(span, layers[span.start])
-    return spans
-
-
-def _check_first(span: range, layer: nn.Module) -> None:
-    """Layers that do so without the attribute ``inplace`` are found when they run."""
-    if getattr(layer, "inplace", False):
-        raise ConfigError(
-            f"recompute: layer {span.start} ({type(layer).__name__}) works in place on its input, "
-            f"which is what is kept of layers {span.start} to {span.stop - 1}",
-            remedy=f"give layer {span.start} inplace=False, or begin the layers to be recomputed, "
-            "or the stage, with one that leaves its input as it is",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SynchronousSettings(Settings):
-    """Settings of a synchronous pipeline."""
-
-    schedule: str
-    batch_norm: NormMode | str
-    microbatches: int
-    recompute: Setting = "none"
-
-    def __post_init__(self) -> None:
-        order_by_name(self.schedule)
-        if self.batch_norm not in list(NormMode):
-            raise ConfigError(
-                f"batch_norm={str(self.batch_norm)!r} is unknown",
-                remedy=f"use one of {', '.join(NormMode)}",
-            )
-        check_microbatches(self.microbatches)
-        check_recompute(self.recompute)
-
-    @property
-    def as_plain(self) -> bool:
-        cut = self.microbatches > 1 or self.batch_norm != NormMode.MICROBATCH
-        return self.recompute == "none" and not self.keyed_randomness and not cut
-
-    @property
-    def events(self) -> type[StepEvents]:
-        return MicrobatchEvents
-
-    @property
-    def queue_depth(self) -> int | None:
-        """Room for a whole minibatch: the schedule limits what is in flight."""
-        return self.microbatches
-
-    @property
-    def clips_globally(self) -> bool:
-        return True
-
-    def check_module(self, module: nn.Module) -> None:
-        check_norms(module, NormMode(self.batch_norm))
-
-    def check(self, plan: Plan) -> None:
-        check_microbatches(self.microbatches, plan.replicas_of_stages)
-        spans = recomputed_spans(self.recompute, plan)
-        for number, stage in enumerate(plan.stages):
-            if stage.grid is not None and spans[number]:
-                raise ConfigError(
-                    f"recompute={self.recompute!r} has layers of stage {number}, which is a grid",
-                    remedy="let the model's own layers compute again (model.checkpointing=true), "
-                    "or name other layers",
-                )
-        if plan.has_grids and self.batch_norm != NormMode.MICROBATCH:
-            raise ConfigError(
-                f"batch_norm={str(self.batch_norm)!r} does not go with a stage that is a grid",
-                remedy="leave it at its default, 'microbatch'",
-            )
-
-    def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
-        return spans_of(self.recompute, plan, layers)
-
-    def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
-        trains = over is not None
-        norms = MinibatchNorms(
-            shard.norms() if trains else {},
-            NormMode(self.batch_norm),
-            of_others=shard.norms_of_others() if trains else {},
-        )
-        return partial(
-            SynchronousWorker,
-            order=order_by_name(self.schedule),
-            microbatches=self.microbatches,
-            parameters=dict(shard.parameters()) if trains else {},
-            norms=norms,
-        )
 
 
 class SynchronousPipelineStrategy(StagedStrategy):
@@ -240,6 +110,8 @@ class SynchronousPipelineStrategy(StagedStrategy):
     """
 
     strategy_name = "sparsepipe_gpipe"
+    events = MicrobatchEvents
+    clips_globally = True
 
     def __init__(
         self,
@@ -267,49 +139,113 @@ class SynchronousPipelineStrategy(StagedStrategy):
             grids=grids,
             balance=balance,
             layers=layers,
+            send_input=send_input,
+            keyed_randomness=keyed_randomness,
             timeout_s=timeout_s,
             process_group_backend=process_group_backend,
+            direct=direct,
             slowdown=slowdown,
             cluster_environment=cluster_environment,
         )
+        self._order = order_by_name(schedule)
+        if batch_norm not in list(NormMode):
+            raise ConfigError(
+                f"batch_norm={str(batch_norm)!r} is unknown",
+                remedy=f"use one of {', '.join(NormMode)}",
+            )
+        check_microbatches(microbatches)
+        check_setting(recompute)
+        if recompute == "auto":
+            raise ConfigError(
+                "recompute='auto' has layers chosen by a profile, for the memory of the devices, "
+                "and a strategy by itself has neither",
+                remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
+                "search for the plan; or list the layers, such as {layers: [[0, 5]]}",
+            )
         self.schedule, self.microbatches = schedule, microbatches
+        self._batch_norm, self._recompute = NormMode(batch_norm), recompute
         self._warned_of_empty = False
-        self._settings = SynchronousSettings(
-            schedule=schedule,
-            microbatches=microbatches,
-            recompute=recompute,
-            send_input=send_input,
-            keyed_randomness=keyed_randomness,
-            batch_norm=batch_norm,
-            timeout_s=timeout_s,
-            direct=direct,
-            slowed=self.slowdown.slowed,
+
+    @property
+    @override
+    def is_plain(self) -> bool:
+        cut = self.microbatches > 1 or self._batch_norm != NormMode.MICROBATCH
+        return super().is_plain and self._recompute == "none" and not cut
+
+    @property
+    @override
+    def queue_depth(self) -> int | None:
+        return self.microbatches  # a whole minibatch: the schedule limits what is in flight
+
+    @override
+    def check_module(self, module: nn.Module) -> None:
+        check_norms(module, self._batch_norm)
+
+    @override
+    def spans_of(self, plan: Plan, layers: nn.Sequential) -> StageSpans:
+        check_microbatches(self.microbatches, plan.replicas_of_stages)
+        spans = recomputed_spans(self._recompute, plan)
+        for number, stage in enumerate(plan.stages):
+            if stage.grid is not None and spans[number]:
+                raise ConfigError(
+                    f"recompute={self._recompute!r} has layers of stage {number}, which is a grid",
+                    remedy="let the model's own layers compute again (model.checkpointing=true), "
+                    "or name other layers",
+                )
+        if plan.has_grids and self._batch_norm != NormMode.MICROBATCH:
+            raise ConfigError(
+                f"batch_norm={str(self._batch_norm)!r} does not go with a stage that is a grid",
+                remedy="leave it at its default, 'microbatch'",
+            )
+        for span in chain.from_iterable(spans):
+            # Layers that work in place without this attribute are found when they run.
+            if getattr(first := layers[span.start], "inplace", False):
+                raise ConfigError(
+                    f"recompute: layer {span.start} ({type(first).__name__}) works in place on its "
+                    f"input, which is what is kept of layers {span.start} to {span.stop - 1}",
+                    remedy=f"give layer {span.start} inplace=False, or begin the layers to be "
+                    "recomputed, or the stage, with one that leaves its input as it is",
+                )
+        return spans
+
+    @override
+    def make_worker(
+        self, part: StageModule, *, rank: int, optimizer: Optimizer | None
+    ) -> MakeWorker:
+        trains = optimizer is not None
+        norms = MinibatchNorms(
+            part.norms() if trains else {},
+            self._batch_norm,
+            of_others=part.norms_of_others() if trains else {},
+        )
+        return partial(
+            SynchronousWorker,
+            order=self._order,
+            microbatches=self.microbatches,
+            parameters=dict(part.parameters()) if trains else {},
+            norms=norms,
         )
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         loss = super().training_step(*args, **kwargs)
-        if self._pipeline is not None and not self._warned_of_empty:
-            self._warn_of_empty(self._pipeline.worker)
+        if self._pipeline is None or self._warned_of_empty or not self.is_global_zero:
+            return loss
+        worker: Any = self._pipeline.worker
+        sizes = worker.sizes_read
+        if not (all(sizes) or self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch):
+            self._warned_of_empty = True
+            warnings.warn(
+                f"a batch of {sum(sizes)} samples is cut into {len(sizes)} microbatches, of which "
+                f"{sizes.count(0)} are empty: stages wait as for {len(sizes)}, and compute fewer. "
+                f"Larger batches, or microbatches={sum(sizes) * self.plan.replicas(0)} or fewer, "
+                "leave none empty.",
+                stacklevel=2,
+            )
         return loss
 
-    def _warn_of_empty(self, worker: Any) -> None:
-        """Warns once of empty microbatches, except for those of an epoch's last batch."""
-        sizes = worker.sizes_read
-        progress = self._trainer.fit_loop.epoch_loop.batch_progress
-        if not self.is_global_zero or progress.is_last_batch or all(sizes):
-            return
-        self._warned_of_empty = True
-        warnings.warn(
-            f"a batch of {sum(sizes)} samples is cut into {len(sizes)} microbatches, of which "
-            f"{sizes.count(0)} are empty: stages wait as for {len(sizes)}, and compute fewer. "
-            f"Larger batches, or microbatches={sum(sizes) * self.plan.replicas(0)} or fewer, "
-            "leave none empty.",
-            stacklevel=2,
-        )
-
     @override
-    def _number(self, loaders: Sequence[Any], step: int) -> int:
+    def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
         return self._trainer.current_epoch * int(self._trainer.num_training_batches) + step
 
 

@@ -23,20 +23,6 @@ class ParameterHooked(Base):
             parameter.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
 
 
-class SteppingInBackward(Base):
-    """PyTorch's tutorial: an optimizer for each parameter, stepped when its gradient is there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = {p: torch.optim.SGD([p], lr=0.05) for p in self.parameters()}
-        for parameter in self.parameters():
-            parameter.register_post_accumulate_grad_hook(self._update)
-
-    def _update(self, parameter: Tensor) -> None:
-        self.own[parameter].step()  # type: ignore[index]
-        self.own[parameter].zero_grad()  # type: ignore[index]
-
-
 class Masked(Base):
     """A pruned weight stays 0: its gradient is masked after it has been accumulated."""
 
@@ -77,14 +63,6 @@ class Normed(Base):
             self.layers[number] = weight_norm(self.layers[number])
 
 
-class SpectrallyNormed(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        spectral_norm = torch.nn.utils.parametrizations.spectral_norm
-        for number in (0, 2):
-            self.layers[number] = spectral_norm(self.layers[number])
-
-
 class MaxNorm(nn.Linear):
     """Keeps its weight's rows short, in each forward."""
 
@@ -117,13 +95,6 @@ class FrozenNorm(Base):
         return self
 
 
-class Evaluating(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers.insert(1, nn.BatchNorm1d(8).double())
-        self.layers[1].eval()
-
-
 class BatchNormed(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -149,12 +120,6 @@ class Thawing(Base):
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:
             self.layers[0].requires_grad_(True)
-
-
-class Freezing(Base):
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
-            self.layers[0].requires_grad_(False)
 
 
 def _penalised(self: Base, optimizer: Any) -> None:
@@ -201,22 +166,6 @@ def _clamp_data(trainer: Any, module: Any, *_: Any) -> None:
         parameter.data.clamp_(-0.2, 0.2)
 
 
-def _clamp(trainer: Any, module: Any, *_: Any) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.clamp_(-0.2, 0.2)
-
-
-def _replace(trainer: Any, module: Any, *_: Any) -> None:
-    for parameter in module.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
-
-
-def _clamp_in_update(self: Base, optimizer: Any) -> None:
-    for parameter in self.parameters():
-        parameter.data.clamp_(-0.2, 0.2)
-
-
 def _gathered(self: Base, outputs: Any, batch: Any, batch_idx: int) -> None:
     world = self.trainer.world_size
     gathered = self.all_gather(torch.tensor(float(batch_idx)))
@@ -228,18 +177,17 @@ _STAGE_ONLY = "goes through the parameters of"
 HOOKS = [
     Habit(
         written="`parameter.register_hook`, to clip, mask or scale each gradient",
-        verdict="same",
+        verdict="refused",
+        note="in `on_before_optimizer_step`",
         module=ParameterHooked,
+        message="has a hook for its gradient",
     ),
     Habit(
         written="`register_post_accumulate_grad_hook` that masks a gradient",
-        verdict="same",
+        verdict="refused",
+        note="the same",
         module=Masked,
-    ),
-    Habit(
-        written="`register_post_accumulate_grad_hook` that steps an optimizer in the backward",
-        verdict="same",
-        module=SteppingInBackward,
+        message="has a hook for its gradient",
     ),
     Habit(
         written="forward hooks, pre-hooks and full backward hooks of an entry",
@@ -254,12 +202,6 @@ HOOKS = [
         message="layers has a backward hook",
     ),
     Habit(written="`weight_norm` (parametrizations)", verdict="same", module=Normed),
-    Habit(
-        written="`spectral_norm` (parametrizations)",
-        verdict="same",
-        module=SpectrallyNormed,
-        synchronous=False,  # an iteration for each microbatch
-    ),
     Habit(
         written="a layer that changes its own weight in its forward (max norm)",
         verdict="refused",
@@ -284,20 +226,9 @@ HOOKS = [
         strategy={"cuts": [3]},
     ),
     Habit(
-        written="layers set to `eval()` in `__init__`, which Lightning leaves so",
-        verdict="same",
-        module=Evaluating,
-        strategy={"cuts": [3]},
-    ),
-    Habit(
         written="frozen layers (`requires_grad_(False)` in `__init__`)",
         verdict="same",
         module=Frozen,
-    ),
-    Habit(
-        written="freezing layers in `on_train_epoch_start`",
-        verdict="same",
-        module=Freezing,
     ),
     Habit(
         written="thawing them there",
@@ -362,32 +293,9 @@ HOOKS = [
         early=False,
     ),
     Habit(
-        written="`p.clamp_()` there",
-        verdict="refused",
-        note="the same",
-        trainer=lambda: {"callbacks": [calling("on_train_batch_end", _clamp)]},
-        message="was changed between two updates",
-        drained=False,
-        early=False,
-    ),
-    Habit(
-        written="`p.data = ...` there",
-        verdict="refused",
-        note="the same",
-        trainer=lambda: {"callbacks": [calling("on_train_batch_end", _replace)]},
-        message="was changed between two updates",
-        drained=False,
-        early=False,
-    ),
-    Habit(
         written="`p.data.clamp_()` in `on_train_epoch_end`",
         verdict="same",
         trainer=lambda: {"callbacks": [calling("on_train_epoch_end", _clamp_data)]},
-    ),
-    Habit(
-        written="`p.data.clamp_()` in `on_before_optimizer_step`",
-        verdict="same",
-        module=hook("on_before_optimizer_step", _clamp_in_update),
     ),
     Habit(
         written="`self.all_gather` in `on_train_batch_end`",
@@ -412,15 +320,6 @@ HOOKS = [
         drained=False,
         seen=lambda trainer, module: trainer.global_step,
         differs=lambda plain, ranks: plain < ranks[0] == ranks[1] < 40,
-        synchronous=False,
-    ),
-    Habit(
-        written="what a step left in the module (`self.last = loss`), in `on_train_batch_end`",
-        verdict="different",
-        note="the last stage has it, the others do not",
-        module=hook("on_before_backward", lambda self, loss: setattr(self, "last", loss.detach())),
-        seen=lambda trainer, module: hasattr(module, "last"),
-        differs=lambda plain, ranks: (plain, *ranks) == (True, False, True),
         synchronous=False,
     ),
 ]

@@ -62,11 +62,6 @@ def _skip(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closu
         optimizer_closure()
 
 
-def _closure_first(self: Any, epoch: int, batch: int, optimizer: Any, closure: Any) -> None:
-    closure()
-    optimizer.step()
-
-
 def _twice(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
     optimizer.step(closure=optimizer_closure)
     optimizer.step(closure=optimizer_closure)
@@ -82,21 +77,11 @@ def _own_clipping(
     self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value")
 
 
-def _own_rates(self: Any) -> None:
-    self.log("rate", self.optimizers().param_groups[0]["lr"])
-    self.log("last_rate", self.lr_schedulers().get_last_lr()[0])
-
-
 OPTIMIZERS = [
     Habit(
         written="one optimizer, parameter groups with options of their own",
         verdict="same",
         module=configured(_groups),
-    ),
-    Habit(
-        written="`return [optimizer], [scheduler]`, stepped each epoch",
-        verdict="same",
-        module=configured(lambda self: ([o := _sgd(self)], [schedulers.StepLR(o, 1, gamma=0.5)])),
     ),
     Habit(
         written='`OneCycleLR` with `interval="step"`, `self.trainer.estimated_stepping_batches`',
@@ -143,7 +128,7 @@ OPTIMIZERS = [
         verdict="refused",
         note="groups of one optimizer",
         module=configured(_two),
-        message="gives several optimizers",
+        message="multiple optimizers",
     ),
     Habit(
         written="`LBFGS`",
@@ -180,14 +165,6 @@ OPTIMIZERS = [
         early=False,
     ),
     Habit(
-        written="`optimizer_closure()` first, then `optimizer.step()`",
-        verdict="refused",
-        note="`optimizer.step(closure=optimizer_closure)`",
-        module=hook("optimizer_step", _closure_first),
-        message="optimizer_step calls optimizer_closure by itself",
-        early=False,
-    ),
-    Habit(
         written="two updates of one batch",
         verdict="refused",
         note="one",
@@ -196,25 +173,8 @@ OPTIMIZERS = [
         early=False,
     ),
     Habit(
-        written="`optimizer_zero_grad` with `set_to_none=False`",
-        verdict="same",
-        module=hook(
-            "optimizer_zero_grad",
-            lambda self, e, b, optimizer: optimizer.zero_grad(set_to_none=False),
-        ),
-    ),
-    Habit(
         written="`configure_gradient_clipping` with `self.clip_gradients`",
         verdict="same",
         module=hook("configure_gradient_clipping", _own_clipping),
-    ),
-    Habit(
-        written="`self.optimizers()`, `self.lr_schedulers()` to read rates",
-        verdict="same",
-        module=hook(
-            "on_train_epoch_end",
-            _own_rates,
-            _scheduled(lambda self, optimizer: schedulers.StepLR(optimizer, 1, gamma=0.5)),
-        ),
     ),
 ]

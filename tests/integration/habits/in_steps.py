@@ -69,22 +69,6 @@ class Outputs(Base):
         self.training_step_outputs.clear()
 
 
-class Shared(Base):
-    def _shared_step(self, batch: Any, stage: str) -> Tensor:
-        loss = F.cross_entropy(self(batch[0]), batch[1])
-        self.log(f"{stage}_loss", loss, on_epoch=True, on_step=False)
-        return loss
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._shared_step(batch, "train")
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._shared_step(batch, "val")
-
-
 class Headed(Base):
     """A projection head after the layers, a buffer of class weights and a counter."""
 
@@ -110,15 +94,6 @@ class Embedded(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.cross_entropy(self.layers(self.embed(batch[0])), batch[1])
-
-
-class Scheduled(Base):
-    """A weight that grows with the steps, as of a KL term."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        logits = self.layers(batch[0])
-        beta = min(1.0, (1 + self.global_step + batch_idx + self.current_epoch) / 10)
-        return F.cross_entropy(logits, batch[1]) + beta * logits.square().mean()
 
 
 class Distilled(Base):
@@ -161,11 +136,6 @@ class Outside(Base):
         return _loss(self, *batch) + 1e-3 * self.penalty
 
 
-def _with_predictions(self: Base, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    logits = self.layers(x)
-    return {"loss": F.cross_entropy(logits, y), "preds": logits.argmax(1)}
-
-
 def _mixed(self: Base, x: Tensor, y: Tensor) -> Tensor:
     share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002 - as people write it
     order = torch.randperm(len(x))
@@ -178,10 +148,6 @@ def _gradient_penalty(self: Base, x: Tensor, y: Tensor) -> Tensor:
     logits = self.layers(x)
     (gradient,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
     return F.cross_entropy(logits, y) + gradient.square().mean()
-
-
-def _of_the_last(self: Base, x: Tensor, y: Tensor) -> Tensor:
-    return _loss(self, x, y) + 0.01 * self.layers[-1].weight.square().sum()
 
 
 def _on_the_device(self: Base, x: Tensor, y: Tensor) -> Tensor:
@@ -207,12 +173,6 @@ def _detected(self: Base, x: Tensor, y: Tensor) -> Any:
 
 
 STEPS = [
-    Habit(written="`return loss`", verdict="same"),
-    Habit(
-        written='`return {"loss": loss, "preds": preds}`',
-        verdict="same",
-        module=step(_with_predictions),
-    ),
     Habit(
         written="`return None` to skip a batch",
         verdict="refused",
@@ -241,16 +201,11 @@ STEPS = [
     Habit(
         written="`self.training_step_outputs.append(...)` for `on_train_epoch_end`",
         verdict="different",
-        note="empty but on the last stage, which is warned of: use a torchmetric",
+        note="empty but on the last stage: use a torchmetric",
         module=Outputs,
         seen=lambda trainer, module: module.found,
         differs=lambda plain, ranks: (plain, *ranks) == ([3, 3], [0, 0], [3, 3]),
         synchronous=False,
-    ),
-    Habit(
-        written="a `_shared_step` of training and validation, and `forward`",
-        verdict="same",
-        module=Shared,
     ),
     Habit(
         written="a head after the layers, buffers, counters in buffers",
@@ -272,11 +227,6 @@ STEPS = [
         synchronous=False,  # which draw once for each microbatch
     ),
     Habit(
-        written="`self.global_step`, `self.current_epoch`, `batch_idx` in a step (annealing)",
-        verdict="same",
-        module=Scheduled,
-    ),
-    Habit(
         written="the input once more after the layers (autoencoders)",
         verdict="refused",
         note="`send_input=True` on the strategy",
@@ -288,12 +238,6 @@ STEPS = [
         written="the same with `send_input=True`",
         verdict="same",
         module=step(lambda self, x, y: (self.layers(x) - x[:, :CLASSES]).square().mean()),
-        strategy={"send_input": True},
-    ),
-    Habit(
-        written="a frozen teacher on the same input, with `send_input=True`",
-        verdict="same",
-        module=Distilled,
         strategy={"send_input": True},
     ),
     Habit(
@@ -328,11 +272,6 @@ STEPS = [
         module=step(lambda self, x, y: _loss(self, x, y) + self.layers[0].weight.norm()),
         message="a step uses layers.0.weight, which is on another rank",
         early=False,
-    ),
-    Habit(
-        written="a penalty on a layer of the last stage (`self.layers[-1].weight`)",
-        verdict="same",
-        module=step(_of_the_last),
     ),
     Habit(
         written="`next(self.parameters()).device`, `sum(p.numel() for p in self.parameters())`",
@@ -371,14 +310,6 @@ STEPS = [
         seen=lambda trainer, module: module.written,
         differs=lambda plain, ranks: (plain, *ranks) == (6, 0, 0),
         synchronous=False,
-    ),
-    Habit(
-        written="no `training_step` that calls the layers",
-        verdict="refused",
-        note="call the one `Sequential` once",
-        module=step(lambda self, x, y: x.mean()),
-        message="does not call layers",
-        early=False,
     ),
     Habit(
         written="a `validation_step` whose result `on_validation_batch_end` uses",

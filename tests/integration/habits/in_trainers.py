@@ -38,16 +38,6 @@ class Built(Base):
             self.layers = self.made[0]
 
 
-class Hyper(Base):
-    def __init__(self, lr: float = 0.05) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.lr = self.hparams.lr
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["something"] = 1.5
-
-
 def _early_stopping() -> pl.Callback:
     return lightning.EarlyStopping("val_loss", patience=2, min_delta=0.05)
 
@@ -56,11 +46,6 @@ def _stopped_in(trainer: pl.Trainer, module: Any) -> int:
     """The epoch in which a training ended before its last one."""
     assert trainer.current_epoch < 9
     return trainer.current_epoch
-
-
-class Stopping(Base):
-    def configure_callbacks(self) -> Any:
-        return [_early_stopping()]
 
 
 class Loading(Base):
@@ -146,32 +131,10 @@ class Stream(IterableDataset[Any]):
         return iter(samples())
 
 
-def _recomputed() -> Base:
-    class Recomputed(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
-
-    module = Base()
-    module.layers[2] = Recomputed(8, 8).double()
-    return module
-
-
 def _find(trainer: pl.Trainer, module: Any) -> None:
     found = Tuner(trainer).lr_find(module, loader(), loader(seed=4), num_training=12, min_lr=1e-4)
     assert found is not None
     module.found = found.results["loss"], found.results["lr"], found.suggestion(2, 1)
-    trainer.fit(module, loader(), loader(seed=4))
-
-
-def _diverging(trainer: pl.Trainer, module: Any) -> None:
-    """Stops the search early, which must not stop the training."""
-    found = Tuner(trainer).lr_find(
-        module, loader(), loader(seed=4), num_training=40, min_lr=1e-2, max_lr=1e4,
-        early_stop_threshold=1.01, update_attr=False,
-    )  # fmt: skip
-    assert found is not None
-    assert len(found.results["loss"]) < 40
-    module.found = found.results["loss"], found.results["lr"]
     trainer.fit(module, loader(), loader(seed=4))
 
 
@@ -264,7 +227,6 @@ TRAINERS = [
             val_dataloaders=loader,
         ),
     ),
-    Habit(written="`fast_dev_run`", verdict="same", trainer=lambda: {"fast_dev_run": 1}),
     Habit(
         written="`val_check_interval=0.5`",
         verdict="same",
@@ -272,15 +234,6 @@ TRAINERS = [
         trainer=lambda: {"val_check_interval": 0.5},
         drained=False,  # after each step even so: epochs are of two
         fit=_fits(train_dataloaders=lambda: loader(size=8), val_dataloaders=loader),
-        seen=lambda trainer, module: module.at,
-    ),
-    Habit(
-        written="`check_val_every_n_epoch=2`",
-        verdict="same",
-        module=Validated,
-        trainer=lambda: {"check_val_every_n_epoch": 2, "max_epochs": 4},
-        drained=False,  # epochs are of one step
-        fit=_fits(train_dataloaders=lambda: loader(size=4), val_dataloaders=loader),
         seen=lambda trainer, module: module.at,
     ),
     Habit(
@@ -298,9 +251,6 @@ TRAINERS = [
         message="sync_batchnorm=true",
     ),
     Habit(
-        written="`detect_anomaly=True`", verdict="same", trainer=lambda: {"detect_anomaly": True}
-    ),
-    Habit(
         written="`torch.compile(module)`",
         verdict="refused",
         note="compile entries of the `Sequential`",
@@ -308,12 +258,6 @@ TRAINERS = [
         message="is compiled as a whole",
         slow=True,  # imports the compiler
     ),
-    Habit(
-        written="`torch.utils.checkpoint` in a layer",
-        verdict="same",
-        module=_recomputed,
-    ),
-    Habit(written="the network made in `setup`", verdict="same", module=lambda: Built("setup")),
     Habit(
         written="the network made in `configure_model`",
         verdict="same",
@@ -332,12 +276,6 @@ TRAINERS = [
         note="move the cut, or untie them",
         module=Tied,
         message="are one parameter",
-    ),
-    Habit(
-        written="`save_hyperparameters`, `on_save_checkpoint`",
-        verdict="same",
-        module=Hyper,
-        seen=lambda trainer, module: dict(module.hparams),
     ),
     Habit(
         written="a loader of an `IterableDataset` without a length",
@@ -402,48 +340,15 @@ CALLBACKS = [
         seen=lambda trainer, module: module.found,
     ),
     Habit(
-        written="the same, where the loss diverges and ends the search",
-        verdict="same",
-        fit=_diverging,
-        seen=lambda trainer, module: module.found,
-    ),
-    Habit(
-        written="`LearningRateFinder`",
-        verdict="same",
-        trainer=_callback(lambda: lightning.LearningRateFinder(num_training_steps=14, min_lr=1e-4)),
-        seen=lambda trainer, module: module.lr,
-    ),
-    Habit(
         written="the documentation's `FineTuneLearningRateFinder`, at epochs of one's choice",
         verdict="same",
         trainer=_callback(lambda: Milestones(num_training_steps=14, min_lr=1e-4)),
         seen=lambda trainer, module: module.lr,
     ),
     Habit(
-        written="`BatchSizeFinder`",
-        verdict="refused",
-        note="`task=fit_batch`",
-        trainer=_callback(lightning.BatchSizeFinder),
-        message="Batch size finder is not supported with distributed",
-    ),
-    Habit(
-        written="`Tuner(trainer).scale_batch_size`",
-        verdict="refused",
-        note="the same",
-        fit=lambda trainer, module: Tuner(trainer).scale_batch_size(module, loader()),
-        message="Tuning the batch size is currently not supported with distributed",
-    ),
-    Habit(
         written="`EarlyStopping` on `val_loss`",
         verdict="same",
         trainer=lambda: {"max_epochs": 9, "callbacks": [_early_stopping()]},
-        seen=_stopped_in,
-    ),
-    Habit(
-        written="the same by `configure_callbacks`",
-        verdict="same",
-        module=Stopping,
-        trainer=lambda: {"max_epochs": 9},
         seen=_stopped_in,
     ),
     Habit(
@@ -454,12 +359,6 @@ CALLBACKS = [
             "logger": pl.loggers.logger.DummyLogger(),
         },
         seen=lambda trainer, module: _callback_of(lightning.LearningRateMonitor)(trainer).lrs,
-    ),
-    Habit(
-        written="`LambdaCallback`, callbacks of one's own that count or time",
-        verdict="same",
-        trainer=lambda: {"callbacks": [lightning.LambdaCallback(on_train_batch_end=_counted)]},
-        seen=lambda trainer, module: module.count,
     ),
     Habit(
         written="`StochasticWeightAveraging`",
@@ -540,7 +439,3 @@ CALLBACKS = [
         synchronous=False,
     ),
 ]
-
-
-def _counted(trainer: Any, module: Any, *_: Any) -> None:
-    module.count = getattr(module, "count", 0) + 1

@@ -17,7 +17,7 @@ from tests.integration.habits.habit import equal, trained
 from tests.integration.habits.table import HABITS, table
 from tests.support.processes import outcomes, run_shared
 
-OF_LIGHTNING = (MisconfigurationException, ValueError)
+OF_LIGHTNING = (MisconfigurationException, ValueError, RuntimeError)
 PAGE = Path(__file__).parents[3] / "docs/pipeline.md"
 
 

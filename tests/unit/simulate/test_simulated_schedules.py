@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from math import lcm
 
 import pytest
+from torch import nn
 
 from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError, PlanError, ProfileError
@@ -16,7 +16,7 @@ from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import MICROBATCHES, SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
-from sparsepipe.strategies.pipeline.synchronous import SynchronousSettings
+from sparsepipe.strategies import SynchronousPipelineStrategy
 from tests.support.plans import plan_of, plan_on
 
 
@@ -129,18 +129,9 @@ def test_a_device_without_microbatches_is_refused_as_in_training(
     schedule: str, config: str, stage: int
 ) -> None:
     plan = plan_of(config)
-    training = SynchronousSettings(
-        schedule=schedule,
-        microbatches=MICROBATCHES,
-        batch_norm="microbatch",
-        send_input=False,
-        keyed_randomness=False,
-        timeout_s=1.0,
-        direct=False,
-        slowed=nullcontext,
-    )
+    training = SynchronousPipelineStrategy(schedule=schedule, microbatches=MICROBATCHES)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"fewer than the 5 devices of stage {stage}") as trained:
-        training.check(plan)
+        training.spans_of(plan, nn.Sequential())
     setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
     with pytest.raises(ConfigError) as simulated:
         Simulation.of(Workload.uniform(plan), setting, schedule=schedule)

@@ -30,21 +30,6 @@ PLANS: Mapping[str, list[int]] = {"1-1": [3], "1-1-1": [2, 5]}
 EPOCHS = 3
 
 
-class Slowing(torch.optim.SGD):
-    """Counts its updates in its groups, and takes ever smaller steps."""
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            group["updates"] = group.get("updates", 0) + 1
-        loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    with torch.no_grad():
-                        parameter.sub_(parameter.grad * group["lr"] / group["updates"])
-        return loss
-
-
 class Case(Net):
     """A net whose optimizer and schedule a test chooses."""
 
@@ -55,10 +40,7 @@ class Case(Net):
         self._bounds = [0, *bounds, len(self.layers)]
 
     def configure_optimizers(self) -> Any:
-        if self._optimizer == "slowing":
-            optimizer: Any = Slowing(self.parameters(), lr=0.1)
-        else:
-            optimizer = super().configure_optimizers()
+        optimizer = super().configure_optimizers()
         return {"optimizer": optimizer, **self._scheduler(optimizer)}
 
     def _scheduler(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -102,8 +84,6 @@ CASES = {
     "nothing": TrainingOptions(),
     "adam": TrainingOptions(optimizer="adam"),
     "groups": TrainingOptions(optimizer="groups"),
-    "counter": TrainingOptions(optimizer="slowing"),
-    "counter, schedule": TrainingOptions(optimizer="slowing", schedule="step"),
     "by value": TrainingOptions({"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
     "by norm": TrainingOptions({"gradient_clip_val": 0.05}, module=ClippedByStage),
     "bf16": TrainingOptions({"precision": "bf16-mixed"}),
@@ -126,7 +106,7 @@ class Epochs(pl.Callback):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         groups = trainer.optimizers[0].param_groups
         self.piped = getattr(trainer.strategy, "pipeline", None) is not None
-        self.seen.append((metrics, [(g["lr"], g.get("updates")) for g in groups]))
+        self.seen.append((metrics, [g["lr"] for g in groups]))
 
 
 @dataclass(frozen=True)
@@ -222,13 +202,12 @@ def test_cases_do_what_they_are_named_after(runs: Any) -> None:
         return any(not torch.equal(v, other[n]) for n, v in plain[name].weights.items())
 
     def rates(name: str) -> list[float]:
-        return [options[0][0] for _, options in plain[name].epochs]
+        return [options[0] for _, options in plain[name].epochs]
 
     for name in ("by value", "by norm", "bf16", "plateau", "overfit"):
         assert differs(name), name
     assert rates("step") == rates("epoch")
     assert plain["early"].steps < 3 * EPOCHS
-    assert [options[0][1] for _, options in plain["counter"].epochs] == [1, 2, 3]
 
 
 def both(rank: int, directory: Path) -> dict[str, tuple[Found, Found]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import (
@@ -26,13 +25,13 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies.pipeline import dataloaders
 from sparsepipe.strategies.pipeline.dataloaders import (
-    ELSEWHERE,
-    Elsewhere,
-    Lengths,
+    REMOTE_BATCH,
     Padded,
-    is_elsewhere,
+    RemoteBatch,
+    adapt_loader,
+    count_minibatches,
+    is_remote,
 )
 from tests.support.pipeline_cases import BATCH, CLASSES, Net, pipeline_trainer, plain_trainer
 from tests.support.processes import run
@@ -53,32 +52,35 @@ class Promises:
 
 def adapted(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int], loader: Any, *, reader: int | None
-) -> tuple[Lengths, Any]:
+) -> Any:
     """What a rank gets when the readers have so many batches, and one rank does not read."""
     said: list[tuple[int | None, int]] = [(None, 77), *enumerate(lengths)]
     monkeypatch.setattr(process_group, "gather_objects", lambda mine: said)
-    known = Lengths(readers=len(lengths), reader=reader)
-    return known, known.adapt(loader)
+    return adapt_loader(loader, reader=reader)
+
+
+def count(loaders: list[Any], step: int) -> int:
+    return count_minibatches(loaders, step, None, reader=None)
 
 
 @pytest.mark.parametrize("lengths", [[4], [4, 4], [4, 3], [4, 4, 3]])
 def test_all_ranks_take_as_many_steps(monkeypatch: Any, lengths: list[int]) -> None:
     for reader in (None, *range(len(lengths))):
         length = 77 if reader is None else lengths[reader]
-        known, loader = adapted(monkeypatch, lengths, Promises(length), reader=reader)
+        loader = adapted(monkeypatch, lengths, Promises(length), reader=reader)
         batches = list(loader)
         assert len(batches) == len(loader) == 4
         real = 0 if reader is None else lengths[reader]
-        assert batches == [*range(real), *[ELSEWHERE] * (4 - real)]
-        counts = [known.count([loader], step) for step in range(4)]
+        assert batches == [*range(real), *[REMOTE_BATCH] * (4 - real)]
+        counts = [count([loader], step) for step in range(4)]
         assert sum(counts) == sum(lengths)
         assert counts[:3] == [len(lengths)] * 3
 
 
 def test_a_loader_that_suits_stays_as_it_is(monkeypatch: Any) -> None:
     loader = DataLoader(list(range(8)), batch_size=2)  # type: ignore[arg-type]
-    assert adapted(monkeypatch, [4, 4], loader, reader=1)[1] is loader
-    padded = adapted(monkeypatch, [5, 4], loader, reader=1)[1]
+    assert adapted(monkeypatch, [4, 4], loader, reader=1) is loader
+    padded = adapted(monkeypatch, [5, 4], loader, reader=1)
     assert isinstance(padded, Padded)
     assert padded.sampler is loader.sampler
     assert not hasattr(padded, "worker_init_fn")
@@ -86,7 +88,7 @@ def test_a_loader_that_suits_stays_as_it_is(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("really", [2, 6])
 def test_a_loader_that_is_wrong_about_its_length(monkeypatch: Any, really: int) -> None:
-    _, loader = adapted(monkeypatch, [4], Promises(4, really=really), reader=0)
+    loader = adapted(monkeypatch, [4], Promises(4, really=really), reader=0)
     assert len(list(itertools.islice(loader, 9))) == 4
 
 
@@ -101,50 +103,18 @@ def test_refused_lengths(monkeypatch: Any, lengths: list[int], message: str) -> 
 
 
 def test_loaders_side_by_side(monkeypatch: Any) -> None:
-    known, first = adapted(monkeypatch, [4, 4], Promises(4), reader=0)
-    second = known.adapt(Promises(4))
-    assert known.count([first, second], 3) == 2
-    monkeypatch.setattr(process_group, "gather_objects", lambda mine: [(0, 3), (1, 2)])
-    third = known.adapt(Promises(3))
+    first, second = (adapted(monkeypatch, [4, 4], Promises(4), reader=0) for _ in range(2))
+    assert count([first, second], 3) == 2
+    third = adapted(monkeypatch, [3, 2], Promises(3), reader=0)
     with pytest.raises(ConfigError, match="side by side"):
-        known.count([first, third], 0)
-
-
-@pytest.mark.parametrize("length", [4, 3], ids=["as it is", "padded"])
-def test_a_loader_is_forgotten_with_its_successor(monkeypatch: Any, length: int) -> None:
-    """A Trainer that makes new loaders in each epoch does not keep the old ones."""
-    known, first = adapted(monkeypatch, [4, length], Promises(length), reader=1)
-    gone = weakref.ref(first)
-    second = known.adapt(Promises(length))
-    del first
-    gc.collect()
-    assert gone() is None
-    assert known.count([second], 3) == (2 if length == 4 else 1)
-
-
-class Slotted:
-    """Cannot be watched."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
-
-
-def test_a_loader_that_cannot_be_watched(monkeypatch: Any) -> None:
-    monkeypatch.setattr(dataloaders, "_exact", lambda loader: True)
-    known, loader = adapted(monkeypatch, [4], Slotted(), reader=0)
-    assert known.count([loader], 3) == 1
+        count([first, third], 0)
 
 
 def test_stand_ins() -> None:
-    assert is_elsewhere(ELSEWHERE)
-    assert is_elsewhere({"one": [1, Elsewhere()]})
-    assert not is_elsewhere({"one": [1, 2]})
-    assert ELSEWHERE.to("cuda") is ELSEWHERE
+    assert is_remote({"one": [1, RemoteBatch()]})
+    assert not is_remote({"one": [1, 2]})
+    assert REMOTE_BATCH.to("cuda") is REMOTE_BATCH
+    assert extract_batch_size(REMOTE_BATCH) == 1
 
 
 class Numbered(Dataset[Any]):

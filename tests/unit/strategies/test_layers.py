@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.layers import Placement, find_layers
+from sparsepipe.strategies.pipeline.stage_plan import StagePlacement, find_layers
 
 
 class Residual(nn.Sequential):
@@ -60,7 +60,7 @@ def test_what_two_stages_would_share(kind: Any, word: str) -> None:
 
     def check(cut: int) -> None:
         plan = Plan.of(config="1-1", cuts=[cut], num_layers=3)
-        Placement(module=module, name="layers", plan=plan).check_ties()
+        StagePlacement(module=module, name="layers", plan=plan).check()
 
     check(2)
     with pytest.raises(ConfigError) as refused:

@@ -8,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Timer
+from pytorch_lightning.tuner import Tuner
 from torch import Tensor
 
 from tests.support.pipeline_cases import (
@@ -19,7 +20,7 @@ from tests.support.pipeline_cases import (
     plain_trainer,
     weights,
 )
-from tests.support.processes import run
+from tests.support.processes import run, run_shared
 
 BATCHES = 16
 
@@ -136,3 +137,35 @@ def test_time_ends_all_ranks_at_one_step() -> None:
     assert steps == second[0]
     assert OVER < steps < 2 * OVER
     assert broadcasts < 15
+
+
+class Rate(Net):
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__(dense_layers())
+        self.lr = 1e-3
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def searching(rank: int) -> Any:
+    net = Rate()
+    trainer = pipeline_trainer("2-1", [3], max_epochs=2)
+    found = Tuner(trainer).lr_find(
+        net, make_loader("dense", batches=8), num_training=30, max_lr=1e3,
+        early_stop_threshold=3.0, update_attr=False,
+    )  # fmt: skip
+    assert found is not None
+    trainer.fit(net, make_loader("dense", batches=8))
+    return found.results, trainer.global_step, weights(net.layers)
+
+
+def test_a_search_for_a_rate_by_replicas_ends_for_all_and_the_training_goes_on() -> None:
+    first, *others = run_shared(searching, 3)
+    assert 2 < len(first[0]["loss"]) < 30
+    assert min(first[0]["loss"]) > 0.1  # no step is reported before it has come back
+    assert first[1] == 8
+    for results, steps, layers in others:
+        assert (results, steps) == (first[0], 8)
+        assert all(torch.equal(value, first[2][name]) for name, value in layers.items())

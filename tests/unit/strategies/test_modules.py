@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsepipe.strategies import PipelineStrategy
-from sparsepipe.strategies.pipeline import Elsewhere
+from sparsepipe.strategies.pipeline import RemoteBatch
 from tests.support.pipeline_cases import (
     Net,
     dense_layers,
@@ -60,7 +60,7 @@ class Headed(Net):
         self.count("before step")
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        assert not isinstance(batch, Elsewhere)
+        assert not isinstance(batch, RemoteBatch)
         return batch
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

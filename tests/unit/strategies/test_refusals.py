@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
-from sparsepipe.strategies.pipeline.layers import check_initialised
 from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
 from sparsepipe.strategies.sharding import ShardedOptimizer
 from tests.support.pipeline_cases import (
@@ -37,10 +36,16 @@ class ByHand(Net):
         self.automatic_optimization = False
 
 
-class TwoOptimizers(Net):
-    def configure_optimizers(self) -> Any:
-        groups = list(self.layers.parameters())
-        return [torch.optim.SGD(groups[:2], lr=0.1), torch.optim.SGD(groups[2:], lr=0.1)]
+class Hooked(Net):
+    """Has hooks of gradients, which no backward of a pipeline would call rightly."""
+
+    def __init__(self, *, after: bool = False) -> None:
+        super().__init__(dense_layers())
+        for parameter in self.parameters():
+            if after:
+                parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+            else:
+                parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
 
 
 class Tied(Net):
@@ -93,9 +98,8 @@ REFUSALS = {
         "accumulate_grad_batches=2", trainer=lambda: {"accumulate_grad_batches": 2}
     ),
     "by hand": Refusal("optimizes by hand", module=ByHand),
-    "two optimizers": Refusal(
-        "gives several optimizers", module=lambda: TwoOptimizers(dense_layers())
-    ),
+    "hooks": Refusal("has a hook for its gradient", module=Hooked),
+    "accumulation hooks": Refusal("has a hook for its gradient", module=lambda: Hooked(after=True)),
     "tied": Refusal("are one parameter", module=Tied, strategy=lambda: {"cuts": [1]}),
     "plateau": Refusal(
         "ReduceLROnPlateau looks after each step at a metric, 'loss'",
@@ -114,7 +118,9 @@ REFUSALS = {
         strategy=lambda: {"mode": "spectrain"},
         module=lambda: make_net("dense", optimizer="adam"),
     ),
-    "layers": Refusal("names no nn.Sequential", strategy=lambda: {"layers": "network"}),
+    "layers": Refusal(
+        "no nn.Sequential that is called 'network'", strategy=lambda: {"layers": "network"}
+    ),
     "ambiguous": Refusal("several nn.Sequential", module=Ambiguous),
     "sync norm": Refusal("sync_batchnorm=true", trainer=lambda: {"sync_batchnorm": True}),
 }
@@ -187,11 +193,6 @@ class OwnBackward(Net):
         (2 * loss).backward()
 
 
-class TakesLoader(Net):
-    def training_step(self, dataloader_iter: Any) -> Any:
-        return super().training_step(next(dataloader_iter)[0], 0)
-
-
 def compiled() -> pl.LightningModule:
     return from_compiled(torch.compile(make_net("dense")))
 
@@ -206,9 +207,8 @@ def check(module: pl.LightningModule) -> None:
 
 MODULES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "OwnBackward has a backward of its own": (lambda: OwnBackward(dense_layers()), check),
-    "TakesLoader.training_step takes the loader": (lambda: TakesLoader(dense_layers()), check),
     "Net is compiled as a whole": (compiled, check),
-    "has no shape yet": (lazy, check_initialised),
+    "has no shape yet": (lazy, check),
     "LBFGS evaluates the whole network": (
         lambda: torch.optim.LBFGS(make_net("dense").parameters()),
         lambda optimizer: ShardedOptimizer(optimizer, owned=[]),

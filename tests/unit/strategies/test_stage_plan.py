@@ -13,8 +13,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
-from sparsepipe.strategies.pipeline.layers import find_layers
-from sparsepipe.strategies.pipeline.stage_plan import flop_costs, make_plan, parameter_costs
+from sparsepipe.strategies.pipeline.stage_plan import (
+    find_layers,
+    flop_costs,
+    make_plan,
+    parameter_costs,
+)
 from tests.support.pipeline_cases import (
     BATCH,
     QUIET,

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
-from sparsepipe.strategies.pipeline.step_split import (
+from sparsepipe.strategies.pipeline.steps import (
     generators_of,
     run_from_layers,
     run_until_layers,

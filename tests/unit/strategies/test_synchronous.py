@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from sparsepipe.strategies.pipeline.synchronous import SynchronousSettings
 from tests.support.pipeline_cases import (
     CLASSES,
     QUIET,
@@ -194,16 +193,13 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "microbatches=0 is no number": lambda: SynchronousPipelineStrategy(microbatches=0),
     "microbatches=2.5 is no number": lambda: SynchronousPipelineStrategy(microbatches=2.5),  # type: ignore[arg-type]
     "microbatches=True is no number": lambda: SynchronousPipelineStrategy(microbatches=True),
-    "fewer than the 3 devices of stage 1": lambda: _settings(2).check(
-        Plan.of(config="2-3-1", cuts=[2, 4], num_layers=6)
-    ),
+    "fewer than the 3 devices of stage 1": lambda: spans(2),
 }
 
 
-def _settings(microbatches: int) -> SynchronousSettings:
-    found = SynchronousPipelineStrategy(microbatches=microbatches)._settings
-    assert isinstance(found, SynchronousSettings)
-    return found
+def spans(microbatches: int) -> Any:
+    plan = Plan.of(config="2-3-1", cuts=[2, 4], num_layers=6)
+    return SynchronousPipelineStrategy(microbatches=microbatches).spans_of(plan, nn.Sequential())
 
 
 @pytest.mark.parametrize("message", REFUSED)
@@ -215,7 +211,7 @@ def test_refused(message: str) -> None:
 
 
 def test_settings_that_suit_the_plan_are_accepted() -> None:
-    _settings(3).check(Plan.of(config="2-3-1", cuts=[2, 4], num_layers=6))
+    assert spans(3) == ((), (), ())
 
 
 def test_one_microbatch_on_one_device_is_a_plain_run() -> None:

@@ -1,0 +1,334 @@
+"""A module reduced to the layers of one rank, with placeholders for those of other ranks.
+
+A rank keeps the layers of its stage. The others give way to placeholders without parameters, so
+that names stay, and give their memory back until the module is made whole again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import LambdaCallback
+from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.batch_norm import norms_of
+from sparsepipe.strategies import trainer_internals as internals
+from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
+
+_ZEROING = "on_validation_model_zero_grad"
+
+
+class PlaceholderGuard:
+    """Knows when users' code may meet placeholders; all those of a module share one.
+
+    In a step a penalty over all parameters would count for those of one stage only: there the
+    parameters of other ranks are in their places, and raise when they are used. A hook may well go
+    through the parameters of its own stage; rank 0 warns once that these are not all.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._silent_in: str | None = None
+        self._warned = False
+        self.in_step = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Context of a user's step."""
+        before, self.in_step = self.in_step, True
+        try:
+            yield
+        finally:
+            self.in_step = before
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Context in which our own code may read parameters, but not hooks that it calls."""
+        before, self._silent_in = self._silent_in, self._hook()
+        try:
+            yield
+        finally:
+            self._silent_in = before
+
+    def notice(self) -> None:
+        """Warns, once, that a hook goes through the parameters of a layer that is not here."""
+        hook = self._hook()
+        if self._warned or hook in (None, self._silent_in):
+            return
+        self._warned = True
+        rank_zero_warn(
+            f"{hook} goes through the parameters of {type(self._module).__name__}, and in a "
+            "pipeline each rank has those of its own stage only: a norm, a sum or an average over "
+            "them is not that of the whole network, and a loop over them and over those of a whole "
+            "copy, such as a momentum teacher, pairs the wrong ones. What changes each parameter "
+            "by itself is right, as every rank does so to its own. For the rest, use a checkpoint: "
+            "it holds the whole network."
+        )
+
+    def _hook(self) -> str | None:
+        """The user's hook that is running; Lightning's own zeroes each parameter by itself."""
+        if not isinstance(self._module, pl.LightningModule):
+            return None
+        hook = internals.current_hook(self._module)
+        return None if hook == _ZEROING and not is_overridden(_ZEROING, self._module) else hook
+
+
+class RemoteParameter(Tensor):
+    """The shape of a parameter that is on another rank, without values.
+
+    Its shape, dtype and device may be read; anything else raises :class:`ConfigError`.
+    """
+
+    _is_param = True  # which is what isinstance(..., nn.Parameter) looks at
+    _name: str
+    _place: torch.device
+
+    @staticmethod
+    def of(parameter: Tensor, name: str) -> RemoteParameter:
+        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        made = empty.as_subclass(RemoteParameter)
+        made._name, made._place = name, parameter.device
+        if parameter.requires_grad:
+            made.requires_grad_()
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func == Tensor.device.__get__:
+            return args[0]._place
+        if func in _READABLE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        name = next(leaf._name for leaf in leaves if isinstance(leaf, cls))
+        raise ConfigError(
+            f"a step uses {name}, which is on another rank: a step of a pipeline has the "
+            "parameters of its own stage only, in its first half those of the first stage, from "
+            "its call of the layers on those of the last",
+            remedy="leave a penalty on weights to the optimizer (weight_decay), add its gradient "
+            "to theirs in on_before_optimizer_step, where each rank has its own, or train with "
+            "parallel=dp",
+        )
+
+
+_READABLE = {
+    *(Tensor.requires_grad_, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.size),
+    *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "ndim", "requires_grad", "layout", "is_cuda", "nbytes")
+    ),
+}
+
+
+class _RemoteParameters(dict[str, Any]):
+    """Parameters of a placeholder: none, but within a step."""
+
+    def __init__(self, parameters: Mapping[str, RemoteParameter], guard: PlaceholderGuard) -> None:
+        super().__init__()
+        self._parameters = parameters
+        self._guard = guard
+
+    def items(self) -> Any:
+        if self._guard.in_step:
+            return self._parameters.items()
+        self._guard.notice()
+        return super().items()
+
+    def __contains__(self, name: object) -> bool:
+        return self._guard.in_step and name in self._parameters
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parameters[name]
+
+    def __deepcopy__(self, memo: Any) -> _RemoteParameters:
+        self._guard.notice()
+        return self
+
+
+class _RemoteAttributeError(ConfigError, AttributeError):
+    """Also an AttributeError, so that ``hasattr`` still answers."""
+
+
+class PlaceholderLayer(nn.Module):
+    """Stands where a layer is that another rank runs; it has no parameters."""
+
+    def __init__(self, name: str, layer: nn.Module, guard: PlaceholderGuard) -> None:
+        super().__init__()
+        self.name = name
+        parameters = {
+            inner: RemoteParameter.of(parameter, f"{name}.{inner}")
+            for inner, parameter in layer.named_parameters()
+        }
+        self._parameters = _RemoteParameters(parameters, guard)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses a call of one layer by itself."""
+        raise ConfigError(
+            f"layer {self.name} was called by itself, and it is on another rank",
+            remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once a step",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            layer = vars(self).get("name")
+            raise _RemoteAttributeError(
+                f"{layer}.{name} was looked for, and layer {layer} is on another rank",
+                remedy="leave the layers' parameters and buffers to the stage that has them: use "
+                "the optimizer's weight_decay for penalties, and hooks such as "
+                "on_before_optimizer_step, which run on every rank, for the rest",
+            ) from None
+
+    def extra_repr(self) -> str:
+        return f"{self.name} is on another rank"
+
+
+class StageModule:
+    """A module reduced to the layers of one stage, until the others are put back."""
+
+    def __init__(self, placement: StagePlacement, *, stage: int) -> None:
+        self._placement = placement
+        self._stage = stage
+        self.guard = PlaceholderGuard(placement.module)
+        self._removed: dict[int, nn.Module] = {}
+        self._emptied: list[tuple[Tensor, torch.Size]] = []
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank's stage owns a parameter or buffer."""
+        return self._placement.stage_of(name) == self._stage
+
+    def source(self, name: str) -> int:
+        """The first replica of the stage that owns a parameter or buffer."""
+        return self._placement.plan.rank_of(self._placement.stage_of(name), 0)
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Context in which our own code may read parameters."""
+        return self.guard.silent()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank owns what is in no layer."""
+        return self._stage == self._placement.plan.num_stages - 1
+
+    @property
+    def runs_foreign_code(self) -> bool:
+        """Whether code that is neither ours nor Lightning's runs between two steps."""
+        module = self._placement.module
+        trainer = module.trainer if isinstance(module, pl.LightningModule) else None
+        callbacks = trainer.callbacks if trainer is not None else []  # type: ignore[attr-defined]
+        ours = (type(each).__module__.partition(".")[0] for each in (module, *callbacks))
+        lambdas = any(isinstance(each, LambdaCallback) for each in callbacks)
+        return lambdas or not {*ours} <= {"sparsepipe", "pytorch_lightning"}
+
+    def prune(self) -> None:
+        """Puts placeholders in place of the layers of other stages, and frees these."""
+        placement = self._placement
+        layers = placement.layers
+        first, last = placement.plan.stages[self._stage].layers
+        for position, (key, layer) in enumerate(list(layers._modules.items())):
+            assert layer is not None
+            if not first <= position <= last:
+                self._removed[position] = layer
+                layers[position] = PlaceholderLayer(f"{placement.name}.{key}", layer, self.guard)
+        kept = {id(tensor) for tensor in _tensors_of(placement.module)}
+        with torch.no_grad():
+            for layer in self._removed.values():
+                for tensor in _tensors_of(layer):
+                    if id(tensor) not in kept and tensor.numel():
+                        kept.add(id(tensor))
+                        self._emptied.append((tensor, tensor.shape))
+                        tensor.data = tensor.data.new_empty(0)
+
+    def unprune(self) -> None:
+        """Puts the layers back; their values are NaN until :meth:`ShardedModule.fill`."""
+        with torch.no_grad():
+            for tensor, shape in self._emptied:
+                none = float("nan") if tensor.is_floating_point() else 0
+                tensor.data = tensor.data.new_full(shape, none)
+        for position, layer in self._removed.items():
+            self._placement.layers[position] = layer
+        self._emptied.clear()
+        self._removed.clear()
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and trainable parameters that this rank's stage owns."""
+        for name, parameter in self._placement.module.named_parameters():
+            if parameter.requires_grad and self.holds(name):
+                yield name, parameter
+
+    def check_trained(self, names: Collection[str]) -> None:
+        """Refuses to train what would be updated wrongly, as far as the run has changed it.
+
+        Args:
+            names: of the parameters that learned when the run began.
+
+        Raises:
+            ConfigError: another parameter requires a gradient now, or one has a hook.
+        """
+        with self.guard.silent():
+            parameters = dict(self.parameters())
+        if late := [name for name in parameters if name not in names]:
+            raise ConfigError(
+                f"{late[0]} was frozen when the run began, and is to learn now",
+                remedy="let it require a gradient from the beginning, with lr=0 in a group of the "
+                "optimizer until it is to learn; or train in two runs",
+            )
+        check_hooks(parameters)
+
+    def norms(self) -> dict[str, _BatchNorm]:
+        """Batch norms that this rank's stage owns, by name."""
+        norms = norms_of(self._placement.module).items()
+        return {name: norm for name, norm in norms if self.holds(name)}
+
+    def norms_of_others(self) -> dict[str, _BatchNorm]:
+        """Batch norms outside of the layers, by name, where another stage owns them."""
+        inside = f"{self._placement.name}."
+        norms = norms_of(self._placement.module).items()
+        return {name: n for name, n in norms if not self.is_last and not name.startswith(inside)}
+
+    def statistics(self) -> list[Tensor]:
+        """Buffers that this rank's stage owns, such as running statistics."""
+        return [
+            buffer for name, buffer in self._placement.module.named_buffers() if self.holds(name)
+        ]
+
+
+def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuses hooks of parameters: autograd never has the whole gradient of an update here.
+
+    Minibatches in flight have leaves of their own, microbatches have parts of the gradient, and
+    replicas average it.
+
+    Raises:
+        ConfigError: a parameter has a hook.
+    """
+    for name, parameter in parameters.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ConfigError(
+                f"{name} has a hook for its gradient, and no backward of a pipeline has the whole "
+                "gradient of an update",
+                remedy="change gradients in on_before_optimizer_step, where each rank has those of "
+                "its own stage",
+            )
+
+
+def _tensors_of(module: nn.Module) -> Iterable[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
