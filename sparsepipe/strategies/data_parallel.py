@@ -10,7 +10,6 @@ import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import SingleDeviceStrategy, StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -100,7 +99,14 @@ class DataParallelStrategy(RankedStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         if internals.synchronises_batch_norm(self) and self.lightning_module is not None:
-            _check_norms(self.lightning_module)
+            for name, norm in norms_of(self.lightning_module).items():
+                if type(norm).forward is not _BatchNorm.forward:  # Lightning makes it torch's
+                    raise ConfigError(
+                        f"trainer.sync_batchnorm=true replaces {name}, a {type(norm).__name__} "
+                        "with a forward of its own, as those of sparse networks have",
+                        remedy="set trainer.sync_batchnorm=false: each rank normalises by its own "
+                        "batch",
+                    )
         super().setup(trainer)
         internals.disable_signal_broadcast(trainer)
 
@@ -149,25 +155,10 @@ class DataParallelStrategy(RankedStrategy):
         """Makes the ranks' buffers equal: their mean. Every rank must call it."""
         if not self._buffers_differ or self.lightning_module is None:
             return
+        buffers = self.lightning_module.buffers()  # metrics keep theirs elsewhere
         with torch.no_grad():
-            process_group.average_(_statistics(self.lightning_module))
+            process_group.average_([each for each in buffers if each.is_floating_point()])
         self._buffers_differ = False
-
-
-def _statistics(module: pl.LightningModule) -> list[Tensor]:
-    """Running statistics: a module's floating-point buffers. Metrics keep theirs elsewhere."""
-    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-
-
-def _check_norms(module: pl.LightningModule) -> None:
-    """Refuse batch norms with a forward of their own, which Lightning replaces by torch's."""
-    for name, norm in norms_of(module).items():
-        if type(norm).forward is not _BatchNorm.forward:
-            raise ConfigError(
-                f"trainer.sync_batchnorm=true replaces {name}, a {type(norm).__name__} with a "
-                "forward of its own, as those of sparse networks have",
-                remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
-            )
 
 
 StrategyRegistry.register(

@@ -81,7 +81,7 @@ class OwnDomains:
         self._emptied.clear()
 
     def silent(self) -> AbstractContextManager[None]:
-        """Nobody is warned here."""
+        """A context without effect: nobody is warned here."""
         return nullcontext()
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
@@ -166,11 +166,6 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         return self.global_rank // self._size
 
     @property
-    def _placed(self) -> Placement:
-        assert self.placement is not None
-        return self.placement
-
-    @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         if self.placement is None:
@@ -185,7 +180,14 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         super().setup_distributed()
         module = self.lightning_module
         assert module is not None
-        _check_module(module)
+        wanted = ("domains", "use", "use_one_process", "parts_of_domains")
+        if missing := [name for name in wanted if not hasattr(module, name)]:
+            raise ConfigError(
+                f"{type(module).__name__} has no {missing[0]}, and so no domains to spread over "
+                "ranks",
+                remedy="choose a model with domains (model=dsn_2d, dsn_3d or dsn_sparse), or "
+                "another strategy",
+            )
         if self.world_size % self._size:
             raise ConfigError(
                 f"a grid of {' x '.join(map(str, self._shape or ()))} does not fit "
@@ -208,15 +210,25 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         module = self.lightning_module
         assert module is not None
         fitting = trainer.state.fn == TrainerFn.FITTING
-        _check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
+        check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
         internals.disable_signal_broadcast(trainer)
         self.precision_plugin.convert_module(module)
-        grid = self._make_grid()  # before schedules, which ask how many batches loaders have
+        placement = self.placement
+        assert placement is not None
+        grid = None
+        if self._shape is not None:  # before schedules, which ask how many batches loaders have
+            grids = [list(self._ranks_of([each])) for each in range(placement.ranks)]
+            grid = Grid(self._shape, self._group(grids))
+            self._shards = SampleShards(grid, self.root_device)
         if fitting:
             self.setup_optimizers(trainer)
-            _check_optimizers(self.optimizers)
+            if len(self.optimizers) != 1:
+                raise ConfigError(
+                    f"{len(self.optimizers)} optimizers are configured",
+                    remedy="configure one, with groups of parameters where they differ",
+                )
         optimizer = self.optimizers[0] if fitting else None
-        part = OwnDomains(module, self._placed, self.global_rank, self._size)
+        part = OwnDomains(module, placement, self.global_rank, self._size)
         self._sharded = ShardedModule(module, part=part, rank=self.global_rank, optimizer=optimizer)
         self.model_to_device()
         self.setup_precision_plugin()
@@ -224,20 +236,13 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             internals.move_optimizer(self.optimizers[0], self.root_device)
         if grid is not None:
             spatialize_layers(module, grid)
-        self._connect(module, part, fitting=fitting)
+        self._connect(module, part, placement, fitting=fitting)
 
-    def _make_grid(self) -> Grid | None:
-        """The grid that has this rank, whose parts of samples are read from now on."""
-        if self._shape is None:
-            return None
-        grids = [list(self._ranks_of([each])) for each in range(self._placed.ranks)]
-        grid = Grid(self._shape, self._group(grids))
-        self._shards = SampleShards(grid, self.root_device)
-        return grid
-
-    def _connect(self, module: pl.LightningModule, part: OwnDomains, *, fitting: bool) -> None:
+    def _connect(
+        self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
+    ) -> None:
         """Makes the groups of ranks, the exchange, and what averages gradients."""
-        placement, unit = self._placed, self._unit
+        unit = self._unit
         units, encoders = range(placement.ranks), range(placement.encoders)
         replicas = [placement.ranks_of(name) for name in placement.domains]
         # Codes go to the ranks in the same place of other grids, which have the same.
@@ -247,7 +252,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             group=self._group(self._in_place(units)),
             encoders=self._group(self._in_place(encoders)),
             replicas=self._group([ranks for each in replicas for ranks in self._in_place(each)]),
-            whole=_gathered,
+            whole=lambda value: gathered(value) if isinstance(value, Shard) else value,
         )
         if self.world_size > 1:
             exchange = SharedLosses if placement.loss_rank is None else OneLossRank
@@ -266,8 +271,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
                 (shared if name not in part.domains else own)[name] = parameter
         is_encoder = unit < placement.encoders
         if placement.loss_rank is not None:
-            trained = _is_encoder if is_encoder else _is_no_encoder
-            shared = {name: each for name, each in shared.items() if trained(name)}
+            shared = {n: each for n, each in shared.items() if _is_encoder(n) == is_encoder}
         group = sharing if is_encoder else losing
         self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
@@ -302,17 +306,16 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        return super().batch_to_device(self._cut(batch), device, dataloader_idx)
-
-    def _cut(self, batch: Any) -> Any:
-        """The batch with shards of the samples of each domain that there is something of."""
         stage = stage_of(self.lightning_module)
-        if isinstance(batch.get("domain"), str):  # of an evaluation
-            return batch if self._shards is None else self._shards.cut(batch, stage)
-        own = {name: each for name, each in batch.items() if each}
-        if self._shards is None:
-            return own
-        return {name: self._shards.cut(each, stage) for name, each in own.items()}
+        of_one_domain = isinstance(batch.get("domain"), str)  # as an evaluation has it
+        if not of_one_domain:
+            batch = {name: each for name, each in batch.items() if each}
+        if self._shards is not None:
+            if of_one_domain:
+                batch = self._shards.cut(batch, stage)
+            else:
+                batch = {name: self._shards.cut(each, stage) for name, each in batch.items()}
+        return super().batch_to_device(batch, device, dataloader_idx)
 
     @override
     def configure_ddp(self) -> None:
@@ -330,38 +333,35 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().backward(*args, **kwargs)
-        if not self._waits_for_more:
-            self._average_gradients()
+        if self._waits_for_more:
+            return loss
+        with torch.no_grad():
+            for replicas, parameters in self._averages:
+                gradients = {name: each.grad for name, each in parameters.items()}
+                for name, gradient in replicas.average(gradients).items():
+                    parameter = parameters[name]
+                    if gradient is None or parameter.grad is None:
+                        parameter.grad = None if gradient is None else gradient.clone()
+                    else:
+                        parameter.grad.copy_(gradient)
         return loss
-
-    @torch.no_grad()
-    def _average_gradients(self) -> None:
-        for replicas, parameters in self._averages:
-            gradients = {name: each.grad for name, each in parameters.items()}
-            for name, gradient in replicas.average(gradients).items():
-                parameter = parameters[name]
-                if gradient is None or parameter.grad is None:
-                    parameter.grad = None if gradient is None else gradient.clone()
-                else:
-                    parameter.grad.copy_(gradient)
 
     @override
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        sharded = self._sharded
-        clipping = (
-            nullcontext()
-            if sharded is None or self.world_size == 1
-            else sharded.global_norm().clipping(self.precision_plugin)
-        )
+        clipping: AbstractContextManager[None] = nullcontext()
+        if self._sharded is not None and self.world_size > 1:
+            clipping = self._sharded.global_norm().clipping(self.precision_plugin)
         with clipping:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _share_losses(self) -> None:
         """Gives all ranks decoder, head and discriminator, which one has trained."""
-        module, last = self.lightning_module, self._placed.loss_rank
-        if module is None or last is None:
+        module, placement = self.lightning_module, self.placement
+        assert module is not None
+        assert placement is not None
+        if (last := placement.loss_rank) is None:
             return
         assert self._sharded is not None
         part = self._sharded.part
@@ -412,25 +412,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._sharded = self._ranks = None
 
 
-def _gathered(value: Tensor) -> Tensor:
-    return gathered(value) if isinstance(value, Shard) else value
-
-
-def _is_no_encoder(name: str) -> bool:
-    return not _is_encoder(name)
-
-
-def _check_module(module: pl.LightningModule) -> None:
-    wanted = ("domains", "use", "use_one_process", "parts_of_domains")
-    if missing := [name for name in wanted if not hasattr(module, name)]:
-        raise ConfigError(
-            f"{type(module).__name__} has no {missing[0]}, and so no domains to spread over ranks",
-            remedy="choose a model with domains (model=dsn_2d, dsn_3d or dsn_sparse), or another "
-            "strategy",
-        )
-
-
-def _check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
+def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
     if synchronises_norm:
         raise ConfigError(
             "trainer.sync_batchnorm=true does not go with domains",
@@ -441,14 +423,6 @@ def _check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
             f"precision={trainer.precision} scales losses on each rank for itself, and ranks have "
             "parameters of their own",
             remedy="choose bf16-mixed or 32-true",
-        )
-
-
-def _check_optimizers(optimizers: list[Optimizer]) -> None:
-    if len(optimizers) != 1:
-        raise ConfigError(
-            f"{len(optimizers)} optimizers are configured",
-            remedy="configure one, with groups of parameters where they differ",
         )
 
 

@@ -92,12 +92,11 @@ class SampleShards:
         return pytree.tree_map(shard, batch)
 
     def _agree(self, digest: int) -> None:
-        """Makes sure that ranks of a grid read the same, and gives them one random state.
-
-        Raises:
-            ConfigError: they read unlike batches.
-        """
-        state = _random_state(self._device)
+        """Makes sure that ranks of a grid read the same, and gives them one random state."""
+        states = [torch.get_rng_state()]  # from which masks are drawn
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        state = torch.cat(states)
         everyone = self._gather([zlib.crc32(state.numpy().data), digest])
         if len({digest for _, digest in everyone}) > 1:
             raise ConfigError(
@@ -107,7 +106,10 @@ class SampleShards:
             )
         if len({state for state, _ in everyone}) > 1:  # one rank draws on its own, as in a callback
             first = self._gather(state.view(torch.int64).tolist())[0]
-            _set_random_state(torch.tensor(first).view(torch.uint8), self._device)
+            state = torch.tensor(first).view(torch.uint8)
+            torch.set_rng_state(state[: len(states[0])].clone())
+            if self._device.type == "cuda":
+                torch.cuda.set_rng_state(state[len(states[0]) :].clone(), self._device)
 
     def _gather(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         group, device = self._grid.group, self._device
@@ -118,21 +120,6 @@ class SampleShards:
         for data, sizes in self._readers:
             data.read_part(tuple(slice(0, size) for size in sizes))
         self._readers.clear()
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """State of the generators from which masks are drawn, uint8."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return torch.cat(states)
-
-
-def _set_random_state(state: Tensor, device: torch.device) -> None:
-    size = len(torch.get_rng_state())
-    torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)
 
 
 def _digest(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> int:

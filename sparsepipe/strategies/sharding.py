@@ -6,7 +6,7 @@ The same serves pipelines, whose ranks hold stages, and domains, whose ranks hol
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -18,6 +18,7 @@ from pytorch_lightning.strategies.strategy import Strategy
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import LBFGS, Optimizer
+from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
@@ -36,6 +37,9 @@ class ShardedOptimizer:
         optimizer: the optimizer of the whole module; changed in place.
         owned: ids of the parameters to keep.
 
+    Attributes:
+        whole: parameters of the whole optimizer in its order, those of other ranks without values.
+
     Raises:
         ConfigError: an optimizer that couples its parameters.
     """
@@ -49,43 +53,22 @@ class ShardedOptimizer:
         self.optimizer = optimizer
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._sizes = list(map(len, self._groups))
-        self._numbers: list[list[int]] = []
+        self.whole: list[Tensor] = [each for group in self._groups for each in group]
+        self._numbers: list[list[int]] = []  # of each group's owned parameters, in the whole
         number = 0
         for group in optimizer.param_groups:
-            mine = []
+            kept = []
+            self._numbers.append([])
             for parameter in group["params"]:
                 if id(parameter) in owned:
-                    mine.append((number, parameter))
+                    kept.append(parameter)
+                    self._numbers[-1].append(number)
                 else:
                     optimizer.state.pop(parameter, None)
                 number += 1
-            self._numbers.append([n for n, _ in mine])
-            group["params"] = [p for _, p in mine]
+            group["params"] = kept
         # Early stages update for the first time after the learning rate's first step.
         optimizer._opt_called = True  # type: ignore[attr-defined]
-
-    @property
-    def whole(self) -> list[Tensor]:
-        """Parameters of the whole optimizer in its order, those of other ranks without values."""
-        return [parameter for group in self._groups for parameter in group]
-
-    def local_state(self) -> dict[int, Any]:
-        """States of the parameters of this rank, by their number in the whole, on the host."""
-        local = self.optimizer.state_dict()
-        whole = [n for numbers in self._numbers for n in numbers]
-        return {whole[n]: _to_host(entry) for n, entry in local["state"].items()}
-
-    def whole_state(self, parts: Iterable[Mapping[int, Any]]) -> State:
-        """The state dict of the whole optimizer."""
-        state = {n: entry for part in parts for n, entry in part.items()}
-        groups = []
-        start = 0
-        for size, group in zip(
-            self._sizes, self.optimizer.state_dict()["param_groups"], strict=True
-        ):
-            groups.append({**group, "params": list(range(start, start + size))})
-            start += size
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def collect(self, *, given: Collection[int]) -> State:
         """The whole optimizer's state on rank 0, this rank's on others; all ranks call it.
@@ -93,10 +76,17 @@ class ShardedOptimizer:
         Args:
             given: ids of the parameters whose state this rank gives.
         """
-        mine = self.local_state()
-        ids = list(map(id, self.whole))
-        sent = {number: entry for number, entry in mine.items() if ids[number] in given}
-        return self.whole_state(gather_to_rank_0(sent) or [mine])
+        local = self.optimizer.state_dict()
+        numbers = [n for group in self._numbers for n in group]
+        mine = {numbers[n]: _to_host(entry) for n, entry in local["state"].items()}
+        sent = {n: entry for n, entry in mine.items() if id(self.whole[n]) in given}
+        parts = gather_to_rank_0(sent) or [mine]
+        groups, start = [], 0
+        for size, group in zip(self._sizes, local["param_groups"], strict=True):
+            groups.append({**group, "params": list(range(start, start + size))})
+            start += size
+        state = {n: entry for part in parts for n, entry in part.items()}
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def restore(self, state: Mapping[int, Any]) -> None:
         """Makes the optimizer whole again; what this rank has of its own stays."""
@@ -121,24 +111,18 @@ class ShardedOptimizer:
             )
         saved = [n for group in whole["param_groups"] for n in group["params"]]
         state: dict[int, Any] = {}
-        groups: list[dict[str, Any]] = []
+        groups, first = [], 0
         for group, numbers in zip(whole["param_groups"], self._numbers, strict=True):
-            first = sum(len(g["params"]) for g in groups)
             groups.append({**group, "params": list(range(first, first + len(numbers)))})
             for local, number in enumerate(numbers, start=first):
                 if saved[number] in whole["state"]:
                     state[local] = whole["state"][saved[number]]
+            first += len(numbers)
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _to_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, dict):
-        return {key: _to_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_host(item) for item in value)
-    return value
+def _to_host(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda each: each.detach().cpu().clone(), tree)
 
 
 class GlobalNorm:
@@ -163,28 +147,31 @@ class GlobalNorm:
 
     @contextmanager
     def clipping(self, precision: Precision) -> Iterator[None]:
-        """``precision`` clips so within the block; its own ``clip_grad_by_norm`` is refused."""
-        own = type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm
-        vars(precision)["clip_grad_by_norm"] = partial(_refuse if own else self._clip, precision)
+        """Context in which ``precision`` clips so."""
+        vars(precision)["clip_grad_by_norm"] = partial(self._clip, precision)
         try:
             yield
         finally:
             del vars(precision)["clip_grad_by_norm"]
 
-    def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
-        mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
-        norms = self._norms(mine)
-        if mine:
-            together = torch.stack(norms).to(mine[0][1].device)
-            total = torch.linalg.vector_norm(together, 2.0)
-            clip_grads_with_norm_([p for p, _ in mine], clip_val, total)
-
     @torch.no_grad()
-    def _norms(self, mine: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """The norm of each parameter of the whole optimizer that has a gradient; a collective."""
-        norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether there
-        numbered = [(self._number(p), p, gradient) for p, gradient in mine]
-        given = [(number, gradient) for number, p, gradient in numbered if id(p) in self._given]
+    def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
+        if type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm:
+            raise ConfigError(
+                f"{type(precision).__name__} has a clip_grad_by_norm of its own, which knows the "
+                "gradients of this rank only",
+                remedy="clip by value (trainer.gradient_clip_algorithm=value), or not at all",
+            )
+        mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
+        if unknown := [p for p, _ in mine if id(p) not in self._numbers]:
+            raise ConfigError(
+                f"a parameter of shape {tuple(unknown[0].shape)} came into the optimizer after the "
+                "run had begun, and the other ranks do not know it when gradients are clipped",
+                remedy="give the optimizer all parameters in configure_optimizers, with lr=0 "
+                "where they are to learn later",
+            )
+        norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether it is
+        given = [(self._numbers[id(p)], grad) for p, grad in mine if id(p) in self._given]
         if given:
             # As torch takes them, so that they are the same on every kind of device.
             found = torch._foreach_norm([gradient for _, gradient in given], 2.0)
@@ -193,36 +180,15 @@ class GlobalNorm:
             norms_P2[numbers, 1] = 1.0
         # Zeros of all ranks but one are added to each norm, which changes no bit of it.
         process_group.add_(norms_P2, what="taking the norm of all ranks' gradients")
-        return [
-            norm.to(dtype)
-            for (norm, there), dtype in zip(norms_P2, self._dtypes, strict=True)
-            if there
-        ]
-
-    def _number(self, parameter: Tensor) -> int:
-        number = self._numbers.get(id(parameter))
-        if number is None:
-            raise ConfigError(
-                f"a parameter of shape {tuple(parameter.shape)} came into the optimizer after the "
-                "run had begun, and the other ranks do not know it when gradients are clipped",
-                remedy="give the optimizer all parameters in configure_optimizers, with lr=0 "
-                "where they are to learn later",
-            )
-        return number
+        pairs = zip(norms_P2, self._dtypes, strict=True)
+        norms = [norm.to(dtype) for (norm, is_there), dtype in pairs if is_there]
+        if mine:
+            together = torch.stack(norms).to(mine[0][1].device)
+            total = torch.linalg.vector_norm(together, 2.0)
+            clip_grads_with_norm_([p for p, _ in mine], clip_val, total)
 
 
-def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
-    """Replaces a ``clip_grad_by_norm`` that would take the norm of this rank's gradients only."""
-    kind = type(precision).__name__
-    raise ConfigError(
-        f"{kind} has a clip_grad_by_norm of its own, which knows the gradients of this rank only, "
-        "and all ranks are to be clipped by one norm",
-        remedy=f"remove it from {kind}: Lightning's is replaced by one that knows all ranks; or "
-        "clip by value (trainer.gradient_clip_algorithm=value), or not at all",
-    )
-
-
-class Part(Protocol):
+class ModulePart(Protocol):
     """What this rank holds of a module."""
 
     def holds(self, name: str) -> bool:
@@ -238,10 +204,10 @@ class Part(Protocol):
         """Makes room for it again; its values are NaN until :meth:`ShardedModule.fill`."""
 
     def silent(self) -> AbstractContextManager[None]:
-        """Around looks at the parameters that are no user's."""
+        """Context in which our own code may read parameters."""
 
 
-_Part = TypeVar("_Part", bound=Part)
+_Part = TypeVar("_Part", bound=ModulePart)
 
 
 class ShardedModule(Generic[_Part]):
@@ -255,6 +221,10 @@ class ShardedModule(Generic[_Part]):
         rank: this one.
         optimizer: over the whole module; parameters that the rank does not hold are removed from
             it. None where nothing is trained.
+
+    Attributes:
+        optimizer: the sharded one; None where nothing is trained.
+        given: ids of the parameters that this rank gives to others.
     """
 
     def __init__(
@@ -269,19 +239,14 @@ class ShardedModule(Generic[_Part]):
         self._versions = getattr(state, "_metadata", None)  # torch keeps them beside the state
         parameters = dict(module.named_parameters())
         owned = {id(p) for name, p in parameters.items() if p.requires_grad and part.holds(name)}
-        self._given = {id(p) for name, p in parameters.items() if part.source(name) == rank}
+        self.given = {id(p) for name, p in parameters.items() if part.source(name) == rank}
         part.prune()
-        self._optimizer = None if optimizer is None else ShardedOptimizer(optimizer, owned=owned)
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Whether something is trained, so that the optimizer is sharded as well."""
-        return self._optimizer is not None
+        self.optimizer = None if optimizer is None else ShardedOptimizer(optimizer, owned=owned)
 
     def global_norm(self) -> GlobalNorm:
         """Clips gradients by their norm over all ranks."""
-        assert self._optimizer is not None
-        return GlobalNorm(self._optimizer.whole, given=self._given)
+        assert self.optimizer is not None
+        return GlobalNorm(self.optimizer.whole, given=self.given)
 
     def state_dict(self) -> dict[str, Any]:
         """The module's state under the names of one process: whole on rank 0, else this part."""
@@ -293,11 +258,9 @@ class ShardedModule(Generic[_Part]):
             if self.part.holds(name)
         }
         given = {name: v for name, v in mine.items() if self.part.source(name) == self._rank}
-        parts = gather_to_rank_0(given) or [mine]
-        found = {name: value for part in parts for name, value in part.items()}
-        order = [name for name in self._names if name in found]
-        late = [name for name in found if name not in self._names]  # made since the run began
-        state = OrderedDict((name, found[name]) for name in [*order, *late])
+        found = {n: v for part in gather_to_rank_0(given) or [mine] for n, v in part.items()}
+        names = [*self._names, *(name for name in found if name not in self._names)]
+        state = OrderedDict((name, found[name]) for name in names if name in found)
         if self._versions is not None:
             state._metadata = self._versions  # type: ignore[attr-defined]
         return state
@@ -309,18 +272,8 @@ class ShardedModule(Generic[_Part]):
             part = {name: v for name, v in state.items() if name in mine and self.part.holds(name)}
             self._module.load_state_dict(part, strict=strict)
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The whole optimizer's on rank 0, this rank's on others."""
-        assert self._optimizer is not None
-        return self._optimizer.collect(given=self._given)
-
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Takes this rank's part of a whole optimizer's state."""
-        assert self._optimizer is not None
-        self._optimizer.load(state)
-
     def fill(self) -> None:
-        """After :meth:`Part.unprune`: every rank gets the values of all ranks.
+        """After :meth:`ModulePart.unprune`: every rank gets the values of all ranks.
 
         The optimizer is whole again too, so that a script can save all of it after a run.
         """
@@ -328,9 +281,9 @@ class ShardedModule(Generic[_Part]):
         sources = {name: self.part.source(name) for name, _ in named}
         for rank in sorted({*sources.values()}):
             broadcast_tensors_([each for name, each in named if sources[name] == rank], source=rank)
-        if self._optimizer is not None:
-            state = self.optimizer_state()["state"]
-            self._optimizer.restore(process_group.broadcast_object(state))
+        if self.optimizer is not None:
+            state = self.optimizer.collect(given=self.given)["state"]
+            self.optimizer.restore(process_group.broadcast_object(state))
 
 
 class ShardedCheckpoints(Strategy):
@@ -346,9 +299,9 @@ class ShardedCheckpoints(Strategy):
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        if self._sharded is None or not self._sharded.has_optimizer:
+        if self._sharded is None or self._sharded.optimizer is None:
             return super().optimizer_state(optimizer)  # of the run before, and whole
-        return self._sharded.optimizer_state()
+        return self._sharded.optimizer.collect(given=self._sharded.given)
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -362,5 +315,6 @@ class ShardedCheckpoints(Strategy):
         if self._sharded is None:
             super().load_optimizer_state_dict(checkpoint)
             return
-        self._sharded.load_optimizer_state(checkpoint["optimizer_states"][0])
+        assert self._sharded.optimizer is not None
+        self._sharded.optimizer.load(checkpoint["optimizer_states"][0])
         internals.move_optimizer(self.optimizers[0], self.root_device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -18,7 +18,6 @@ import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.seed import isolate_rng
-from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
@@ -28,10 +27,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.spatial.grid import Grid, best_grid
 from sparsepipe.spatial.shard import Shard, gathered
-from sparsepipe.spatial.spatialize import (
-    spatialize_layers,
-    unspatialize,
-)
+from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
 from sparsepipe.strategies.distributed import naming_missing_ranks
@@ -120,14 +116,9 @@ class SpatialStrategy(DataParallelStrategy):
             super().setup_distributed()
         check_grid(self._shape or "auto", replicas=self._replicas, ranks=self.world_size)
         process_group.share_samples(self._ranks_per_replica)
-        self._groups = self._made_groups()
-
-    def _made_groups(self) -> tuple[Any, Any]:
-        """The group of this rank's grid, and that of the ranks in its place of all grids.
-
-        The grid's is one of its own, also where it has all ranks: DDP's messages are on their way
-        between halos.
-        """
+        # The group of this rank's grid, and that of the ranks in its place of all grids. The grid's
+        # is one of its own, also where it has all ranks: DDP's messages are on their way between
+        # halos.
         size = self._ranks_per_replica
         grids = [range(first, first + size) for first in range(0, self.world_size, size)]
         places = [range(place, self.world_size, size) for place in range(size)]
@@ -135,10 +126,8 @@ class SpatialStrategy(DataParallelStrategy):
             "backend": internals.resolve_process_group_backend(self),
             "timeout_s": self._timeout_s,
         }
-        return (
-            process_group.make_stage_group(grids, **options),
-            process_group.make_stage_group(places, **options),
-        )
+        grid, place = (process_group.make_stage_group(each, **options) for each in (grids, places))
+        self._groups = grid, place
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -149,11 +138,22 @@ class SpatialStrategy(DataParallelStrategy):
                 "trainer.sync_batchnorm=true does not go with samples that are cut over a grid",
                 remedy="leave it out: batch norms take the whole samples of their grid anyway",
             )
-        _check_module(module)
+        if internals.is_compiled(module):
+            raise ConfigError(
+                f"{type(module).__name__} is compiled as a whole, and does not ask for rules of "
+                "shards",
+                remedy="train the module that it was compiled from",
+            )
         self._grid = Grid(self._chosen_shape(trainer), self._groups[0], overlap=self._overlap)
         self._shards = SampleShards(self._grid, self.root_device)
         spatialize_layers(module, self._grid)
-        self._adapt_metrics(module)
+        for metric in module.modules():  # count each sample once: all ranks of a grid count it
+            if isinstance(metric, Metric):
+                kept = metric, metric.process_group, metric.distributed_available_fn
+                self._metrics.append(kept)
+                metric.process_group = self._groups[1]
+                if self._replicas == 1:
+                    metric.distributed_available_fn = lambda: False
         super().setup(trainer)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
 
@@ -170,17 +170,6 @@ class SpatialStrategy(DataParallelStrategy):
         if self.global_rank == 0:
             log.info("grid %s for samples of %s: the fewest bytes of halos", shape, tuple(sizes))
         return shape
-
-    def _adapt_metrics(self, module: pl.LightningModule) -> None:
-        """Lets metrics count each sample once: ranks of a grid have all counted it."""
-        for metric in module.modules():
-            if isinstance(metric, Metric):
-                self._metrics.append(
-                    (metric, metric.process_group, metric.distributed_available_fn)
-                )
-                metric.process_group = self._groups[1]
-                if self._replicas == 1:
-                    metric.distributed_available_fn = _nobody_else
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
@@ -208,30 +197,23 @@ class SpatialStrategy(DataParallelStrategy):
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         predicted = super().predict_step(*args, **kwargs)
-        if not self.gather_predictions:
-            return predicted
-
-        def whole(value: Any) -> Any:
-            return gathered(value) if isinstance(value, Shard) else value
-
-        return pytree.tree_map(whole, predicted)
+        return (
+            pytree.tree_map_only(Shard, gathered, predicted)
+            if self.gather_predictions
+            else predicted
+        )
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         # DDP's own sums name no rank when one is gone.
         with naming_missing_ranks("adding up gradients"):
             loss = super().backward(*args, **kwargs)
-            self._average_late_gradients()
+            # DDP knows nothing of parameters that were frozen when training began, and each rank
+            # has its part of their gradients only.
+            found = [each.grad for each in self._frozen if each.grad is not None]
+            if found and getattr(self.model, "require_backward_grad_sync", True):
+                process_group.average_(found)
         return loss
-
-    def _average_late_gradients(self) -> None:
-        """Averages gradients of parameters that were frozen when training began.
-
-        DDP knows nothing of them, and each rank has its part of a gradient only.
-        """
-        found = [each.grad for each in self._frozen if each.grad is not None]
-        if found and getattr(self.model, "require_backward_grad_sync", True):
-            process_group.average_(found)
 
     @override
     def synchronize_buffers(self) -> None:
@@ -278,28 +260,6 @@ def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: i
             f"{text} for each of {ranks} replicas has one rank",
             remedy="choose data parallelism: parallel=dp",
         )
-
-
-def _check_module(module: pl.LightningModule) -> None:
-    """Refuses what a LightningModule does with batches that cannot be cut."""
-    name = type(module).__name__
-    if internals.is_compiled(module):
-        raise ConfigError(
-            f"{name} is compiled as a whole, and does not ask for rules of shards",
-            remedy="train the module that it was compiled from",
-        )
-    for hook in ("training_step", "validation_step", "test_step", "predict_step"):
-        step: Callable[..., Any] = getattr(module, hook)
-        if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
-            raise ConfigError(
-                f"{name}.{hook} takes the loader itself, whose batches nobody cuts into shards",
-                remedy="let it take a batch",
-            )
-
-
-def _nobody_else() -> bool:
-    """Whether other ranks have counted other samples."""
-    return False
 
 
 StrategyRegistry.register(

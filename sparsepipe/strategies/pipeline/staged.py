@@ -59,6 +59,22 @@ from sparsepipe.strategies.pipeline.steps import ModuleSteps
 from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 
+def _outside_steps(name: str) -> Any:
+    """A collective of Lightning's, which is refused within a step."""
+
+    def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
+        if self._sharded is not None and self._sharded.part.guard.in_step:
+            raise ConfigError(
+                f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
+                "rank runs another part of the step",
+                remedy="call it in a hook, such as on_train_batch_end, which every rank runs; "
+                "self.log and torchmetrics need no call of it",
+            )
+        return getattr(super(StagedStrategy, self), name)(*args, **kwargs)
+
+    return call
+
+
 class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
@@ -489,13 +505,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def on_validation_start(self) -> None:
         self._evaluated = [0, 0]
 
-    @override
-    def on_test_start(self) -> None:
-        self._evaluated = [0, 0]
-
-    @override
-    def on_predict_start(self) -> None:
-        self._evaluated = [0, 0]
+    on_test_start = on_predict_start = on_validation_start
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -570,36 +580,9 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
                 "limits what a failure costs",
             )
 
-    # Collectives, for which ranks never meet within a step.
-
-    @override
-    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
-        self._check_collective("all_gather")
-        return super().all_gather(*args, **kwargs)
-
-    @override
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        self._check_collective("reduce")
-        return super().reduce(*args, **kwargs)
-
-    @override
-    def barrier(self, name: str | None = None) -> None:
-        self._check_collective("barrier")
-        super().barrier(name)
-
-    @override
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        self._check_collective("broadcast")
-        return super().broadcast(obj, src)
-
-    def _check_collective(self, name: str) -> None:
-        if self._sharded is not None and self._sharded.part.guard.in_step:
-            raise ConfigError(
-                f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
-                "rank runs another part of the step",
-                remedy="call it in a hook, such as on_train_batch_end, which every rank runs; "
-                "self.log and torchmetrics need no call of it",
-            )
+    # Ranks run other parts of a step, and would never meet within it.
+    all_gather, reduce = _outside_steps("all_gather"), _outside_steps("reduce")
+    barrier, broadcast = _outside_steps("barrier"), _outside_steps("broadcast")
 
 
 def _do_nothing(trainer: Any, pl_module: Any) -> None:

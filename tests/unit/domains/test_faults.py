@@ -16,7 +16,7 @@ from sparsepipe.domains import exchange
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.runtime.collectives import replicas
 from sparsepipe.strategies import DomainStrategy
-from sparsepipe.strategies.domain import _check_trainer
+from sparsepipe.strategies.domain import check_trainer
 from tests.support.domain_cases import Case, Data, trainer_of
 from tests.support.processes import outcomes, run_shared
 
@@ -122,7 +122,7 @@ def test_refusals(what: str, word: str) -> None:
 def test_losses_that_each_rank_would_scale_are_refused() -> None:
     """Lightning has that precision on GPUs only."""
     with pytest.raises(ConfigError, match="16-mixed"):
-        _check_trainer(SimpleNamespace(precision="16-mixed"), synchronises_norm=False)  # type: ignore[arg-type]
+        check_trainer(SimpleNamespace(precision="16-mixed"), synchronises_norm=False)  # type: ignore[arg-type]
 
 
 def test_roles_need_a_rank_for_the_domains() -> None:

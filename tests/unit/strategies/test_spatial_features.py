@@ -137,14 +137,6 @@ class OwnClipping(Net):
         nn.utils.clip_grad_norm_(self.parameters(), 0.05, norm_type=math.inf)
 
 
-class Iterating(Net):
-    """Which reads batches itself."""
-
-    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
-        batch, _, _ = next(dataloader_iter)
-        return sum(self.losses(batch))
-
-
 class Partly(Net):
     """Of which every second step leaves out a layer."""
 
@@ -360,7 +352,7 @@ def test_nothing_is_left_of_a_trainer(ranks: int, replicas: int) -> None:
 
 def refused(rank: int, what: str) -> str:
     """The error of a fit that cannot be one on shards."""
-    net: Any = (Iterating if what == "own reading" else Net)().double()
+    net: Any = Net().double()
     if what == "compiled part":
         net.features.compile()
     trainer = pl.Trainer(
@@ -382,7 +374,6 @@ def refused(rank: int, what: str) -> str:
     ("what", "text"),
     [
         ("norms", "sync_batchnorm=true does not go with samples that are cut over a grid"),
-        ("own reading", "Iterating.training_step takes the loader itself"),
         ("compiled", "Net is compiled as a whole"),
         ("compiled part", r"features (Sequential) is compiled"),
     ],
