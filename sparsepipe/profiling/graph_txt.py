@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.utils import reading
 
-_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_NODE = re.compile(
+    r"(.+?) -- (.+) -- forward_compute_time=(.+), *backward_compute_time=(.+), *"
+    r"activation_size=(.+), *parameter_size=(.+?)(?: -- .*)?"
+)
+_REMEDY = "give an unchanged graph.txt of PipeDream's profiler, nodes before edges"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +50,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Layers and who hands on to whom.
+    """Layers and the edges between them.
 
     Args:
         nodes: by name, in the file's order.
         successors: names of the nodes that each node hands its output to.
-        input_bytes: of what the file calls its inputs, which are no nodes; None without any.
-        given_bytes: of the inputs that a node gets, by its name; only of nodes that get some.
+        input_bytes: bytes of the file's inputs, which are not among the nodes; None without any.
+        given_bytes: bytes of the inputs that a node reads, by its name; of those nodes only.
     """
 
     nodes: Mapping[str, Node]
@@ -101,28 +106,49 @@ def parse_graph(text: str) -> Graph:
     function ``main`` of PipeDream's ``optimizer_graph_hierarchical.py`` has it.
 
     Raises:
-        ProfileError: a line is no node and no edge, names a node that there is not, or the
-            edges form a cycle.
+        ProfileError: a line is neither a node nor an edge between nodes above it, or the edges
+            form a cycle.
     """
     nodes: dict[str, Node] = {}
     successors: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        if line.startswith("\t"):
-            source, target = _edge(line, number, nodes)
-            successors[source].append(target)
-        else:
-            node = _node(line, number)
-            if node.name in nodes:
-                raise _malformed(number, f"names {node.name} again")
-            nodes[node.name], successors[node.name] = node, []
+        try:
+            if line.startswith("\t"):
+                source, target = line.strip().split(" -- ")
+                successors[source].append(nodes[target].name)
+            elif line.strip():
+                found = _NODE.fullmatch(line.strip())
+                name, layer, *figures = found.groups() if found else ()
+                forward_ms, backward_ms, activation, parameters = (
+                    reading.amount(sum(map(float, figure.strip("[] ").split(";"))), "a figure")
+                    for figure in figures
+                )
+                if name in nodes:
+                    raise ValueError(f"it names {name} again")
+                successors[name] = []
+                nodes[name] = Node(
+                    name=name,
+                    text=layer,
+                    forward_s=forward_ms / 1000,
+                    backward_s=backward_ms / 1000,
+                    activation_bytes=activation,
+                    parameter_bytes=parameters,
+                )
+        except (ValueError, KeyError) as error:
+            raise ProfileError(
+                f"line {number} is neither a node nor an edge between nodes above it ({error}): "
+                f"{line.strip()}",
+                remedy=_REMEDY,
+            ) from error
     graph = _without_ends(Graph(nodes=nodes, successors=successors))
     if not graph.nodes:
+        raise ProfileError("the graph has no layers", remedy=_REMEDY)
+    try:
+        TopologicalSorter(graph.predecessors()).prepare()
+    except CycleError as error:
         raise ProfileError(
-            "the graph has no layers", remedy="give a graph.txt of PipeDream's profiler"
-        )
-    _refuse_cycles(graph)
+            f"the edges of the graph form a cycle: {' -- '.join(error.args[1])}", remedy=_REMEDY
+        ) from error
     return graph
 
 
@@ -165,57 +191,6 @@ def layer_of(node: Node, index: int) -> LayerProfile:
     )
 
 
-def _node(line: str, number: int) -> Node:
-    parts = line.strip().split(" -- ")
-    if len(parts) not in (3, 4):
-        raise _malformed(number, "is no node: 'name -- layer -- four figures'")
-    figures = dict(
-        part.partition("=")[::2] for part in re.split(r",\s*(?=[a-z_]+=)", parts[2].strip())
-    )
-    if missing := [name for name in _FIELDS if name not in figures]:
-        raise _malformed(number, f"has no {missing[0]}")
-    forward, backward, activation, parameters = (
-        _figure(figures[name], number, name) for name in _FIELDS
-    )
-    return Node(
-        name=parts[0],
-        text=parts[1],
-        forward_s=forward / 1000,
-        backward_s=backward / 1000,
-        activation_bytes=activation,
-        parameter_bytes=parameters,
-    )
-
-
-def _figure(text: str, number: int, name: str) -> float:
-    try:
-        value = sum(float(part) for part in text.strip("[] ").split(";"))
-    except ValueError:
-        raise _malformed(number, f"has {name}={text!r}, which is no number") from None
-    if not reading.is_amount(value):
-        raise _malformed(
-            number, f"has {name}={text}, which is no number from 0 to {reading.LARGEST:g}"
-        )
-    return value
-
-
-def _edge(line: str, number: int, nodes: Mapping[str, Node]) -> tuple[str, str]:
-    ends = line.strip().split(" -- ")
-    if len(ends) != 2:
-        raise _malformed(number, "is no edge: 'from -- to'")
-    for name in ends:
-        if name not in nodes:
-            raise _malformed(number, f"names {name!r}, which is no node above it")
-    return ends[0], ends[1]
-
-
-def _malformed(number: int, what: str) -> ProfileError:
-    return ProfileError(
-        f"line {number} {what}",
-        remedy="give an unchanged graph.txt of PipeDream's profiler, nodes before edges",
-    )
-
-
 def _without_ends(graph: Graph) -> Graph:
     before = graph.predecessors()
     inputs = {
@@ -242,21 +217,3 @@ def _without_ends(graph: Graph) -> Graph:
         input_bytes=sum(inputs.values()) if inputs else None,
         given_bytes={name: size for name, size in given.items() if name not in dropped},
     )
-
-
-def _refuse_cycles(graph: Graph) -> None:
-    missing = {name: len(before) for name, before in graph.predecessors().items()}
-    ready = [name for name, count in missing.items() if not count]
-    done = 0
-    while ready:
-        done += 1
-        for successor in graph.successors[ready.pop()]:
-            missing[successor] -= 1
-            if not missing[successor]:
-                ready.append(successor)
-    if done < len(graph.nodes):
-        caught = next(name for name, count in missing.items() if count)
-        raise ProfileError(
-            f"the edges of the graph form a cycle through {caught}",
-            remedy="give an unchanged graph.txt of PipeDream's profiler",
-        )

@@ -1,4 +1,4 @@
-"""Bytes that layers keep for their backward, and most bytes that are alive at a time."""
+"""Bytes that layers keep for their backward, and the most bytes that are alive at a time."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from sparsepipe.sparse import CoordinateCache, derived_tensors
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operators make while it is entered, until they are freed.
 
-    It sees every operator of this thread, those inside autograd functions and temporaries between
-    two operators too; not what a kernel takes and gives back by itself, nor what other libraries
-    hold. A storage that was there before counts nothing. It is slow, so that nothing should be
-    timed meanwhile.
+    It sees every operator of this thread, also inside autograd functions, and temporaries between
+    two operators; but neither the scratch memory of a kernel nor the memory of other libraries.
+    Older storages are not counted. It is slow, so that nothing should be timed meanwhile.
 
     Attributes:
-        bytes: alive now.
-        peak_bytes: most that were since :meth:`restart`.
+        bytes: bytes alive now.
+        peak_bytes: most bytes alive at a time since :meth:`restart`.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: Any = WeakIdKeyDictionary()
 
     def restart(self) -> int:
-        """Begins a new peak; what is alive now."""
+        """Begins a new peak; the bytes that are alive now."""
         self.peak_bytes = self.bytes
         return self.bytes
 
@@ -71,18 +70,18 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Most bytes of tensors that each layer has alive beyond what was before its forward.
+    """Most bytes of tensors that each layer has alive beyond those before its forward.
 
-    What it gives and what it keeps for its backward counts, and what it needs for a moment; in
-    the backward the gradients that it makes, but not the one that it gets.
+    Its output, the tensors that it keeps for its backward and temporaries count; in the backward
+    the gradients that it makes, but not the one that it receives.
 
     Args:
         layers: the network, in the mode to be measured; statistics of norm layers move on,
             and parameters have no gradients afterwards.
-        batches: its inputs, of which the one counts that takes most; they are left as they are.
+        batches: its inputs, which are left as they are; the one counts that takes most.
 
     Returns:
-        For each layer: in its forward, in its backward (0 without one).
+        The bytes of each layer's forward, and of each layer's backward (0 without one).
     """
     forward, backward = [0.0] * len(layers), [0.0] * len(layers)
     for batch in batches:
@@ -127,9 +126,9 @@ def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
     """Bytes that a forward pass keeps for each layer.
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
-    count, since they are there anyway. What the forward derives from coordinates (indices, kernel
-    maps, gather plans) lives as long as the graph and counts for the layer that first uses
-    it; what only the backward derives does not count, nor what other libraries keep to themselves.
+    count. Tensors that the forward derives from coordinates (indices, kernel maps, gather plans)
+    live as long as the graph and count for the layer that first uses them; those that only the
+    backward derives, and the memory of other libraries, do not count.
 
     Args:
         layers: the network, in the mode to be measured; statistics of norm layers move on.
@@ -141,19 +140,18 @@ def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
     """Bytes that a stage keeps beside the :func:`saved_bytes` of its layers.
 
-    A stage that begins with a layer keeps the input that it received, and builds anew what layers
-    before it have derived from coordinates; one that ends with a layer keeps its output.
-    For each first layer a pass measures this, but only up to where nothing is left of what the
-    layer received: sites and features are others then, and from there on it keeps as much as a pass
-    through all layers does. That takes as long as some passes for each level of coordinates, not
-    one for each layer.
+    A stage that begins with a layer keeps the input that it received, and derives from coordinates
+    again what layers before it have derived; one that ends with a layer keeps its output. A pass
+    measures this for each first layer, but only up to where no tensor is left that the layer
+    received: from there on it keeps as much as a pass through all layers. That takes as long as
+    some passes for each level of coordinates, not one for each layer.
 
     Args:
         layers: the network, in the mode to be measured; statistics of norm layers move on.
         batch: its input; it is left as it is.
 
     Returns:
-        For each layer: of a stage that begins with it, of a stage that ends with it.
+        The bytes of a stage that begins with each layer, and of a stage that ends with it.
     """
     whole = _kept_by(list(layers), fresh(batch))
     begins, value = [], fresh(batch)
@@ -224,7 +222,7 @@ class _Kept:
 
 
 def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> _Kept:
-    """Storages kept by a pass; the received input counts for the first layer if requested."""
+    """Storages kept by a pass; a received input counts for the first layer."""
     kept = _Kept(layers)
     levels: list[CoordinateCache] = []
     with saved_tensors_hooks(kept.note, lambda tensor: tensor):

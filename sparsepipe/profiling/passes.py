@@ -1,11 +1,11 @@
 """One pass over a network's layers, each alone: all forwards, then all backwards.
 
-Each layer runs on what the layer before it gave, cut from its graph, so that its backward can be
-timed alone; the gradient that it gets is that of the layer behind it, for the last one random. The
+Each layer runs on the output of the layer before it, cut from its graph, so that its backward can
+be timed alone; its gradient comes from the layer behind it, and is random for the last layer. The
 layers run one right after another, and a GPU is waited for only when all have been launched, so
-that what it does while the host prepares the next layer is counted as in a training step. What is
-derived from coordinates, such as kernel maps, is kept from layer to layer, as in a forward pass,
-and counts for the layer that first uses it.
+that its work while the host prepares the next layer is counted as in a training step. Kernel maps
+and the like, which are derived from coordinates, are kept from layer to layer as in a forward pass
+and count for the layer that first uses them.
 
 A device that is made slower pauses once behind the forwards and once behind the backwards, as it
 does in training: pauses between layers would cool the caches that the next layer finds warm there.
@@ -14,9 +14,9 @@ The layers share the pause in proportion to their times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,20 +25,18 @@ from sparsepipe.profiling.activations import copied, crossing_bytes, detached, d
 from sparsepipe.profiling.timing import Clock, Slowed
 from sparsepipe.sparse import watching_kernel_maps
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Seconds of one pass over all layers, by layer.
+    """Figures of one pass over all layers, a list of one value a layer each.
 
     Attributes:
-        forward_s: of each layer.
-        backward_s: of each layer.
-        kernel_map_s: the part of the forward pass in which kernel maps are built.
-        activation_bytes: of each layer's output.
-        held_bytes: what each layer's forward has left in use, as CUDA counts it; 0 elsewhere.
-        peak_bytes: most that each layer took beyond what was in use before its forward, the same.
+        forward_s: seconds of the forward.
+        backward_s: seconds of the backward.
+        kernel_map_s: seconds of the forward in which kernel maps are built.
+        activation_bytes: bytes of the output.
+        held_bytes: bytes that the forward has left in use, as CUDA counts them; 0 elsewhere.
+        peak_bytes: most bytes in use beyond those before the forward, as CUDA counts; 0 elsewhere.
     """
 
     forward_s: list[float]
@@ -52,22 +50,16 @@ class Pass:
 def pass_over(
     layers: nn.Sequential, parts: Sequence[Any], device: torch.device, slowed: Slowed
 ) -> Pass:
-    """One pass over each part of a batch: the sums, and of what is taken for a while the most."""
+    """One pass over each part of a batch: sums of seconds and activations, maxima of memory."""
     found = [one_pass(layers, part, device, slowed) for part in parts]
     if len(found) == 1:
         return found[0]
-    return Pass(
-        forward_s=_by_layer(sum, [each.forward_s for each in found]),
-        backward_s=_by_layer(sum, [each.backward_s for each in found]),
-        kernel_map_s=_by_layer(sum, [each.kernel_map_s for each in found]),
-        activation_bytes=_by_layer(sum, [each.activation_bytes for each in found]),
-        held_bytes=_by_layer(max, [each.held_bytes for each in found]),
-        peak_bytes=_by_layer(max, [each.peak_bytes for each in found]),
-    )
-
-
-def _by_layer(merge: Callable[[Sequence[_T]], _T], parts: Sequence[Sequence[_T]]) -> list[_T]:
-    return [merge(each) for each in zip(*parts, strict=True)]
+    merged: dict[str, Any] = {}
+    for field in fields(Pass):
+        merge: Any = max if field.name in ("held_bytes", "peak_bytes") else sum
+        each_layer = zip(*(getattr(each, field.name) for each in found), strict=True)
+        merged[field.name] = [merge(values) for values in each_layer]
+    return Pass(**merged)
 
 
 def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:
@@ -82,7 +74,7 @@ def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Sl
 def _forward(
     layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], Pass]:
-    """Input and output of each layer, each in a graph of its own, and the figures."""
+    """Each layer's input and output in a graph of its own, and the figures."""
     whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
     found = Pass(
@@ -120,7 +112,7 @@ def _forward(
 def _backward(
     ends: Sequence[tuple[Any, Any]], found: Pass, device: torch.device, slowed: Slowed
 ) -> None:
-    """Each layer's way back: adds its seconds, and the memory that it takes, to the figures."""
+    """Run each layer's backward, and add its seconds and memory to the figures."""
     whole, clock = Clock(device), Clock(device)
     gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
     clock.synchronise()
@@ -130,7 +122,7 @@ def _backward(
             roots = differentiable(output)
             before = _begin_peak(device)
             clock.mark()
-            if roots:  # a layer without parameters behind the data has no way back
+            if roots:  # a layer without parameters behind the data has no backward
                 torch.autograd.backward(roots, gradients)
             clock.mark()
             peak = found.held_bytes[index] + _peak(device, before)
@@ -146,7 +138,7 @@ def _backward(
 
 
 def _stretch(whole: Clock) -> float:
-    """How many times as long a pass takes with the pause behind it; marked before and after."""
+    """Factor by which the pause behind a pass lengthens it."""
     computing_s, pausing_s = whole.seconds()
     return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
 

@@ -18,24 +18,26 @@ _REMEASURE = "measure the model again with task=profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """One layer, with a minibatch of the size that the profile's ``meta`` names.
+    """Costs of one layer for a minibatch of the profile's size.
 
     Args:
-        index: place in the model, from 0; the input is no layer.
-        name: what it is called in the model, or how it is built.
+        index: place in the model, from 0; the input is not counted.
+        name: the layer's name in the model, or how it is built.
         kind: its class.
         forward_s: seconds of its forward pass.
         backward_s: seconds of its backward pass.
-        activation_bytes: what crosses the link if the model is cut after this layer: features and
-            coordinates, without a header of 4 KiB with their structure.
-        parameter_bytes: of its parameters.
-        saved_bytes: what the forward keeps for the backward, kernel maps included, of the batch
-            that keeps most; None where it was not counted.
-        begin_bytes: what a stage that begins with this layer keeps beside the ``saved_bytes`` of
-            its layers: the input it received, and kernel maps that it builds anew; None as above.
-        end_bytes: what a stage that ends with it keeps beside them: its output; None as above.
-        forward_spread_s: between the quartiles of the measured forward times.
-        backward_spread_s: between the quartiles of the measured backward times.
+        activation_bytes: bytes that cross the link if the model is cut after this layer: features
+            and coordinates, without a header of 4 KiB with their structure.
+        parameter_bytes: bytes of its parameters.
+        saved_bytes: bytes that the forward keeps for the backward, kernel maps included, of the
+            batch that keeps most; None where they were not counted.
+        begin_bytes: bytes that a stage which begins with this layer keeps beside the
+            ``saved_bytes`` of its layers: the input it received, and kernel maps that it builds
+            anew; None as above.
+        end_bytes: bytes that a stage which ends with it keeps beside them: its output; None as
+            above.
+        forward_spread_s: distance of the quartiles of the measured forward times.
+        backward_spread_s: distance of the quartiles of the measured backward times.
         kernel_map_s: the part of the forward time in which kernel maps are built.
         peak_bytes: most memory in use in the layer's forward or backward pass, beyond what was in
             use before its forward: by CUDA's allocator, elsewhere of tensors (see ``memory.py``).
@@ -75,12 +77,12 @@ class State:
 
     Args:
         layers: numbers of the nodes in the graph's order, as the bits of a number.
-        antichain: names of those that no other of them follows.
-        compute_s: forward and backward of all of them.
-        parameter_bytes: of all of them.
-        input_bytes: that all of them get: the outputs of those they follow, and of the graph's
-            inputs what they read.
-        cut_bytes: outputs that layers outside wait for: what crosses a cut here.
+        antichain: names of the layers that no other layer of the state follows.
+        compute_s: seconds of the forward and backward of all layers.
+        parameter_bytes: bytes of the parameters of all layers.
+        input_bytes: bytes that all layers read: the outputs of their predecessors, and the graph's
+            inputs.
+        cut_bytes: bytes of the outputs that layers outside wait for, which cross a cut here.
     """
 
     layers: int
@@ -103,9 +105,9 @@ class Profile:
         layers: in the model's order.
         meta: ``model``, ``batch_size``, ``resolution``, ``point_ratio``, ``device``, ``dtype``,
             ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``,
-            ``input_bytes``, ``load_s``, and what else is known of the measurement.
-        states: of a branching graph, whose nodes ``layers`` are then; the last one is all of
-            them. They are no part of the profile file.
+            ``input_bytes``, ``load_s``, and other facts about the measurement.
+        states: states of a branching graph, whose nodes ``layers`` are then; the last one is all
+            of them. The profile file does not contain them.
 
     Raises:
         ProfileError: there are no layers, or their numbers, times or sizes make no sense.
@@ -126,7 +128,7 @@ class Profile:
                 )
             for name in _AMOUNTS:
                 value = getattr(layer, name)
-                if value is not None and not reading.is_amount(value):
+                if not reading.is_amount(value) and (value is not None or name not in _OPTIONAL):
                     raise ProfileError(
                         f"layer {place} of the profile has {name}={value}",
                         remedy=f"give numbers from 0 to {reading.LARGEST:g}, or {_REMEASURE}",
@@ -202,12 +204,24 @@ class Profile:
         """
         try:
             value = reading.mapping(reading.parse_json(text), "the whole")
-            listed = reading.listing(value.get("layers"), "layers")
-            layers = tuple(_layer(entry, f"layers[{n}]") for n, entry in enumerate(listed))
-            return cls(layers=layers, meta=_meta(value.get("meta")))
+            layers = [
+                LayerProfile(
+                    **{
+                        key: float(each) if key in _AMOUNTS and each is not None else each
+                        for key, each in reading.mapping(entry, f"layers[{place}]").items()
+                    }
+                )
+                for place, entry in enumerate(reading.listing(value.get("layers"), "layers"))
+            ]
+            meta = dict(reading.mapping(value.get("meta"), "meta"))
+            if meta.get("batch_size") is not None and not reading.whole(
+                meta["batch_size"], "meta.batch_size"
+            ):
+                raise ValueError("meta.batch_size is 0")
+            return cls(layers=tuple(layers), meta=meta)
         except ProfileError:
             raise
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a layer with other keys
             raise ProfileError(
                 f"this is no profile: {error}",
                 remedy='write {"meta": {...}, "layers": [{"index": 0, ...}, ...]}, or make the '
@@ -233,48 +247,13 @@ def _sum(times_s: Sequence[float | None]) -> float | None:
 
 
 _AMOUNTS = tuple(f.name for f in fields(LayerProfile) if f.name not in ("index", "name", "kind"))
-
-
 _OPTIONAL = tuple(f.name for f in fields(LayerProfile) if f.default is None)
-
-
-def _layer(entry: Any, place: str) -> LayerProfile:
-    """A layer of a profile file. Raises a ValueError that names the place."""
-    value = reading.mapping(entry, place)
-    known = [f.name for f in fields(LayerProfile)]
-    if unknown := sorted(set(value) - set(known)):
-        raise ProfileError(
-            f"{place}: a layer of a profile has no {', '.join(unknown)}",
-            remedy=f"use {', '.join(known)}",
-        )
-    amounts = {
-        name: reading.amount(value.get(name), f"{place}.{name}")
-        for name in _AMOUNTS
-        if name not in _OPTIONAL or value.get(name) is not None
-    }
-    return LayerProfile(
-        index=reading.whole(value.get("index"), f"{place}.index"),
-        name=reading.name(value.get("name"), f"{place}.name"),
-        kind=reading.name(value.get("kind"), f"{place}.kind"),
-        **amounts,
-    )
-
-
-def _meta(value: Any) -> dict[str, Any]:
-    """What a profile file says of its measurement. Raises a ValueError that names the place."""
-    meta = dict(reading.mapping(value, "meta"))
-    size = meta.get("batch_size")
-    if size is not None and not reading.whole(size, "meta.batch_size"):
-        raise ValueError("meta.batch_size is 0")
-    return meta
-
 
 ACTIVATION_TOLERANCE = 0.2
 """Share by which the bytes of an activation may differ: points are drawn at random, and the
 profiles of the paper's authors differ by 18 %."""
 
-PARAMETER_TOLERANCE = 0.001
-
+_TOLERANCES = {"activation_bytes": ACTIVATION_TOLERANCE, "parameter_bytes": 0.001}
 _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
 
 
@@ -293,39 +272,29 @@ def check_agreement(profiles: Mapping[str, Profile]) -> None:
     """
     (first, reference), *others = profiles.items()
     for device, profile in others:
-        _check_meta(first, reference, device, profile)
+        problems = [
+            f"{device} was measured with {name}={b}, {first} with {name}={a}"
+            for name in _SAME_RUN
+            for a, b in ((reference.meta.get(name), profile.meta.get(name)),)
+            if None not in (a, b) and a != b
+        ]
         if profile.num_layers != reference.num_layers:
-            raise _differ(
+            problems.append(
                 f"{device} has {profile.num_layers} layers, {first} has {reference.num_layers}"
             )
-        for a, b in zip(reference.layers, profile.layers, strict=True):
-            _check_layer(first, a, device, b)
-
-
-def _check_meta(first: str, reference: Profile, device: str, profile: Profile) -> None:
-    for name in _SAME_RUN:
-        a, b = reference.meta.get(name), profile.meta.get(name)
-        if None not in (a, b) and a != b:
-            raise _differ(f"{device} was measured with {name}={b}, {first} with {name}={a}")
-
-
-def _check_layer(first: str, a: LayerProfile, device: str, b: LayerProfile) -> None:
-    if a.kind != b.kind:
-        raise _differ(f"layer {a.index} is {b.kind} on {device} and {a.kind} on {first}")
-    for name, tolerance in (
-        ("activation_bytes", ACTIVATION_TOLERANCE),
-        ("parameter_bytes", PARAMETER_TOLERANCE),
-    ):
-        x, y = getattr(a, name), getattr(b, name)
-        if abs(x - y) > tolerance * max(x, y):
-            raise _differ(
-                f"layer {a.index} ({a.kind}) has {name}={y:.0f} on {device} and {x:.0f} on "
-                f"{first}: more than {tolerance:.1%} apart"
+        for one, other in zip(reference.layers, profile.layers, strict=False):
+            layer = f"layer {one.index} ({one.kind})"
+            if one.kind != other.kind:
+                problems.append(f"{layer} on {first} is {other.kind} on {device}")
+            for name, tolerance in _TOLERANCES.items():
+                x, y = getattr(one, name), getattr(other, name)
+                if abs(x - y) > tolerance * max(x, y):
+                    problems.append(
+                        f"{layer} has {name}={y:.0f} on {device} and {x:.0f} on {first}: more than "
+                        f"{tolerance:.1%} apart"
+                    )
+        if problems:
+            raise ProfileError(
+                f"the profiles are not of one model and batch: {problems[0]}",
+                remedy="profile the same model with the same data on every device (task=profile)",
             )
-
-
-def _differ(what: str) -> ProfileError:
-    return ProfileError(
-        f"the profiles are not of one model and batch: {what}",
-        remedy="profile the same model with the same data on every device (task=profile)",
-    )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ class Clock:
     seconds are read; elsewhere they are readings of a monotonic clock.
 
     Args:
-        device: that does the work.
+        device: the device that works.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,7 +33,7 @@ class Clock:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Marks the end of what was done so far."""
+        """Marks the end of the work so far."""
         if self._cuda:
             event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
@@ -49,7 +50,7 @@ class Clock:
         return [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)]
 
     def synchronise(self) -> None:
-        """Waits until the device has done what it was given."""
+        """Waits until the device has finished its work."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
 
@@ -63,19 +64,19 @@ def median_and_spread(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 Slowed = Callable[[], AbstractContextManager[None]]
-"""Makes the context of a piece of computation, which then takes longer."""
+"""Makes the context of a computation, which takes longer there."""
 
 
 def step_seconds(
     layers: nn.Sequential, value: Any, *, device: torch.device, slowed: Slowed
 ) -> float:
-    """Forward and backward of a network, in the mode that it is in, and its gradients let go.
+    """Seconds of a network's forward and backward in its present mode; gradients are dropped.
 
     Args:
         layers: the network, on ``device``.
-        value: its input, which nothing was computed from.
+        value: its input, from which nothing was computed yet.
         device: where it runs.
-        slowed: of a device that is made slower than it is.
+        slowed: makes the context of work on a device that is slower than this one.
     """
     clock = Clock(device)
     clock.synchronise()
@@ -115,30 +116,30 @@ def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: in
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        times_s = _times_s(lambda: torch.mm(left, right, out=out), device, warmups, repeats)
+        work = partial(torch.mm, left, right, out=out)
+        return _speed(work, 2.0 * size**3, device, warmups=warmups, repeats=repeats)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    return _speed(2.0 * size**3, times_s)
 
 
 def copy_speed(device: torch.device, *, size_bytes: int, warmups: int, repeats: int) -> Speed:
-    """Bytes a second that a copy within a device's memory moves: each is read once, written once.
+    """Bytes a second that a copy within a device's memory reads and writes.
 
     Args:
-        device: whose memory it is.
-        size_bytes: of what is copied; far more than caches hold.
+        device: the device.
+        size_bytes: size of the copied tensor, far above that of caches.
         warmups: copies before those that count.
         repeats: copies that count.
     """
     source = torch.ones(max(1, size_bytes // 4), device=device)
     target = torch.empty_like(source)
-    times_s = _times_s(lambda: target.copy_(source), device, warmups, repeats)
-    return _speed(2.0 * source.nbytes, times_s)
+    work = partial(target.copy_, source)
+    return _speed(work, 2.0 * source.nbytes, device, warmups=warmups, repeats=repeats)
 
 
-def _times_s(
-    work: Callable[[], object], device: torch.device, warmups: int, repeats: int
-) -> list[float]:
+def _speed(
+    work: Callable[[], object], amount: float, device: torch.device, *, warmups: int, repeats: int
+) -> Speed:
     for _ in range(warmups):
         work()
     clock = Clock(device)
@@ -147,9 +148,5 @@ def _times_s(
     for _ in range(repeats):
         work()
         clock.mark()
-    return clock.seconds()
-
-
-def _speed(amount: float, times_s: list[float]) -> Speed:
-    per_s, spread_per_s = median_and_spread([amount / time_s for time_s in times_s])
+    per_s, spread_per_s = median_and_spread([amount / time_s for time_s in clock.seconds()])
     return Speed(per_s=per_s, spread_per_s=spread_per_s)

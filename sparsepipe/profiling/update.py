@@ -1,7 +1,7 @@
-"""How long an optimizer takes to apply the gradients of a network, and a copy of its weights.
+"""Seconds of an optimizer's update of a network, and of a copy of its weights.
 
 Where a pipeline stashes weights, it copies those that a minibatch in flight still uses before it
-updates them. Clipping and hooks, which may run as well, count nowhere.
+updates them. Clipping and hooks are not counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class Updates:
-    """Updates and copies of all parameters that are trained, which are put back at the end.
+    """Measures updates and copies of all trained parameters, which are restored at the end.
 
     Args:
         layers: the network, on ``device``.
-        make: called with its parameters.
+        make: makes the optimizer of its parameters.
         device: where it runs.
-        slowed: of a device that is made slower than it is.
+        slowed: makes the context of work on a device that is slower than this one.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Updates:
         """Makes a copy, then an update by gradients of zero.
 
         Args:
-            counts: whether they are among those that are measured; the first ones make memory
-                for copies and the optimizer's state, and should not be.
+            counts: whether they are measured; the first ones allocate memory for copies and the
+                optimizer's state, and should not be.
         """
         if self._optimizer is None:
             return
@@ -70,7 +70,7 @@ class Updates:
             parameter.grad = None
 
     def restore(self) -> None:
-        """Gives the parameters the values that they had, and no gradients."""
+        """Restores the values of the parameters and drops their gradients."""
         with torch.no_grad():
             for parameter, before in zip(self._trained, self._before, strict=False):
                 parameter.copy_(before)
@@ -80,7 +80,7 @@ class Updates:
         """Shares of layers, in proportion to their trained parameters; shared ones count once.
 
         Returns:
-            Seconds of updates and of copies, by what they are called in a profile.
+            Seconds of updates and of copies of each layer, by their names in a profile.
         """
         seen: set[int] = set()
         sizes = []

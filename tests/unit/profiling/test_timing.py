@@ -23,32 +23,26 @@ CPU = torch.device("cpu")
 )
 def test_speed_is_amount_by_time(measure, amount, monkeypatch) -> None:
     times_s = [0.5, 0.25, 1.0, 0.125]
-    counted = []
-
-    def fixed(work, device, warmups, repeats):
-        counted.append((warmups, repeats))
-        work()
-        return times_s
-
-    monkeypatch.setattr(speed, "_times_s", fixed)
+    marks = []
+    monkeypatch.setattr(speed.Clock, "seconds", lambda clock: marks.extend(clock._marks) or times_s)
     found = measure()
     rates = [amount / time_s for time_s in times_s]
     low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
     assert found.per_s == pytest.approx(middle)
     assert found.spread_per_s == pytest.approx(high - low)
-    assert counted == [(2, 4)]
+    assert len(marks) == 4 + 1
 
 
-def test_what_is_timed_takes_as_long_as_it_does() -> None:
-    calls = []
-
-    def work() -> None:
-        calls.append(time.sleep(0.02))
-
-    times_s = speed._times_s(work, CPU, 2, 3)
-    assert len(calls) == 5
-    assert len(times_s) == 3
+def test_a_clock_measures_between_marks() -> None:
+    clock = speed.Clock(CPU)
+    clock.mark()
+    for _ in range(2):
+        time.sleep(0.02)
+        clock.mark()
+    times_s = clock.seconds()
+    assert len(times_s) == 2
     assert all(time_s >= 0.02 for time_s in times_s)
+    assert clock.seconds() == []
 
 
 def test_tf32_is_as_it_was_afterwards() -> None:
