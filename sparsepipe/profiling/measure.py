@@ -134,9 +134,9 @@ def _sizes(
     begins, ends = border_bytes(layers, batch)
     if device.type == "cuda":
         whole = one_pass(layers, fresh(batch), device, nullcontext)
-        peaks = [each.peak_bytes for each in (*passes, whole)]
+        peaks = [list(map(float, each.peak_bytes)) for each in (*passes, whole)]
     else:
-        peaks = layer_peaks(layers, batches)
+        peaks = list(layer_peaks(layers, batches))
     seen: set[int] = set()
     parameters = []  # shared ones count once
     for layer in layers:
@@ -148,7 +148,7 @@ def _sizes(
         "saved_bytes": saved_bytes(layers, batch),
         "begin_bytes": begins,
         "end_bytes": ends,
-        "peak_bytes": [float(max(each)) for each in zip(*peaks, strict=True)],
+        "peak_bytes": [max(each) for each in zip(*peaks, strict=True)],
     }
 
 

@@ -204,15 +204,13 @@ class Profile:
         """
         try:
             value = reading.mapping(reading.parse_json(text), "the whole")
-            layers = [
-                LayerProfile(
-                    **{
-                        key: float(each) if key in _AMOUNTS and each is not None else each
-                        for key, each in reading.mapping(entry, f"layers[{place}]").items()
-                    }
-                )
-                for place, entry in enumerate(reading.listing(value.get("layers"), "layers"))
-            ]
+            layers = []
+            for place, entry in enumerate(reading.listing(value.get("layers"), "layers")):
+                layer: dict[str, Any] = dict(reading.mapping(entry, f"layers[{place}]"))
+                for name in _AMOUNTS:
+                    if layer.get(name) is not None:
+                        layer[name] = float(layer[name])
+                layers.append(LayerProfile(**layer))
             meta = dict(reading.mapping(value.get("meta"), "meta"))
             if meta.get("batch_size") is not None and not reading.whole(
                 meta["batch_size"], "meta.batch_size"
