@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from sparsepipe.config.check import describe
+from sparsepipe.config.check import node_in
 from sparsepipe.config.listing import Group, groups_in
 from sparsepipe.config.schema import Config
 from sparsepipe.config.target import parameters_of
@@ -141,10 +142,11 @@ def _schema_types(schema: type, at: str = "") -> dict[str, Any]:
     hints = typing.get_type_hints(schema, include_extras=True)
     for entry in fields(schema):
         hint, name = hints[entry.name], _join(at, entry.name)
-        own = getattr(entry.metadata.get("node"), "own", None)
-        kinds = [kind for kind in (own, hint, *typing.get_args(hint)) if isinstance(kind, type)]
-        inner = [kind for kind in kinds if is_dataclass(kind)]
-        found |= _schema_types(inner[0], name) if inner else {name: hint}
+        nodes = list(node_in(hint))
+        kinds = [nodes[0].own] if nodes else [hint, *typing.get_args(hint)]
+        inner = [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
+        known = None if nodes else hint
+        found |= _schema_types(inner[0], name) if inner else {name: known}
     return found
 
 
@@ -173,7 +175,8 @@ def _page(conf: Path, group: Group) -> Iterator[str]:
         yield f"| [`{option.name}`](#{option.name.replace('/', '-')}) | {_text(option.line)} |"
     entry = Config.__dataclass_fields__.get(group.name)
     if entry is not None:
-        own = getattr(entry.metadata.get("node"), "own", None)
+        hint = typing.get_type_hints(Config, include_extras=True)[group.name]
+        own = next((node.own for node in node_in(hint)), None)
         yield from ("\n## Keys\n", *_HEAD)
         yield from _rows(conf, group, {} if own is None else _of_dataclass(own))
     for option in group.options:
@@ -253,11 +256,31 @@ def _text(text: str) -> str:
     return linked.replace("\n", "<br>")
 
 
+_TERMS = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path",
+    type(None): "null", list: "a list", tuple: "a list", dict: "a mapping",
+}  # fmt: skip
+
+
 def _words(hint: Any) -> str:
+    """A type hint in words; classes that YAML cannot write are left out of unions."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is None or hint is Any:
         return ""
-    words = re.sub(r"<class '(?:\w+\.)*(\w+)'>|\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1\2", describe(hint))
-    return words.replace("'", "")
+    if origin in (typing.Union, types.UnionType):
+        options = [each for each in arguments if each in _TERMS or not isinstance(each, type)]
+        return " or ".join(map(_words, options or arguments))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is typing.Annotated:
+        notes = [note for each in arguments[1:] for note in getattr(each, "metadata", ())]
+        least = [f"from {each.ge}" for each in notes if hasattr(each, "ge")]
+        most = [f"to {each.le}" for each in notes if hasattr(each, "le")]
+        return " ".join([_words(arguments[0]), *least, *most])
+    found = _TERMS.get(hint if origin is None else origin)
+    return found or re.sub(
+        r"<class '(?:\w+\.)*(\w+)'>|\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1\2", str(hint)
+    )
 
 
 def _join(path: str, name: str) -> str:

@@ -7,12 +7,10 @@ valid one.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,17 +28,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sparsepipe.config.check import check, check_task, nearest, suggest
+from sparsepipe.config.check import check, check_names, check_task, unknown_key
 from sparsepipe.config.listing import PARTS, Source, directories_of
-from sparsepipe.config.run_spec import SETTINGS_BYTES, RunSpec
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import KEY, STUDY, in_place_of_scale
 from sparsepipe.config.schema import Config
-from sparsepipe.config.source_signature import Unreadable, has_attribute_in_source
 from sparsepipe.config.sweep_environment import announced_command
-from sparsepipe.config.target import locate, present_name
-from sparsepipe.config.trained import as_trained, training_of
+from sparsepipe.config.trained import GROUPS, as_trained, training_of
 from sparsepipe.errors import ConfigError
-from sparsepipe.utils import reading
+from sparsepipe.utils.extensions import imported, nearest
 from sparsepipe.utils.files import expanded
 
 CONFIG_NAME = "config"
@@ -88,21 +84,13 @@ OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
 OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
-_MOVED = {
-    "depth": "paper.depth",
-    "network": "paper/network",
-    "partition": "paper.partition",
-    "trial": "paper/trial",
-}
-"""Present names of groups and keys, by those of earlier versions."""
-_NOT_RECORDED = (
+NOT_RECORDED = (
     *("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "input", "logger", "paths"),
 )
-"""How the overrides and groups begin that a run does not record."""
+"""Prefixes of overrides and groups that a run does not record."""
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
-_DIRECTORY_OPTIONS = ("--config-dir", "-cd")
 _PLUGIN = re.compile(r"Could not find 'hydra/(launcher|sweeper)/(\w+)'")
 _EXTRAS = {
     "joblib": "joblib",
@@ -145,54 +133,10 @@ def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
 
 
 def directories_in(arguments: Sequence[str]) -> list[str]:
-    """Those that ``--config-dir`` names."""
-    given = [item.partition("=") for item in arguments]
-    return [
-        *(value for option, is_given, value in given if is_given and option in _DIRECTORY_OPTIONS),
-        *(value for option, value in itertools.pairwise(arguments) if option in _DIRECTORY_OPTIONS),
-    ]
-
-
-def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Refuses chosen options of further directories that Hydra would wait for or choke on.
-
-    So are the files that their defaults lists name.
-
-    Raises:
-        ConfigError: such a file is no regular one, or no YAML; the message names it.
-    """
-    chosen = [item.lstrip("+").partition("=") for item in arguments if not item.startswith("-")]
-    for directory in directories_in(arguments):
-        ahead = [
-            Path(directory, group.partition("@")[0], f"{option}.yaml")
-            for group, _, options in chosen
-            for option in options.strip("[]").split(",")
-        ]
-        seen = set[Path]()
-        while ahead:
-            file = ahead.pop()
-            if file in seen or not os.path.lexists(file):
-                continue
-            seen.add(file)
-            remedy = "correct the file, or leave it out of --config-dir"
-            with reading.explained(file, "configuration", error=ConfigError, remedy=remedy):
-                text = reading.read_text(file, limit_bytes=SETTINGS_BYTES)
-                if (value := reading.parse_yaml(text)) is not None:
-                    found = reading.mapping(value, "the whole")
-                    ahead += _defaults_of(found, file=file, root=Path(directory))
-
-
-def _defaults_of(value: Mapping[str, Any], *, file: Path, root: Path) -> Iterator[Path]:
-    """The files that a defaults list names, which need not be there. Raises a ValueError where it
-    is no list.
-    """
-    for entry in reading.listing(value.get("defaults") or [], "defaults"):
-        for name, options in entry.items() if isinstance(entry, Mapping) else ((entry, ""),):
-            words = str(name).partition("@")[0].split()  # such as "override /data"
-            group = words[-1] if words else ""
-            place = Path(root, group[1:]) if group.startswith("/") else file.parent / group
-            for option in options if isinstance(options, list) else (options,):
-                yield place / f"{option}.yaml" if options else place.with_name(f"{place.name}.yaml")
+    """Directories given by ``--config-dir``."""
+    pairs = [item.partition("=")[::2] for item in arguments if "=" in item]
+    pairs += itertools.pairwise(arguments)
+    return [value for option, value in pairs if option in ("--config-dir", "-cd")]
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
@@ -200,75 +144,13 @@ def options_first(arguments: Sequence[str]) -> list[str]:
 
     So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it looks like.
     """
-    overrides = Counter(overrides_of(arguments))
-    first: list[str] = []
-    last: list[str] = []
-    for word in arguments:
-        is_override = overrides[word] > 0
-        overrides[word] -= is_override
-        (last if is_override else first).append(word)
-    return [*first, *last]
+    overrides = overrides_of(arguments)
+    return [*(word for word in arguments if word not in overrides), *overrides]
 
 
 def overrides_of(arguments: Sequence[str]) -> list[str]:
-    """What a command has beside its options, as Hydra reads it.
-
-    Raises:
-        ConfigError: there is no such option.
-    """
-    parser = get_args_parser()
-    parser.prog = "sparsepipe"
-    given, unknown = parser.parse_known_intermixed_args(list(arguments))
-    if unknown:
-        options = re.findall(r"--[\w-]+", parser.format_usage())
-        raise ConfigError(
-            f"there is no option {unknown[0]}{nearest(unknown[0], options)}",
-            remedy="`sparsepipe --help` lists what there is",
-        )
-    return [*given.overrides]
-
-
-def refuse_printed_sweep(arguments: Sequence[str]) -> None:
-    """Raises a ConfigError for a sweep that is to be printed: Hydra prints single jobs."""
-    given = get_args_parser().parse_intermixed_args(list(arguments))
-    printed = [f"--{name}" for name in ("cfg", "info") if getattr(given, name)]
-    if given.multirun and printed:
-        raise ConfigError(
-            f"-m and {printed[0]}: a sweep is not printed",
-            remedy=f"leave out -m and what is swept: {printed[0]} is for one job",
-        )
-
-
-def refuse_missing_directories(arguments: Sequence[str]) -> None:
-    """Raises a ConfigError for a ``--config-dir`` that is none."""
-    for directory in directories_in(arguments):
-        if not Path(directory).is_dir():
-            raise ConfigError(
-                f"--config-dir {directory}: there is no such directory",
-                remedy="name the directory that holds groups of yours: own, where there is "
-                "own/data/parts.yaml",
-            )
-
-
-def refuse_values_of_groups(arguments: Sequence[str], loader: ConfigLoader) -> None:
-    """Raises a ConfigError where a group is given a number or null, for which Hydra has no error
-    of its own.
-    """
-    groups = set(groups_of(loader))
-    for override in _parse(arguments):
-        name = override.key_or_group
-        is_of_hydra = name.startswith("hydra/")  # plugins have these, of which not all are known
-        if override.is_delete() or not (name in groups or is_of_hydra):
-            continue
-        for option in _given_options(override):
-            if not isinstance(option, (str, dict)):  # a mapping stands in the place of one
-                written = "null" if option is None else str(option)
-                listed = ", ".join(sorted(_options(name, loader)))
-                raise ConfigError(
-                    f"'{name}' has no option '{written}'"
-                    f"{'' if is_of_hydra else f'; there are: {listed}'}",
-                    remedy=f"name one that there is, or leave {name}= out",
-                )
+    """The words of a command beside its options, as Hydra reads it."""
+    return [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
 
 
 def admit(arguments: Sequence[str]) -> list[str]:
@@ -280,11 +162,8 @@ def admit(arguments: Sequence[str]) -> list[str]:
     of a scale. A node that a mapping names anew (``optim.schedule={_target_: ...}``) is replaced,
     where Hydra would mix the keys of both.
     """
-    words = arguments
-    if any(item.lstrip("+").startswith("scale=") for item in arguments):
-        words = in_place_of_scale(arguments, config_dir())
     admitted = []
-    for item in map(_with_home_quoted, words):
+    for item in map(_with_home_quoted, in_place_of_scale(arguments, config_dir())):
         if not _PLAIN_ASSIGNMENT.match(item) or item.startswith("hydra."):
             admitted.append(item)
             continue
@@ -328,6 +207,7 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     if given is None:
         job = HydraConfig.get() if HydraConfig.initialized() else None
         given = [] if job is None else [str(word) for word in job.overrides.task]
+    refuse_misspelt(config)
     config = _as_trained(config, given)
     try:
         value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -339,7 +219,6 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
-    plain["task"]["_target_"] = present_name(plain["task"]["_target_"])
     # Settings of the run were computed from these keys; the run does not record them.
     study = plain.pop(STUDY, None) or {}
     plain.pop("runs", None)  # of a task that makes no run
@@ -355,9 +234,17 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     return RunSpec.from_dict(plain)
 
 
+def refuse_misspelt(config: DictConfig) -> None:
+    """Raises a ConfigError for keys that source files show to be unknown, before any import."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    replaced = ("hydra", *(GROUPS if raw.get("checkpoint") is not None else ()))  # as trained
+    check_names({str(key): value for key, value in raw.items() if key not in replaced})
+
+
 def _as_trained(config: DictConfig, given: Sequence[str]) -> DictConfig:
     source = OmegaConf.select(config, "checkpoint")
-    if not isinstance(source, str) or not _has(config, "as_trained"):
+    if not isinstance(source, str) or not getattr(_task_of(config), "as_trained", False):
         return config
     if (training := training_of(source)) is None:
         return config
@@ -377,9 +264,15 @@ def _given() -> dict[str, Any]:
     words = (str(word).lstrip("+") for word in job.overrides.task)
     choices = {str(group): option for group, option in job.runtime.choices.items()}
     return {
-        "overrides": [word for word in words if not word.lstrip("~").startswith(_NOT_RECORDED)],
-        "choices": {k: v for k, v in sorted(choices.items()) if not k.startswith(_NOT_RECORDED)},
+        "overrides": [word for word in words if not word.lstrip("~").startswith(NOT_RECORDED)],
+        "choices": {k: v for k, v in sorted(choices.items()) if not k.startswith(NOT_RECORDED)},
     }
+
+
+def is_of_hydra(error: Exception) -> bool:
+    """Whether Hydra or OmegaConf refuses a configuration by an error."""
+    own = ("Config group override must", "Only one of --run")  # of no class of their own
+    return isinstance(error, HydraException | OmegaConfBaseException) or str(error).startswith(own)
 
 
 def explain(
@@ -387,7 +280,6 @@ def explain(
     overrides: Sequence[str],
     loader: ConfigLoader,
     *,
-    words: Sequence[str] = (),
     command: Sequence[str] = (),
 ) -> ConfigError:
     """The error that explains why Hydra could not compose.
@@ -396,14 +288,12 @@ def explain(
         error: Hydra's.
         overrides: that it was given.
         loader: knows the groups.
-        words: what somebody gave beside options, settings or not.
         command: all arguments as somebody gave them; empty: the overrides.
     """
-    if (no_setting := _no_setting(words)) is not None:
-        return no_setting
+    line = _first_line(error)
     for problem in _name_problems(overrides, loader):
         return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
-    if missing := _PLUGIN.search(_first_line(error)):
+    if missing := _PLUGIN.search(line):
         extra = _EXTRAS.get(missing[2])
         return ConfigError(
             f"hydra/{missing[1]}={missing[2]} is not installed",
@@ -411,75 +301,39 @@ def explain(
             if extra
             else "install the plugin of Hydra that has it, or name another",
         )
-    for text in overrides:
-        if (found := _problem_of(text, error, command or overrides)) is not None:
-            return found
+    for override in _parse(overrides):
+        if override.is_sweep_override() and line.startswith("Ambiguous value"):
+            key, _, value = str(override.input_line).partition("=")
+            as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
+            return ConfigError(
+                f"{override.input_line} has several values",
+                remedy=f"to sweep over them add -m: "
+                f"{shlex.join(['sparsepipe', '-m', *(command or overrides)])}; "
+                f"a list is {as_list}, a text with commas {as_text}",
+            )
     return ConfigError(
-        f"the configuration cannot be composed: {_first_line(error)}",
-        remedy="check the overrides; `sparsepipe --help` lists groups and options",
+        f"the configuration cannot be composed: {line}",
+        remedy="give settings as key=value, with quotes around a value with spaces or signs of "
+        "Hydra's grammar; `sparsepipe --help` lists groups and options",
     )
-
-
-def _no_setting(words: Sequence[str]) -> ConfigError | None:
-    """The error of a word that sets nothing, which may belong to the value before it."""
-    are_bare = ["=" not in word and not word.startswith("~") for word in words]
-    if True not in are_bare:
-        return None
-    first = are_bare.index(True)
-    word, last = words[first], [*are_bare, False].index(False, first)
-    hint = f"give settings as {word}=VALUE; `sparsepipe --help` lists what there is"
-    if word in ("help", "version"):
-        hint = f"`sparsepipe --{word}` is meant"
-    elif first and ("{" in words[first - 1] or _takes(words[first - 1].partition("=")[0], "str")):
-        whole = " ".join(words[first - 1 : last])
-        hint = f"a value with spaces needs quotes: {shlex.quote(whole)}"
-    return ConfigError(f"'{word}' is no setting, which is a key=value", remedy=hint)
-
-
-def _takes(key: str, *kinds: str) -> bool:
-    """Whether a key may have a value of such a kind; true of those whose kind is not known here."""
-    return "." in key or any(k in str(Config.__annotations__.get(key.lstrip("+"))) for k in kinds)
-
-
-def _problem_of(text: str, error: Exception, command: Sequence[str]) -> ConfigError | None:
-    """What is wrong with an override that Hydra cannot read, or takes for several."""
-    key, _, value = text.partition("=")
-    quoted = shlex.quote(f'{key}="{value}"')
-    try:
-        override = OverridesParser.create().parse_override(_with_home_quoted(text))
-    except HydraException as unreadable:
-        return ConfigError(
-            f"{text} cannot be read as key=value: {_first_line(unreadable)}",
-            remedy="a value with =, brackets or other signs of Hydra's grammar needs quotes, for "
-            f"the shell and for Hydra: {quoted}",
-        )
-    if override.is_sweep_override() and _first_line(error).startswith("Ambiguous value"):
-        return ConfigError(
-            f"{text} has several values",
-            remedy=f"to sweep over them add -m: {shlex.join(['sparsepipe', '-m', *command])}"
-            + f"; a list is {shlex.quote(f'{key}=[{value}]')}" * _takes(key, "list")
-            + f"; a text with commas is {quoted}" * _takes(key, "str"),
-        )
-    return None
 
 
 def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
     groups = list(groups_of(loader))
-    keys = sorted({*groups, *Config.__dataclass_fields__})
     for override in _parse(overrides):
         name = override.key_or_group
-        if name in groups:
+        if name in groups and not override.is_delete():
             options = list(_options(name, loader))
-            for option in _chosen(override):
+            for option in _given_options(override):
                 if option not in options:
                     yield (
                         f"'{name}' has no option '{option}'{nearest(option, options)}; "
-                        f"there are: {', '.join(sorted(options))}"
+                        f"valid options: {', '.join(sorted(options))}"
                     )
-        elif "." not in name and not name.startswith("hydra") and name not in keys:
-            moved = _MOVED.get(name)
-            hint = f" (it is now '{moved}')" if moved else suggest(name, keys)
-            yield f"unknown key or group '{name}'{hint}"
+        elif "." not in name and not name.startswith("hydra"):
+            known = sorted({*groups, *Config.__dataclass_fields__})
+            if name not in known:
+                yield unknown_key(name, known)
 
 
 def groups_of(loader: ConfigLoader) -> Iterator[str]:
@@ -510,18 +364,16 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     return found
 
 
-def _chosen(override: Override) -> list[str]:
-    return [str(option) for option in _given_options(override) if option]
-
-
-def _given_options(override: Override) -> Iterator[Any]:
+def _given_options(override: Override) -> Iterator[str]:
     """The values of an override, those of lists and of sweeps one by one."""
     value: object = override.value()
     if isinstance(value, Glob):
         return  # what it matches is there
     for each in override.sweep_iterator() if override.is_sweep_override() else [value]:
         for option in each if isinstance(each, list) else [each]:
-            yield option.text if isinstance(option, QuotedString) else option
+            if not isinstance(option, dict):  # in the place of an option
+                text = option.text if isinstance(option, QuotedString) else option
+                yield "null" if text is None else str(text)
 
 
 def _first_line(error: BaseException) -> str:
@@ -535,14 +387,14 @@ def _first_line(error: BaseException) -> str:
 def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
     """The text of a task that only prints, such as ``task=list``; None where it makes a run.
 
-    But for the task, the configuration is neither resolved nor checked: that may import much and
-    require what is missing.
+    But for the task, the configuration is not resolved: that may require what is missing.
 
     Raises:
-        ConfigError: an argument of the task cannot be used.
+        ConfigError: a key is unknown, or an argument of the task cannot be used.
     """
-    task = _printing_task(config)
-    if task is None:
+    refuse_misspelt(config)
+    task = _task_of(config)
+    if not getattr(task, "prints_only", False):
         return None
     resolved = OmegaConf.to_container(config.task, resolve=True)
     assert isinstance(resolved, dict)
@@ -555,30 +407,15 @@ def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
 
 def refuse_printing_task(spec: RunSpec) -> None:
     """Raises a ConfigError for a task that only prints: it makes no run."""
-    if _is_set(spec.task.path, "prints_only"):
+    if getattr(spec.task.locate(), "prints_only", False):
         raise ConfigError(
             "every job of a sweep would print the same", remedy="give this task without -m"
         )
 
 
-def _printing_task(config: DictConfig) -> Callable[..., Any] | None:
-    if not _has(config, "prints_only"):
-        return None
-    found: Callable[..., Any] = locate(str(OmegaConf.select(config, "task._target_")))
-    return found
-
-
-def _has(config: DictConfig, attribute: str) -> bool:
-    """Whether the configuration's task has an attribute; False where there is no such task."""
+def _task_of(config: DictConfig) -> Any:
+    """The configuration's task; None where the check of the configuration will refuse it."""
     try:
-        return _is_set(str(OmegaConf.select(config, "task._target_")), attribute)
+        return imported(str(OmegaConf.select(config, "task._target_")))
     except (ConfigError, OmegaConfBaseException):
-        return False  # reported by the check of the whole configuration
-
-
-def _is_set(target: str, attribute: str) -> bool:
-    """Whether a task has an attribute; tasks are not imported for this."""
-    try:
-        return has_attribute_in_source(present_name(target), attribute)
-    except Unreadable:
-        return bool(getattr(locate(target), attribute, False))
+        return None

@@ -15,8 +15,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Protocol
 
-from sparsepipe.config.check import suggest
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.extensions import suggest
 
 PARTS = "base"
 """Directories of this name hold what options are made of, and no options."""

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import json
 import os
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from sparsepipe.config.check import dataclass_in
-from sparsepipe.config.schema import Config as _Schema
+from pydantic import TypeAdapter
+
 from sparsepipe.config.schema import (
+    Config,
     Emulation,
-    NodeMap,
     Optim,
-    Parallel,
-    Paths,
     SearchChoice,
     TrainerArguments,
 )
-from sparsepipe.config.target import Target, identity_name, present_name
+from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils import reading
 
+_NAMES = tuple(entry.name for entry in fields(Config))
+_GROUPS = {"optim": Optim, "trainer": TrainerArguments}
 _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
 SETTINGS_BYTES = 4 << 20
@@ -66,16 +68,35 @@ NOT_IDENTITY = (
 )
 """Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
 plan or the search stands for."""
-_ADDED: Mapping[str, Any] = {
+_LEFT_OUT_AT: Mapping[str, Any] = {
     "checkpoint_strict": True,
     "input": None,
     "task.test_weights": "best",
 }
-"""Keys that identities leave out at these values: runs of versions without them keep theirs."""
+"""Keys that identities leave out at these values."""
+_NAMES_IN_IDENTITY = {
+    "sparsepipe.paper.report_task.Report": "sparsepipe.experiment.report_task.report",
+    "sparsepipe.paper.table1.Table1": "sparsepipe.experiment.table1.table1",
+    "sparsepipe.paper.table3.Table3": "sparsepipe.experiment.table3.table3",
+    "sparsepipe.tasks.bandwidth.Bandwidth": "sparsepipe.experiment.bandwidth.bandwidth",
+    "sparsepipe.tasks.emulate.TrainEmulated": "sparsepipe.experiment.emulated.train_emulated",
+    "sparsepipe.tasks.evaluate.Evaluate": "sparsepipe.experiment.evaluate.evaluate",
+    "sparsepipe.tasks.fitting.fit_batch.FitBatch": (
+        "sparsepipe.experiment.fitting.fit_batch.fit_batch"
+    ),
+    "sparsepipe.tasks.fitting.train_if_fits.TrainIfFits": (
+        "sparsepipe.experiment.fitting.train_if_fits.train_if_fits"
+    ),
+    "sparsepipe.tasks.partition.Partition": "sparsepipe.experiment.partition.partition",
+    "sparsepipe.tasks.profile.ProfileLayers": "sparsepipe.experiment.profile.profile",
+    "sparsepipe.tasks.simulate.Simulate": "sparsepipe.experiment.simulate.simulate",
+    "sparsepipe.tasks.train.Train": "sparsepipe.experiment.train.train",
+}
+"""Names of tasks in run ids, which stay as they were recorded wherever a task moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
+class RunSpec(Config):
     """A resolved and checked configuration.
 
     Made by :func:`sparsepipe.config.compose.resolve` or read from a run's directory; a changed copy
@@ -84,27 +105,6 @@ class RunSpec:
     keys that were given. Under ``hydra`` they have the overrides and choices of the command.
     """
 
-    name: str
-    seed: int
-    representation: Literal["sparse", "dense"]
-    force: bool
-    checkpoint: str | None
-    objective: str | None
-    paths: Paths
-    parallel: Parallel
-    optim: Optim
-    trainer: TrainerArguments
-    task: Target
-    model: Target
-    data: Target
-    hardware: Target
-    backend: Target
-    logger: Mapping[str, Target]
-    callbacks: Mapping[str, Target]
-    checkpoint_strict: bool = True
-    input: str | None = None
-    tags: tuple[str, ...] = ()
-    scale: str | None = None
     # Not compared: jobs of a sweep that differ in their recorded overrides only are one run.
     _values: Mapping[str, Any] = field(repr=False, compare=False)
 
@@ -113,14 +113,24 @@ class RunSpec:
         """Parses plain values, which :func:`sparsepipe.config.check.check` has accepted.
 
         Raises:
-            ConfigError: a key is missing, as in the files of some earlier versions.
+            ConfigError: a key is missing or unknown, as in the files of other versions.
         """
         kept = copy.deepcopy(dict(values))
-        parsed = _parsed(_Schema, kept)
-        known = {entry.name for entry in fields(cls)}
-        parsed = {name: value for name, value in parsed.items() if name in known}
-        parsed["tags"] = tuple(map(str, parsed.get("tags") or ()))
-        return cls(**parsed, _values=kept)
+        parsed: dict[str, Any] = {}
+        for name, adapter in _adapters().items():
+            value = kept.get(name)
+            if isinstance(value, Mapping) and value.get("_target_") == _UNUSED and name in _GROUPS:
+                parsed[name] = _GROUPS[name](**dict.fromkeys(_GROUPS[name].__annotations__))
+            elif name in kept:
+                parsed[name] = adapter.validate_json(json.dumps(value))
+        try:
+            return cls(**parsed, _values=kept)
+        except TypeError as error:
+            raise ConfigError(
+                f"the configuration is not complete: {error}",
+                remedy="it may be of another version of sparsepipe: compose it anew with the "
+                "overrides of the run",
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """The plain values, nested as in the configuration files."""
@@ -136,17 +146,9 @@ class RunSpec:
         remedy = "give the directory of a run, whose config.yaml is as the run has written it"
         with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
             value = read_settings(path)
-            task = reading.mapping(value.get("task"), "task")
             if isinstance(command := value.get("hydra"), dict):
-                command.pop(DIRECTORY, None)  # no setting
-            # It may be of a run that an earlier version began.
-            target = present_name(reading.name(task.get("_target_"), "task._target_"))
-            try:
-                return cls.from_dict(
-                    {"force": False, **value, "task": {**task, "_target_": target}}
-                )
-            except (AttributeError, TypeError) as error:  # a value in the place of a group
-                raise ValueError(str(error)) from error
+                command.pop(DIRECTORY, None)  # where relative paths begin
+            return cls.from_dict({"force": False, **value})
 
     def to_yaml(self) -> str:
         """The text of ``config.yaml``: everything but ``force``, and where relative paths begin."""
@@ -238,12 +240,12 @@ class RunSpec:
         """
         flat = self.flat()
         drops = (*NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
-        flat["task._target_"] = identity_name(flat["task._target_"])
+        task = flat["task._target_"]
+        flat["task._target_"] = _NAMES_IN_IDENTITY.get(task, task)
         return {
             key: value
             for key, value in flat.items()
-            if not any(key == drop or key.startswith(f"{drop}.") for drop in drops)
-            and not (key in _ADDED and _ADDED[key] == value)
+            if not is_below(key, drops) and not (key in _LEFT_OUT_AT and _LEFT_OUT_AT[key] == value)
         }
 
     def flat(self) -> dict[str, Any]:
@@ -283,30 +285,28 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _parsed(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a schema's dataclass; keys that it does not know are left out."""
-    hints = typing.get_type_hints(schema)
-    found = {}
-    for entry in fields(schema):
-        if entry.name not in values:
-            if entry.default is MISSING and entry.default_factory is MISSING:
-                raise ConfigError(
-                    f"the configuration has no '{entry.name}'",
-                    remedy="it may be of another version of sparsepipe: compose it anew with the "
-                    "overrides of the run",
-                )
-            continue
-        value, node = values[entry.name], entry.metadata.get("node")
-        if isinstance(node, NodeMap):
-            value = {name: Target.parse(item) for name, item in (value or {}).items()}
-        elif node is not None:
-            value = None if value is None else Target.parse(value)
-        elif value is not None and (inner := dataclass_in(hints[entry.name])):
-            if value.get("_target_") == _UNUSED:
-                value = {each.name: None for each in fields(inner)}
-            value = inner(**_parsed(inner, value))
-        found[entry.name] = value
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The mappings that :func:`flatten` has made one of."""
+    found: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
     return found
+
+
+def is_below(key: str, groups: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or belongs to one of them."""
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
+
+
+@functools.cache
+def _adapters() -> dict[str, TypeAdapter[Any]]:
+    """What parses each key of the configuration."""
+    hints = typing.get_type_hints(Config, include_extras=True)
+    return {name: TypeAdapter(hint) for name, hint in hints.items() if name in _NAMES}
 
 
 def _plain(value: Any) -> Any:

@@ -25,23 +25,17 @@ _SWEEPS = frozenset({"-m", "--multirun", "hydra.mode=MULTIRUN"})
 def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     """The arguments, with the experiment's overrides in place of their scale, if it has some.
 
-    Of several swept scales only the overrides that all of them share are taken, so that nothing
-    is left out that one of them includes.
-
     Args:
         arguments: of the command line. A key or group that they set stays as they have it.
         config_dir: of the YAML groups that we ship.
     """
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
+    scale = given.get("scale", "")
     instead = _instead(config_dir / "experiment" / f"{given.get('experiment')}.yaml")
-    text = given.get("scale")
-    scales = scales_of(text, is_sweep=is_sweep(arguments)) if text and instead else []
-    if not scales or not set(scales) <= set(instead):
+    if scale not in instead:
         return list(arguments)
-    first, *others = (instead[scale] for scale in scales)
-    shared = [word for word in first if all(word in other for other in others)]
-    narrowed = [word for word in shared if word.partition("=")[0] not in given]
-    return [*(a for a in arguments if a.lstrip("+") != f"scale={text}"), *narrowed]
+    narrowed = [word for word in instead[scale] if word.partition("=")[0] not in given]
+    return [*(a for a in arguments if a.lstrip("+") != f"scale={scale}"), *narrowed]
 
 
 def has_own_scales(experiment: str, config_dir: Path) -> bool:

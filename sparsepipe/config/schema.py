@@ -10,68 +10,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, PlainValidator
+
 from sparsepipe.config.target import Target
 from sparsepipe.utils.extensions import DottedPath
 
 Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaustive"] | DottedPath
+Buildable = Annotated[Target, PlainValidator(Target.parse)]
+"""A mapping with a ``_target_``."""
+_FIXED = ConfigDict(extra="forbid", strict=True)
+"""Dataclasses take no other keys than their fields, and no value of another type."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """Type of a configuration node that builds an object.
+    """What is known of a node beside the signature of its target.
 
     Args:
         given: parameters of the target that SparsePipe passes, so that they are not required.
-        optional: the node may be null.
         own: keys that SparsePipe reads itself beside the target's parameters, as a dataclass.
         elsewhere: parameters of other targets, each with a hint at the option that has it.
     """
 
     given: tuple[str, ...] = ()
-    optional: bool = False
     own: type | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMap:
-    """Type of a mapping from any name to a node."""
-
-    node: Node = field(default_factory=Node)
 
 
 LONGEST_S = 1e9
 """The longest time that may be set for ranks to wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Range of a number, both ends included."""
-
-    least: float
-    most: float
-
-    def hold(self, value: float) -> bool:
-        return self.least <= value <= self.most
-
-    def __str__(self) -> str:
-        return f"from {self.least} to {self.most}"
-
-
-def _node(
-    *given: str, optional: bool = False, elsewhere: Mapping[str, str] | None = None
-) -> dict[str, Node]:
-    return {"node": Node(given, optional, elsewhere=elsewhere or {})}
-
-
-def _node_map(*given: str) -> dict[str, NodeMap]:
-    return {"node": NodeMap(Node(given))}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
     """Directories."""
 
+    __pydantic_config__ = _FIXED
     data: str
     cache: str
     outputs: str
@@ -81,6 +55,7 @@ class Paths:
 class PlanChoice:
     """How a model is split by layers: by a file, by hand, or by equal shares."""
 
+    __pydantic_config__ = _FIXED
     file: str | None = None
     config: str | int | None = None  # YAML reads that of a single stage as a number
     cuts: list[int] | None = None
@@ -91,9 +66,10 @@ class PlanChoice:
 class Measuring:
     """How long a device is measured whose profile is missing; see ``task=profile``."""
 
-    num_warmup: Annotated[int, Limits(0, 1_000_000)] = 5
-    num_measured: Annotated[int, Limits(1, 1_000_000)] = 20
-    num_batches: Annotated[int, Limits(1, 1_000_000)] = 8
+    __pydantic_config__ = _FIXED
+    num_warmup: Annotated[int, Field(ge=0, le=1_000_000)] = 5
+    num_measured: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    num_batches: Annotated[int, Field(ge=1, le=1_000_000)] = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +94,7 @@ class SearchChoice:
         measure: how a training measures profiles that are missing.
     """
 
+    __pydantic_config__ = _FIXED
     search: Search | None = "hete_mp"
     cost_model: str = "sparsepipe_hete"
     order: str | list[str] = "by_count"
@@ -164,21 +141,25 @@ class Synchronous:
 class Parallel:
     """How many devices, what makes them one, and what becomes of them when one fails."""
 
+    __pydantic_config__ = _FIXED
     devices: int | str
     num_nodes: int
-    grace_s: Annotated[float, Limits(0, LONGEST_S)]
-    strategy: Target | None = field(
-        metadata=_node(
-            *("cluster_environment", "config", "cuts", "balance"),
-            optional=True,
-            elsewhere=_OF_SYNCHRONOUS,
-        )
+    grace_s: Annotated[float, Field(ge=0, le=LONGEST_S)]
+    strategy: (
+        Annotated[
+            Buildable,
+            Node(
+                given=("cluster_environment", "config", "cuts", "balance"),
+                elsewhere=_OF_SYNCHRONOUS,
+            ),
+        ]
+        | None
     )
     plan: PlanChoice | None = None
     search: SearchChoice | None = None
-    max_restarts: Annotated[int, Limits(0, 1000)] = 0
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     grid: list[int] | Literal["auto"] | None = None
-    replicas: Annotated[int, Limits(1, 1_000_000)] = 1
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     roles: Literal["equal", "separate"] | None = None
 
     @property
@@ -210,9 +191,10 @@ class Parallel:
 class Optim:
     """Optimizer and schedule of the classifier."""
 
-    label_smoothing: Annotated[float, Limits(0, 1)]
-    optimizer: Target = field(metadata=_node("params"))
-    schedule: Target | None = field(metadata=_node(optional=True))
+    __pydantic_config__ = _FIXED
+    label_smoothing: Annotated[float, Field(ge=0, le=1)]
+    optimizer: Annotated[Buildable, Node(given=("params",))]
+    schedule: Annotated[Buildable, Node()] | None
 
 
 KeptCheckpoints = Literal["best", "last", "both", "none"]
@@ -225,6 +207,7 @@ OWN_TRAINER_KEYS = ("checkpoints", "trace")
 class TrainerArguments:
     """The arguments of Lightning's Trainer that no other group sets, and keys of our own."""
 
+    __pydantic_config__ = _FIXED
     max_epochs: int | None
     min_epochs: int | None
     max_steps: int
@@ -280,10 +263,11 @@ class TrainerArguments:
 class Emulation:
     """Whether and how hardware is emulated, beside what builds the inventory."""
 
+    __pydantic_config__ = _FIXED
     emulate: bool = False  # train on processors that take the times of profiles; docs/emulation.md
-    time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0  # how many times slower it runs
+    time_scale: Annotated[float, Field(ge=0.001, le=10_000)] = 1.0  # how many times slower it runs
     network: Literal["auto", "namespaces", "loopback"] = "auto"  # auto: namespaces where allowed
-    link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None  # null: the inventory's
+    link_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)] | None = None  # null: the inventory's
 
 
 DomainTraining = Literal[
@@ -303,9 +287,10 @@ DomainTraining = Literal[
 class PaperStudy:
     """Keys from which the paper's studies compute settings of a run; runs do not record them."""
 
+    __pydantic_config__ = _FIXED
     instead_of_scale: dict[str, list[str]] | None = None  # overrides in place of each scale
     batch_shared_by: int | str | None = None  # devices that share data.batch_size of a scale
-    depth: Annotated[int, Limits(1, 1024)] | None = None  # stages, of paper/depth
+    depth: Annotated[int, Field(ge=1, le=1024)] | None = None  # stages, of paper/depth
     partition: Search | None = None  # parallel.search.search of pipelines of paper/schedule
     extent: Literal["smoke", "desk", "paper"] | None = None  # sizes of samples and networks
     workers: Literal["one", "fewer", "most"] | None = None  # of those that a network is shared by
@@ -316,6 +301,7 @@ class PaperStudy:
 class Study:
     """The cell of a table or figure that a run fills; recorded, and not part of its identity."""
 
+    __pydantic_config__ = _FIXED
     exhibit: str | None = None  # a chapter of reports
     cell: dict[str, Any] = field(default_factory=dict)  # what is swept, by name
 
@@ -324,8 +310,9 @@ class Study:
 class Config:
     """The whole configuration."""
 
+    __pydantic_config__ = _FIXED
     name: str
-    seed: Annotated[int, Limits(0, 2**32 - 1)]  # what numpy's generator takes
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)]  # what numpy's generator takes
     representation: Literal["sparse", "dense"]
     force: bool
     checkpoint: str | None
@@ -334,18 +321,16 @@ class Config:
     parallel: Parallel
     optim: Optim
     trainer: TrainerArguments
-    task: Any = field(
-        metadata=_node("run", "directories", "width")
-    )  # ``width`` is compose.printed_text's
-    model: Any = field(metadata=_node("num_classes", "class_names", "domains"))
-    data: Any = field(metadata=_node())
-    hardware: Any = field(metadata={"node": Node(own=Emulation)})
-    backend: Any = field(metadata=_node())
-    logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
-    callbacks: Any = field(metadata=_node_map())
+    task: Annotated[Buildable, Node(given=("run", "directories", "width"))]
+    model: Annotated[Buildable, Node(given=("num_classes", "class_names", "domains"))]
+    data: Annotated[Buildable, Node()]
+    hardware: Annotated[Buildable, Node(own=Emulation)]
+    backend: Annotated[Buildable, Node()]
+    logger: dict[str, Annotated[Buildable, Node(given=("run_id", "run_dir", "job_type"))]]
+    callbacks: dict[str, Annotated[Buildable, Node()]]
     checkpoint_strict: bool = True
     input: str | None = None
-    tags: list[str | int | float] = field(default_factory=list)
+    tags: tuple[str | int | float, ...] = ()
     scale: str | None = None
     paper: PaperStudy | None = None  # not recorded in runs
     study: Study | None = None

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import inspect
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
-from sparsepipe.config.source_signature import Parameters, Unreadable, source_parameters
-from sparsepipe.errors import ConfigError, SparsePipeError
+from pydantic_core import PydanticCustomError
 
-_TASKS = {
-    "config.listing.list_options": ("listing.list_options", "config.listing.list_options"),
-    "paper.report_task.Report": ("report_task.report", "paper.report_task.report"),
-    "paper.table1.Table1": ("table1.table1", "paper.table1.table1"),
-    "paper.table3.Table3": ("table3.table3", "paper.table3.table3"),
-    "tasks.bandwidth.Bandwidth": ("bandwidth.bandwidth", "tasks.bandwidth.bandwidth"),
-    "tasks.emulate.TrainEmulated": ("emulated.train_emulated", "tasks.emulated.train_emulated"),
-    "tasks.evaluate.Evaluate": ("evaluate.evaluate", "tasks.evaluate.evaluate"),
-    "tasks.fitting.fit_batch.FitBatch": (
-        "fitting.fit_batch.fit_batch",
-        "tasks.fitting.fit_batch.fit_batch",
-    ),
-    "tasks.fitting.train_if_fits.TrainIfFits": (
-        "fitting.train_if_fits.train_if_fits",
-        "tasks.fitting.train_if_fits.train_if_fits",
-    ),
-    "tasks.partition.Partition": ("partition.partition", "tasks.partition.partition"),
-    "tasks.profile.ProfileLayers": ("profile.profile", "tasks.profile.profile"),
-    "tasks.simulate.Simulate": ("simulate.simulate", "tasks.simulate.simulate"),
-    "tasks.train.Train": ("train.train", "tasks.train.train"),
-    "tracking.loggers.wandb_logger": ("loggers.wandb_logger", "tracking.loggers.wandb_logger"),
-}
-"""Present names of tasks and loggers, below ``sparsepipe``; with each the name that identities of
-runs have, below ``sparsepipe.experiment``, and the name of the function that the task was."""
-_FORMER = {
-    f"sparsepipe.{now}": f"sparsepipe.experiment.{first}" for now, (first, _) in _TASKS.items()
-}
-_PRESENT = {
-    former: f"sparsepipe.{now}"
-    for now, (first, second) in _TASKS.items()
-    for former in (f"sparsepipe.experiment.{first}", f"sparsepipe.{second}")
-}
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.utils.extensions import imported
+
+_PLAIN_BASES = ("ABC", "Protocol", "object")
+_MOST_STEPS = 20
+"""Imports and base classes that :func:`names_in_source` follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameters of a callable.
+
+    Args:
+        types: type hint by name; ``Any`` for a parameter without a hint.
+        required: names without a default.
+        open: any further keyword is taken as well.
+    """
+
+    types: Mapping[str, Any]
+    required: tuple[str, ...]
+    open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +46,12 @@ class Target:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, node: Mapping[str, Any]) -> Self:
-        """Parses a mapping with ``_target_``."""
+    def parse(cls, node: Any) -> Self:
+        """Parses a mapping with ``_target_``; raises a ValueError for other values."""
+        if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+            raise PydanticCustomError(
+                "node", "should be a mapping with a _target_, as in the files of its group"
+            )
         return cls(node["_target_"], {k: v for k, v in node.items() if k != "_target_"})
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,11 +72,7 @@ class Target:
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters of the callable.
-
-        Raises:
-            ConfigError: it cannot be imported or called.
-        """
+        """The parameters of the callable; raises a ConfigError where it cannot be imported."""
         return parameters_of(self.path)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -94,8 +84,8 @@ class Target:
         return Target(self.path, {**self.arguments, **arguments})
 
     def locate(self) -> Any:
-        """The callable itself. Raises a ConfigError where it cannot be imported or called."""
-        return locate(self.path)
+        """The callable itself; raises a ConfigError where it cannot be imported."""
+        return imported(self.path)
 
     def build(self, **given: Any) -> Any:
         """Calls it with its arguments and further ones.
@@ -127,25 +117,13 @@ class Target:
         return self.build(**{k: v for k, v in taken.items() if k not in self.arguments})
 
 
-def parameters_of(target: str) -> Parameters:
-    """The signature of ``target``: as its source shows it, else as it is once imported.
+def parameters_of(path: str) -> Parameters:
+    """Imports a callable and reads its signature.
 
     Raises:
         ConfigError: it does not exist or cannot be called.
     """
-    try:
-        return source_parameters(present_name(target))
-    except Unreadable:
-        return imported_parameters(target)
-
-
-def imported_parameters(target: str) -> Parameters:
-    """Imports ``target`` and reads its signature.
-
-    Raises:
-        ConfigError: it does not exist or cannot be called.
-    """
-    found = locate(target)
+    found: Any = imported(path)
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
@@ -156,7 +134,15 @@ def imported_parameters(target: str) -> Parameters:
         for name, parameter in signature.parameters.items()
         if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     }
-    hints = _hints(found)
+    while isinstance(found, functools.partial):
+        found = found.func  # a partial has no hints of its own
+    # The constructor of a dataclass names inherited fields' types as their own modules do.
+    plain = inspect.isclass(found) and not dataclasses.is_dataclass(found)
+    try:
+        source = inspect.unwrap(found.__init__ if plain else found)
+        hints = typing.get_type_hints(source, include_extras=True)
+    except Exception:
+        hints = {}  # names that only a type checker sees: then types are not checked
     return Parameters(
         types={name: hints.get(name, Any) for name in named},
         required=tuple(name for name, value in named.items() if value.default is kinds.empty),
@@ -164,55 +150,78 @@ def imported_parameters(target: str) -> Parameters:
     )
 
 
-def present_name(target: str) -> str:
-    """The present name of a task or logger, which may be given by its former one."""
-    return _PRESENT.get(target, target)
+def names_in_source(path: str) -> set[str] | None:
+    """Names that a class or function takes, read from its source; None where that does not show.
 
-
-def identity_name(target: str) -> str:
-    """The name of a task in the identity of a run, which does not change when modules move."""
-    return _FORMER.get(target, target)
-
-
-def locate(target: str) -> Any:
-    """The object with this dotted name, which of a task may be a former one.
-
-    Raises:
-        ConfigError: it does not exist or cannot be called.
+    Importing torch and Lightning takes seconds, for which a misspelt key need not wait. Source
+    decides nothing else: what has a known name is checked once it is imported.
     """
-    parts = present_name(target).split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        module_name = ".".join(parts[:length])
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and module_name.startswith(error.name):
-                continue  # the tail may be a class
-            raise _unusable(target, f"its module needs {error.name}, which is missing") from error
-        for name in parts[length:]:
-            if not hasattr(found, name):
-                raise _unusable(target, f"{module_name} has no {name}")
-            found = getattr(found, name)
-        if not callable(found):
-            raise _unusable(target, "it cannot be called")
-        return found
-    raise _unusable(target, f"there is no module {parts[0]}")
+    module, _, name = path.rpartition(".")
+    names: set[str] = set()
+    for _ in range(_MOST_STEPS):  # from an import to its origin, from a class to its base
+        found = next((n for n in reversed(_statements(module)) if name in _bound_names(n)), None)
+        own: ast.stmt | None = found
+        if isinstance(found, ast.ClassDef):
+            methods = {each.name: each for each in found.body if isinstance(each, ast.FunctionDef)}
+            own = methods.get("__new__") or methods.get("__init__") or found
+        if isinstance(found, ast.ImportFrom):
+            (alias,) = (each for each in found.names if (each.asname or each.name) == name)
+            module, name = _origin_of(found, module), alias.name
+        elif isinstance(found, ast.Assign) and ast.unparse(found.value).startswith("partial("):
+            assert isinstance(found.value, ast.Call)
+            name = ast.unparse(found.value.args[0])
+        elif isinstance(own, ast.FunctionDef) and own.name != "__new__" and not own.args.kwarg:
+            listed = [*own.args.posonlyargs, *own.args.args, *own.args.kwonlyargs]
+            return names | {each.arg for each in listed}
+        elif isinstance(own, ast.ClassDef) and len(own.bases) < 2:
+            annotated = (each for each in own.body if isinstance(each, ast.AnnAssign))
+            names |= {ast.unparse(each.target) for each in annotated}
+            if not own.bases or (name := ast.unparse(own.bases[0])) in _PLAIN_BASES:
+                return names
+        else:
+            return None
+    return None
 
 
-def _unusable(target: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"'{target}' cannot be used: {reason}",
-        remedy="give the full dotted name of a class or function that can be imported",
-    )
+def _bound_names(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.ImportFrom):
+        return {each.asname or each.name for each in node.names}
+    if isinstance(node, ast.Assign):
+        return {ast.unparse(each) for each in node.targets}
+    return {getattr(node, "name", "")}
 
 
-def _hints(found: Any) -> dict[str, Any]:
-    while isinstance(found, functools.partial):
-        found = found.func  # a partial has no hints of its own
-    # The constructor of a dataclass names inherited fields' types as their own modules do.
-    plain = inspect.isclass(found) and not dataclasses.is_dataclass(found)
-    source = inspect.unwrap(found.__init__ if plain else found)
+def _origin_of(node: ast.ImportFrom, module: str) -> str:
+    if not node.level:
+        return node.module or ""
+    path = _path_of(module)
+    inside = path is not None and path.name == "__init__.py"
+    parts = module.split(".")[: len(module.split(".")) - node.level + inside]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+@functools.lru_cache(maxsize=256)
+def _statements(module: str) -> list[ast.stmt]:
+    path = _path_of(module)
     try:
-        return typing.get_type_hints(source, include_extras=True)
-    except Exception:
-        return {}  # names that only a type checker sees: then types are not checked
+        body = [] if path is None else ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    branches = [inner for each in body if isinstance(each, ast.If) for inner in each.body]
+    return [*branches, *body]  # such as imports for a type checker, which a module makes on use
+
+
+def _path_of(module: str) -> Path | None:
+    """The file of a module; none of the packages that it is in is imported."""
+    top, *below = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin:
+        return None
+    path = Path(spec.origin)
+    for part in below:
+        folder = path.parent / part
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return path

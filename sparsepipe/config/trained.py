@@ -1,4 +1,4 @@
-"""What a checkpoint was trained with: tasks that measure it take model and data from there."""
+"""Model and data that a checkpoint was trained with, for tasks that measure it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from sparsepipe.config.run_spec import DIRECTORY, NOT_IDENTITY, flatten, read_settings
-from sparsepipe.config.target import Target, present_name
+from sparsepipe.config.run_spec import (
+    DIRECTORY,
+    NOT_IDENTITY,
+    flatten,
+    is_below,
+    nested,
+    read_settings,
+)
+from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import is_trusted
 from sparsepipe.utils.files import expanded
@@ -23,18 +30,19 @@ from sparsepipe.utils.files import expanded
 log = logging.getLogger(__name__)
 
 RECORD = "sparsepipe"
-"""The key of a checkpoint below which it says what it was trained with."""
+"""Key of a checkpoint with the configuration of its training."""
 CLASSES = "classes"
-"""What ``task.allow`` calls the names and the order of the classes."""
-_GROUPS = ("model", "data", "backend")
+"""Name in ``task.allow`` of the classes and their order."""
+GROUPS = ("model", "data", "backend")
+"""Groups that are taken from a checkpoint's training."""
 _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 _SAMPLES = (
     *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
     "evaluated",  # domains
 )
-"""Keys of data that say which samples are read, and how many at a time, but not what is made of
-one: what is evaluated may differ in them."""
+"""Keys of data that decide which samples are read, and how many at a time, but not what is made
+of one: an evaluation may differ from the training in them."""
 _PLACES = ("cache_dir", "root", "split")
 """Keys within data that may be paths."""
 _ACCESS = {"cache_dir": os.R_OK | os.W_OK}
@@ -42,10 +50,10 @@ _ACCESS = {"cache_dir": os.R_OK | os.W_OK}
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is known of the training of a checkpoint.
+    """The recorded configuration of a checkpoint's training.
 
     Args:
-        origin: where that is written.
+        origin: the file that records it.
         values: plain values, nested as in configuration files.
     """
 
@@ -68,7 +76,11 @@ class Difference:
     then: Any
 
     def __str__(self) -> str:
-        return f"{self.key}={_short(self.now)} (trained with {_short(self.then)})"
+        now, then = (
+            "{}" if isinstance(value, Mapping) else "null" if value is None else value
+            for value in (self.now, self.then)
+        )
+        return f"{self.key}={now} (trained with {then})"
 
     @property
     def contradicts(self) -> bool:
@@ -80,7 +92,7 @@ class Difference:
 
 
 def training_of(source: str) -> Training | None:
-    """What is known of a checkpoint's training, from its run or else from the file itself.
+    """The configuration of a checkpoint's training, from its run or else from the file itself.
 
     Args:
         source: a checkpoint or a run directory, as ``checkpoint=`` names it.
@@ -110,18 +122,18 @@ def training_of(source: str) -> Training | None:
 
 
 def _configured(path: Path) -> dict[str, Any] | None:
-    """The settings of a run's ``config.yaml``; None where there is none that can be read."""
+    """The settings of a run's ``config.yaml``; None where they cannot be read."""
     if not path.is_file():
         return None
     try:
         values = read_settings(path)
-        if values and not _says_what_was_trained(values):
+        if not _says_what_was_trained(values):
             raise ValueError("it is not the configuration of a run")
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         log.warning("%s cannot be read (%s): what the checkpoint says itself counts", path, reason)
         return None
-    return values or None  # empty where it was cut off
+    return values
 
 
 def _located(values: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +187,7 @@ def _targets(node: Any) -> Iterator[str]:
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those settings of a run that a checkpoint keeps: what the network and its inputs are."""
-    kept = {key: values[key] for key in (*_GROUPS, *_VALUES, "optim") if key in values}
+    kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
     return {**copy.deepcopy(kept), "trainer": {"precision": values["trainer"]["precision"]}}
 
 
@@ -187,50 +199,25 @@ def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training)
         given: overrides; what they set stays, be it a key or one of these groups as a whole.
         training: takes the place of all else in these groups.
     """
-    kept, then = copy.deepcopy(dict(raw)), _escaped(training.values)
-    keys = _keys(given)
+    kept, then, keys = copy.deepcopy(dict(raw)), _escaped(training.values), _keys(given)
     for name in _VALUES:
         by_model = name == "representation" and "model" in keys
         if name in then and name not in keys and not by_model:
             kept[name] = then[name]
     if _PRECISION not in keys and "precision" in (then.get("trainer") or {}):
         kept["trainer"] = {**raw["trainer"], "precision": then["trainer"]["precision"]}
-    for group in _GROUPS:
-        if group in keys or group not in then:
-            continue
-        node = copy.deepcopy(then[group])
+    ours, theirs = flatten(raw), flatten(then)
+    for group in (each for each in GROUPS if each in then and each not in keys):
+        taken = {key: value for key, value in theirs.items() if is_below(key, (group,))}
         for name in _VALUES:  # data.seed follows seed, where it did in the training
-            link = f"${{{name}}}"
-            if _at(raw, f"{group}.{name}") == link and node.get(name, link) == then.get(name):
-                node[name] = link
-        for key in (each for each in keys if each.startswith(f"{group}.")):
-            _set(node, key.partition(".")[2], _at(raw, key))
-        kept[group] = node
+            key, link = f"{group}.{name}", f"${{{name}}}"
+            if ours.get(key) == link and theirs.get(key, link) == theirs.get(name):
+                taken[key] = link
+        own = [key for key in keys if is_below(key, (group,))]
+        taken = {key: value for key, value in taken.items() if not is_below(key, own)}
+        taken |= {key: value for key, value in ours.items() if is_below(key, own)}
+        kept[group] = nested(taken)[group]
     return kept
-
-
-_MISSING: Any = object()
-
-
-def _at(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return _MISSING
-        values = values[part]
-    return values
-
-
-def _set(node: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key; removes it where its value is missing."""
-    *path, last = key.split(".")
-    for part in path:
-        if not isinstance(node.get(part), dict):
-            node[part] = {}
-        node = node[part]
-    if value is _MISSING:
-        node.pop(last, None)
-    else:
-        node[last] = copy.deepcopy(value)
 
 
 def _keys(given: Sequence[str]) -> set[str]:
@@ -242,10 +229,9 @@ def _keys(given: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for override in overrides:
         value = override.value()
-        if isinstance(value, dict) and value:
-            found |= {f"{override.key_or_group}.{key}" for key in flatten(value)}
-        else:
-            found.add(override.key_or_group)
+        name = override.key_or_group
+        below = flatten(value) if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}" for key in below} or {name}
     return found
 
 
@@ -269,11 +255,10 @@ def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
 
 
 def _compared(values: Mapping[str, Any]) -> dict[str, Any]:
-    nodes = {group: _complete(values.get(group)) for group in _GROUPS}
+    nodes = {group: _complete(values.get(group)) for group in GROUPS}
     found = flatten({**nodes, **{name: values.get(name) for name in _VALUES}})
     found[_PRECISION] = (values.get("trainer") or {}).get("precision")
-    idle = tuple(key for key in NOT_IDENTITY if key != "data.root")
-    return {key: value for key, value in found.items() if key not in idle}
+    return {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
 
 
 def _complete(node: Any) -> dict[str, Any]:
@@ -286,10 +271,4 @@ def _complete(node: Any) -> dict[str, Any]:
         return dict(node)
     plain = (str, int, float, bool, type(None))
     defaults = {each.name: each.default for each in parameters if isinstance(each.default, plain)}
-    return {**defaults, **node, "_target_": present_name(str(node["_target_"]))}
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{}"
-    return "null" if value is None else str(value)
+    return {**defaults, **node}

@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparsepipe.models.sizes import check_sizes, require, scaled
+from sparsepipe.errors import ConfigError
+from sparsepipe.models.sizes import check_sizes, scaled
 
 SIDE = 28
 """Pixels along each side of an image."""
@@ -49,22 +50,34 @@ def cnn_5x5(
         dropout: probability of the dropout before the last layer.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: no convolutions, a width that is not positive, a dropout outside [0, 1).
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    require(convolutions >= 1, "convolutions", convolutions, "1 or more")
+    if convolutions < 1:
+        raise ConfigError(
+            f"model.convolutions is {convolutions}", remedy="choose 1 convolution or more"
+        )
     channels = scaled(_CHANNELS, width)
-    entries: list[nn.Module] = []
-    for before in [in_channels] + [channels] * (convolutions - 1):
-        layer = nn.Conv2d(before, channels, _KERNEL, padding=_KERNEL // 2)
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        assert layer.bias is not None
-        if before == channels:
-            with torch.no_grad():
-                layer.weight.mul_(_RANDOM_SCALE)
-                layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
-        nn.init.zeros_(layer.bias)
-        entries += [layer, nn.ReLU()] if entries else [layer, nn.ReLU(), nn.MaxPool2d(2)]
+    entries: list[nn.Module] = [_convolution(in_channels, channels), nn.ReLU(), nn.MaxPool2d(2)]
+    for _ in range(convolutions - 1):
+        entries += [_convolution(channels, channels), nn.ReLU()]
     features = channels * (SIDE // 4) ** 2
-    head = nn.Linear(features, num_classes)
-    return nn.Sequential(*entries, nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(dropout), head)
+    entries += [
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(features, num_classes),
+    ]
+    return nn.Sequential(*entries)
+
+
+def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
+    layer = nn.Conv2d(in_channels, out_channels, _KERNEL, padding=_KERNEL // 2)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    assert layer.bias is not None
+    if in_channels == out_channels:
+        with torch.no_grad():
+            layer.weight.mul_(_RANDOM_SCALE)
+            layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self
 
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.check import suggest
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, NoRunsError
 from sparsepipe.paper.chapters import CHAPTERS
@@ -28,6 +27,7 @@ from sparsepipe.runs.ledger_table import rows_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate import in_one_process
 from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.extensions import suggest
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import git_commit
 

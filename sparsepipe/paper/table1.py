@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 
 from sparsepipe.cluster import Device, Inventory, Place
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import Limits
 from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.planning.devices import (
     find_device,
@@ -32,7 +32,7 @@ from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 
-Count = Annotated[int, Limits(1, 2**40)]
+Count = Annotated[int, Field(ge=1, le=2**40)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ class Table1(Task):
     device: str | None = None
     matrix_size: Count = 4096
     copy_bytes: Count = 2**30
-    warmups: Annotated[int, Limits(0, 10_000)] = 3
-    repeats: Annotated[int, Limits(1, 10_000)] = 20
+    warmups: Annotated[int, Field(ge=0, le=10_000)] = 3
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = 20
 
     def run(self, run: Run) -> None:
         """Measures one device; writes ``table.md`` and ``table.csv``.

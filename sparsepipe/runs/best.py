@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.config.check import is_number, suggest
 from sparsepipe.errors import ConfigError
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import rows_of
 from sparsepipe.runs.run_tree import run_directories
+from sparsepipe.utils.arguments import is_number
+from sparsepipe.utils.extensions import suggest
 from sparsepipe.utils.files import PathLike, expanded
 
 Mode = Literal["max", "min"]

@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.config.check import check_fields, is_number
+from pydantic import ConfigDict
+
+from sparsepipe.config.check import check_fields
 from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.runs.best import without_figure
 from sparsepipe.utils import reading
+from sparsepipe.utils.arguments import is_number
 from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
@@ -82,6 +85,7 @@ class JobRecord:
         mark: of its processes, where our launcher has started them.
     """
 
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
     number: int
     overrides: tuple[str, ...]
     status: Status

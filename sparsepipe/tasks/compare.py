@@ -8,7 +8,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.config.check import is_number, nearest
 from sparsepipe.config.run_spec import flatten, read_settings
 from sparsepipe.errors import ConfigError, DataError, NoRunsError
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
@@ -16,6 +15,8 @@ from sparsepipe.runs.metrics import read_rows
 from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils import reading
+from sparsepipe.utils.arguments import is_number
+from sparsepipe.utils.extensions import nearest
 from sparsepipe.utils.files import expanded, read_mapping, write_text_atomic
 from sparsepipe.utils.tables import markdown_table
 

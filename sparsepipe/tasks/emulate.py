@@ -19,7 +19,6 @@ import pytorch_lightning as pl
 from sparsepipe.callbacks import KeepPlan, StepTimer, StopAtOnce
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
-from sparsepipe.config.check import describe, fits
 from sparsepipe.config.division import check_division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Emulation
@@ -39,6 +38,7 @@ from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.result import plan_values, write_result
 from sparsepipe.tasks.task import Run, Task, task_class
 from sparsepipe.tasks.train import Train
+from sparsepipe.utils.arguments import wrong_value
 
 log = logging.getLogger(__name__)
 
@@ -341,9 +341,9 @@ def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
     kinds = typing.get_type_hints(Emulation, include_extras=True)
     given = {key: task.get(key) for key in _KEYS if task.get(key) is not None}
     for key, value in given.items():
-        if not fits(value, kinds[key]):
+        if (wrong := wrong_value(value, kinds[key])) is not None:
             raise ConfigError(
-                f"'task.{key}' must be {describe(kinds[key])}, not {value!r}",
+                f"'task.{key}' {wrong}, not {value!r}",
                 remedy=f"correct task.{key}, or leave it out",
             )
         if hardware.get(key, value) != value:

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import pytorch_lightning as pl
 import torch
+from pydantic import Field
 from typing_extensions import override
 
 from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module, ready_data
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import Limits
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.profiling.memory import Alive
@@ -69,9 +69,9 @@ class MeasureSteps(Task):
     """
 
     sizes: list[list[int]] | None = None
-    steps: Annotated[int, Limits(1, 1000)] = 2
-    timed_steps: Annotated[int, Limits(0, 1_000_000)] = 0
-    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None
+    steps: Annotated[int, Field(ge=1, le=1000)] = 2
+    timed_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
 
     def run(self, run: Run) -> None:
         """Measures each size, and writes what was found.

@@ -5,23 +5,83 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from sparsepipe.errors import ConfigError
 
 T = TypeVar("T")
+_TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
+"""Packages whose classes and functions may be called because a file says so."""
 
 
-class DottedPath(str):
-    """Type of an option that also takes the dotted path of a callable, by which it is imported."""
+def _dotted(name: str) -> str:
+    if "." not in name:
+        raise PydanticCustomError("dotted_path", "should be the dotted path of your own")
+    return name
 
-    __slots__ = ()
+
+DottedPath = Annotated[str, AfterValidator(_dotted)]
+"""Type of an option that also takes the dotted path of a callable, by which it is imported."""
 
 
-def is_dotted_path(name: object) -> bool:
-    """Whether a name is a dotted path to a callable of another package."""
-    return isinstance(name, str) and "." in name
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """A hint at the name that was probably meant, with a leading space; empty without a like one.
+
+    Args:
+        name: as somebody gave it.
+        known: all valid names.
+        prefix: is printed before the name.
+    """
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f" (nearest: '{prefix}{found[0]}')" if found else ""
+
+
+def suggest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """The hint of :func:`nearest`; without a like name, all valid names."""
+    options = list(known)
+    listed = f" (valid names: {', '.join(sorted(options)) or 'none'})"
+    return nearest(name, options, prefix=prefix) or listed
+
+
+def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
+    """The callable at a dotted path, such as ``package.module.Class.method``.
+
+    Args:
+        path: the dotted path.
+        kind: what the callable is used as, for errors.
+
+    Raises:
+        ConfigError: it does not exist, cannot be imported or cannot be called.
+    """
+
+    def unusable(reason: str) -> ConfigError:
+        return ConfigError(
+            f"the {kind} '{path}' cannot be used: {reason}",
+            remedy="give the full dotted path of a class or function that can be imported",
+        )
+
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:length])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+                continue  # the tail may be a class
+            raise unusable(f"its module needs {error.name}, which is missing") from error
+        for name in parts[length:]:
+            if not hasattr(found, name):
+                raise unusable(f"{module_name} has no {name}{nearest(name, vars(found))}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise unusable("it cannot be called")
+        called: Callable[..., Any] = found
+        return called
+    raise unusable(f"module {parts[0]} not found")
 
 
 def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[..., Any]:
@@ -33,43 +93,37 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
         kind: what it is, for errors.
 
     Raises:
-        ConfigError: there is none of this name, or the path leads to nothing that can be called;
-            the message has the nearest name.
+        ConfigError: the name is unknown, or the path leads to nothing that can be called.
     """
     if name in known:
         return known[name]
-    if is_dotted_path(name):
-        return _imported(name, kind)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    if "." in name:
+        return imported(name, kind=kind)
     raise ConfigError(
-        f"there is no {kind} {name!r}" + (f" (nearest: {near[0]!r})" if near else ""),
+        f"unknown {kind} '{name}'{nearest(name, known)}",
         remedy=f"use {', '.join(known)}, or the dotted path of your own: package.module.name",
     )
-
-
-_TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
-"""Whose classes and functions may be called because a file says so."""
 
 
 def is_trusted(path: str) -> bool:
     """Whether a dotted path leads to a network, data or an optimizer of SparsePipe or PyTorch.
 
-    What modules of these import is not theirs, though a path may lead there.
+    Callables that such a module imports from elsewhere are not trusted.
     """
-    if not path.startswith(tuple(f"{each}." for each in _TRUSTED)):
+    trusted = tuple(f"{each}." for each in _TRUSTED)
+    if not path.startswith(trusted):
         return False
     try:
-        found = _imported(path, "callable")
+        found: Any = imported(path)
     except ConfigError:
         return False
     while isinstance(found, functools.partial):
         found = found.func
-    made_in = str(getattr(found, "__module__", ""))
-    return f"{made_in}.".startswith(tuple(f"{each}." for each in _TRUSTED))
+    return f"{getattr(found, '__module__', '')}.".startswith(trusted)
 
 
 def build_trusted(node: Any) -> Any:
-    """What a file says how to build: nodes with ``_target_``, as Hydra instantiates them.
+    """Builds what a file describes: nodes with ``_target_``, as Hydra instantiates them.
 
     Args:
         node: plain values.
@@ -91,29 +145,5 @@ def build_trusted(node: Any) -> Any:
             f"{path} is not called because a file names it",
             remedy="build the object yourself and pass it in place of what the file holds",
         )
-    made = functools.partial(_imported(path, "callable"), **values)
+    made = functools.partial(imported(path), **values)
     return made if partial else made()
-
-
-def _imported(path: str, kind: str) -> Callable[..., Any]:
-    module_name, _, name = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise _unusable(path, kind, f"there is no module {error.name!r}") from error
-    if (found := getattr(module, name, None)) is None:
-        names = [each for each in vars(module) if not each.startswith("_")]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f" (nearest: {near[0]!r})" if near else ""
-        raise _unusable(path, kind, f"{module_name} has no {name!r}{hint}")
-    if not callable(found):
-        raise _unusable(path, kind, "it cannot be called")
-    called: Callable[..., Any] = found
-    return called
-
-
-def _unusable(path: str, kind: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"the {kind} {path!r} cannot be used: {reason}",
-        remedy="give the full dotted path of a class or function that can be imported",
-    )

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.config.completion import completion_arguments, readable
-from tests.support.paths import CONF
-
 # The command under its own name, from wherever the tests run.
 _COMMAND = """#!{python}
 import sys
@@ -70,16 +67,13 @@ def test_tab_in_bash(tmp_path: Path) -> None:
         "sparsepipe mod",
         "sparsepipe model=sparse_resnet",
         "sparsepipe experiment=demo model.w",
-        # The composed files leave the key out, which Hydra alone would refuse.
-        "sparsepipe optim.optimizer.foreach=true data.re",
-        f"sparsepipe --config-dir {CONF} model=ml",
+        "sparsepipe data.re",
     )
     assert offered == [
         {"model=", "model."},
         {"model=sparse_resnet18", "model=sparse_resnet34", "model=sparse_resnet50"},
         {"model.width="},
         {"data.representation=", "data.resolution="},
-        {"model=mlp"},
     ]
     assert not list(bash.cwd.iterdir())
 
@@ -102,34 +96,6 @@ def test_the_completion_script_of_fish(tmp_path: Path) -> None:
     installed = said("install")
     assert "complete -c sparsepipe" in installed
     assert "-sc query=fish" in installed
-    assert said("query", COMP_LINE="sparsepipe data.batch_size=4 model=sparse_vgg11").split() == [
+    assert said("query", COMP_LINE="sparsepipe model=sparse_vgg11").split() == [
         "model=sparse_vgg11_bn"
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("sparsepipe mod", "sparsepipe mod"),
-        ("sparsepipe ", "sparsepipe "),
-        ("sparsepipe data.batch_size=4 mod", "sparsepipe ++data.batch_size=4 mod"),
-        ("sparsepipe model=mlp data.batch_size=4", "sparsepipe model=mlp data.batch_size=4"),
-    ],
-)
-def test_words_before_the_last_are_admitted(line: str, expected: str) -> None:
-    assert readable(line) == expected
-
-
-def test_directories_of_the_line_are_looked_in() -> None:
-    asked = ["-sc", "query=bash"]
-    for told in ("--config-dir mine", "--config-dir=mine", "-cd mine"):
-        environment = {"COMP_LINE": f"sparsepipe {told} model="}
-        assert completion_arguments(asked, environment) == [*asked, "--config-dir=mine"]
-
-
-def test_other_commands_are_left_alone() -> None:
-    for environment in ({}, {"COMP_LINE": "sparsepipe data.batch_size=4 mod"}):
-        before = dict(environment)
-        assert completion_arguments(["task=train"], environment) == ["task=train"]
-        assert environment == before
-    assert completion_arguments(["-sc", "install=bash"], {}) == ["-sc", "install=bash"]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from pandas.testing import assert_frame_equal
 
-from sparsepipe.config.target import present_name
-
-TASK = "task._target_"
 CELL = ("task_name", "ranks", "representation", "data.resolution", "data.point_ratio")
 """What tells the runs of Table II apart."""
 ANYWHERE = ("kind", "model", "strategy", "seed", "epochs", "steps", "parameters", "train_shapes",
@@ -31,8 +28,7 @@ def is_of_the_moment(column: str) -> bool:
 
 def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     assert not frame.duplicated(list(CELL)).any(), "a cell is there twice"
-    named = frame.assign(**{TASK: frame[TASK].map(present_name)})  # whichever version's
-    return named.set_index(list(CELL)).sort_index()
+    return frame.set_index(list(CELL)).sort_index()
 
 
 def assert_as_recorded(found: pd.DataFrame, recorded: pd.DataFrame) -> None:

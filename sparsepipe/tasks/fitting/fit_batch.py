@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
+
 from sparsepipe.config.build import build_data
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import Limits
 from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.presentation import num_shapes
@@ -18,7 +19,7 @@ from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
-Size = Annotated[int, Limits(1, 2**31)]
+Size = Annotated[int, Field(ge=1, le=2**31)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +54,12 @@ class FitBatch(Task):
         *(f"trainer.{name}" for name in ("limit_val_batches", "limit_test_batches")),
     )
 
-    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None
+    budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
     start: Size = 8
     most: Size = 4096
-    precision: Annotated[float, Limits(0, 1)] = 0.0
-    steps: Annotated[int, Limits(1, 1000)] = 2
-    timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0
+    precision: Annotated[float, Field(ge=0, le=1)] = 0.0
+    steps: Annotated[int, Field(ge=1, le=1000)] = 2
+    timeout_s: Annotated[float, Field(ge=1, le=1e6)] = 600.0
     isolated: bool = True
 
     def run(self, run: Run) -> None:

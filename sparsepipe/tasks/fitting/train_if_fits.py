@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from sparsepipe.config.schema import Limits
+from pydantic import Field
+
 from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run
@@ -34,12 +35,12 @@ class TrainIfFits(Train):
     # A limit ends a run or leaves it as it is.
     not_identity: ClassVar[tuple[str, ...]] = ("task.isolated", "task.timeout_s")
 
-    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None
-    steps: Annotated[int, Limits(1, 1000)] = 2
-    timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0
+    budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
+    steps: Annotated[int, Field(ge=1, le=1000)] = 2
+    timeout_s: Annotated[float, Field(ge=1, le=1e6)] = 600.0
     isolated: bool = True
-    warmup_batches: Annotated[int, Limits(0, 1_000_000)] = 2
-    timed_batches: Annotated[int, Limits(1, 1_000_000)] = 20
+    warmup_batches: Annotated[int, Field(ge=0, le=1_000_000)] = 2
+    timed_batches: Annotated[int, Field(ge=1, le=1_000_000)] = 20
 
     def run(self, run: Run) -> None:
         """Takes a few training steps first, as ``task=fit_batch`` does.

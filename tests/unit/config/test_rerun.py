@@ -5,25 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from sparsepipe.config.compose import admit
-from sparsepipe.config.rerun import _written, from_run
+from sparsepipe.config.compose import NOT_RECORDED, admit
+from sparsepipe.config.rerun import from_run
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from tests.support.command_line import Shell, composed
 from tests.support.paths import CONF
 
 
-def recorded(tmp_path: Path, *overrides: str, record: bool = True) -> RunSpec:
+def recorded(tmp_path: Path, *overrides: str) -> RunSpec:
     """A run's ``config.yaml`` in ``tmp_path``, with its overrides as the command records them."""
     spec = composed(*overrides)
     values = spec.to_dict()
-    if record:
-        hidden = ("paths", "data.root", "logger", "checkpoint")
-        words = [word for word in overrides if not word.startswith(hidden)]
-        values["hydra"] = {"overrides": words, "choices": {}}
+    words = [word for word in overrides if not word.startswith(NOT_RECORDED)]
+    values["hydra"] = {"overrides": words, "choices": {}}
     (tmp_path / "config.yaml").write_text(RunSpec.from_dict(values).to_yaml())
     return spec
 
@@ -42,9 +38,8 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("record", [True, False], ids=["recorded overrides", "none"])
-def test_it_is_the_same_configuration(tmp_path: Path, record: bool) -> None:
-    spec = recorded(tmp_path, *RUN, record=record)
+def test_it_is_the_same_configuration(tmp_path: Path) -> None:
+    spec = recorded(tmp_path, *RUN)
     found = again(tmp_path)
     assert found.flat() == spec.flat()
     assert found.identity() == spec.identity()
@@ -73,29 +68,6 @@ def test_a_group_of_the_command_takes_the_place_of_the_runs(tmp_path: Path) -> N
     assert (plain.parallel.strategy, plain.parallel.plan) == (None, None)
 
 
-def test_values_that_changed_their_defaults_since_are_the_runs(tmp_path: Path) -> None:
-    recorded(tmp_path, "data=shapes")
-    values = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    values["optim"]["optimizer"]["lr"] = 0.123
-    del values["data"]["augment"]["dropout"], values["checkpoint_strict"]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    found = again(tmp_path)
-    assert found.optim.optimizer.arguments["lr"] == 0.123
-    assert "dropout" not in found.data.arguments["augment"]
-    assert again(tmp_path, "optim.optimizer.lr=0.01").optim.optimizer.arguments["lr"] == 0.01
-
-
-def test_overrides_that_no_longer_compose(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spec = recorded(tmp_path, "data=shapes", "seed=4")
-    again(tmp_path)
-    assert "no longer compose" not in caplog.text
-    text = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace("data=shapes", "data=gone"))
-    assert again(tmp_path).flat() == spec.flat()
-    assert "the overrides that" in caplog.text
-    assert "no longer compose" in caplog.text
-
-
 def test_options_stay_in_front(tmp_path: Path) -> None:
     recorded(tmp_path, "data=shapes", "seed=4")
     words = from_run(["-m", f"--from={tmp_path}", "optim.optimizer.lr=0.1,0.2"])
@@ -112,26 +84,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         from_run(["--from", str(tmp_path)])
     with pytest.raises(ConfigError, match="names no run"):
         from_run(["seed=1", "--from"])
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "it's",
-        "a\\",
-        "\\'",
-        "a,b",
-        "{x: 1}",
-        "null",
-        "1",
-        "a\\\\'b",
-        [1, "x y", None, {"a": "'"}],
-    ],
-)
-def test_values_are_read_as_they_were_written(value: object) -> None:
-    parsed = OverridesParser.create().parse_override(f"key={_written(value, 'key')}")
-    assert parsed.value() == value
 
 
 @pytest.mark.parametrize(

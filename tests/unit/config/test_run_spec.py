@@ -73,10 +73,6 @@ def test_it_is_read_from_a_run_directory(tmp_path: Path) -> None:
     assert RunSpec.load(path) == spec.replace(force=False)
     assert "directory" in yaml.safe_load(path.read_text())["hydra"]
     assert not RunSpec.load(path).to_dict()["hydra"], "trackers get this, wherever a run goes on"
-    written = yaml.safe_load(path.read_text())
-    written["task"]["_target_"] = "sparsepipe.experiment.train.train"
-    path.write_text(yaml.safe_dump(written))
-    assert RunSpec.load(path).task == spec.task, "of a run that an earlier version began"
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -85,7 +81,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     values = composed("data=shapes").to_dict()
     del values["trainer"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(ConfigError, match="has no 'trainer'") as caught:
+    with pytest.raises(ConfigError, match=r"not complete.*'trainer'") as caught:
         RunSpec.load(tmp_path / "config.yaml")
     assert "another version" in caught.value.remedy
 

@@ -9,13 +9,6 @@ from pathlib import Path
 import pytest
 
 _HEAVY = ("torch", "pytorch_lightning", "numpy", "matplotlib", "pandas")
-_COMPOSE = """
-from hydra import compose, initialize_config_dir
-from sparsepipe.config.compose import CONFIG_NAME, config_dir, resolve
-with initialize_config_dir(str(config_dir()), version_base="1.3"):
-    config = compose(CONFIG_NAME, ["experiment=table2", "scale=smoke"])
-assert resolve(config).name == "table2"
-"""
 _COMMAND = """
 import sys
 from sparsepipe.cli import main
@@ -31,7 +24,6 @@ except SystemExit as end:
     ("code", "error"),
     [
         ("import sparsepipe", ""),
-        (_COMPOSE, ""),
         (_COMMAND.format(arguments=["--help"], code=0), ""),
         (_COMMAND.format(arguments=["--cfg", "job"], code=0), ""),
         (_COMMAND.format(arguments=["trainer.max_epoch=3"], code=2), "trainer.max_epochs"),
@@ -42,11 +34,9 @@ except SystemExit as end:
         ),
         (_COMMAND.format(arguments=["--version"], code=0), ""),
         (_COMMAND.format(arguments=["model=sparse_vg"], code=2), "sparse_vgg19_bn"),
-        (_COMMAND.format(arguments=["model.width=wide"], code=2), "must be a number"),
     ],
     ids=[
         "import",
-        "compose",
         "help",
         "cfg",
         "key",
@@ -54,7 +44,6 @@ except SystemExit as end:
         "sweep",
         "version",
         "option",
-        "type",
     ],
 )
 def test_nothing_large_is_imported(code: str, error: str, tmp_path: Path) -> None:

@@ -243,22 +243,6 @@ def _swept(job: list[str]) -> list[str]:
     return sorted(word for word in job if not word.startswith("experiment="))
 
 
-@pytest.mark.parametrize("asked", ["smoke,desk", "desk,smoke,paper", "choice(smoke,desk)"])
-def test_several_scales_of_fig_9_take_what_any_of_them_takes(asked: str) -> None:
-    swept = jobs("fig9", f"scale={asked}", "hydra.mode=MULTIRUN")
-    assert len({frozenset(job) for job in swept}) == len(swept) == 4 * 4 * 5
-    assert not [word for job in swept for word in job if word.startswith("scale=")]
-    twice = jobs("fig9", "scale=smoke,smoke", "hydra.mode=MULTIRUN")
-    assert len(twice) == 5
-    assert all("task=paper/fig9_simulated_125" in job for job in twice)
-
-
-@pytest.mark.parametrize("option", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
-def test_several_scales_of_table_3_are_one_run(option: str) -> None:
-    asked = [option, "experiment=table3"]
-    assert compose.admit([*asked, "scale=smoke,desk"]) == asked
-
-
 @pytest.mark.parametrize(
     "asked",
     [

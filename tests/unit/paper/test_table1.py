@@ -50,7 +50,7 @@ def test_the_papers_gpus_beside_what_is_measured(job) -> None:
 def test_which_device_must_be_known(job) -> None:
     with pytest.raises(ConfigError, match="several kinds of devices"):
         job(*TABLE, "hardware=two_speeds")
-    with pytest.raises(ConfigError, match=r"task\.repeats' must be a whole number from 1"):
+    with pytest.raises(ConfigError, match=r"task\.repeats' must be greater than or equal to 1"):
         job(*TABLE[:-1], "task.repeats=0")
 
 

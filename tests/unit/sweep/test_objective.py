@@ -131,5 +131,5 @@ def test_a_run_is_the_same_whatever_is_searched() -> None:
 
 
 def test_it_is_a_name() -> None:
-    with pytest.raises(ConfigError, match="'objective' must be text or null, not 3"):
+    with pytest.raises(ConfigError, match="'objective' must be text, not 3"):
         composed("objective=3")

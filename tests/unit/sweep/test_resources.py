@@ -22,12 +22,12 @@ from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.sweep_environment import announce_hardware
-from sparsepipe.config.target import locate
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import find_device, places_of_ranks
 from sparsepipe.sweep.composition import hydra_config
 from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
+from sparsepipe.utils.extensions import imported
 from sparsepipe.utils.host import quota_limits, usable_cores
 from tests.support.command_line import composed
 from tests.support.plans import plan_on
@@ -74,7 +74,7 @@ def test_the_document_names_the_tasks_of_one_core() -> None:
 
 
 def _cores(target: str) -> int | None:
-    return getattr(locate(target), "cores", None)
+    return getattr(imported(target), "cores", None)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -33,10 +33,15 @@ from tests.support.stuck import NUMBER, StuckJob, StuckProcess
 from tests.support.sweep_cases import tiny_spec
 
 LONG_S = 30  # none of these takes so long
-GRACE_S = -9.9  # to which a job adds ten seconds
+GRACE_S = 0.1
 MARK = uuid.uuid4().hex  # of this process alone, since other workers test the same
 GRANT = Grant(cores=(0,), gpus=("0",), threads=1)
 ONE_GPU = Slots(machine=Machine(cores=(0,), gpus=(Gpu(token="0", kind="RTX"),)))
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadyJob, "grace_s", GRACE_S)
 
 
 @pytest.fixture
@@ -89,9 +94,7 @@ def stuck(request: pytest.FixtureRequest, soon: None) -> Iterator[Callable[[int 
 def job(place: Path, number: int = 0) -> ReadyJob:
     swept = SweptJob(number=number, overrides=(f"seed={number}",), sweep=place)
     swept.path.mkdir(parents=True)
-    return ReadyJob(
-        job=swept, spec=tiny_spec(grace_s=GRACE_S), demand=Demand(ranks=1, cores=1, gpus=("RTX",))
-    )
+    return ReadyJob(job=swept, spec=tiny_spec(), demand=Demand(ranks=1, cores=1, gpus=("RTX",)))
 
 
 def started(place: Path, process: JobProcess, **limits: float) -> RunningJob:

@@ -138,7 +138,7 @@ def test_a_killed_rank_ends_the_command(shell: Shell) -> None:
         (("task.repeats=0",), ConfigError, "task.repeats=0"),
         (("task.sizes_bytes=[]",), ConfigError, "no sizes of messages"),
         (("task.sizes_bytes=[0]",), ConfigError, "no sizes of messages"),
-        (("task.sizes_bytes=[many]",), ConfigError, "must be a list of whole numbers"),
+        (("task.sizes_bytes=[many]",), ConfigError, "must be a whole number"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

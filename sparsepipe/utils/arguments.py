@@ -1,0 +1,107 @@
+"""Checks of values against type hints: types, ranges and choices are said once, in a signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from sparsepipe.errors import ConfigError
+
+C = TypeVar("C", bound=Callable[..., Any])
+_TERMS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid array": "a list",
+    "a valid list": "a list",
+    "an object": "a mapping",
+}
+"""YAML's terms in the place of pydantic's."""
+_ANY_CLASS = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def wrong_value(value: Any, hint: Any) -> str | None:
+    """What a plain value must be instead, in words; None where it has the type of a hint.
+
+    Args:
+        value: of JSON's types, as YAML files have it.
+        hint: a type hint, whose numbers may have limits (:func:`pydantic.Field`).
+    """
+    adapter = _adapter(hint)
+    try:
+        if adapter is not None:
+            adapter.validate_json(json.dumps(value))
+    except ValidationError as error:
+        return in_words(error.errors(include_url=False))
+    return None
+
+
+def in_words(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Errors of pydantic for one value, such as "must be a whole number or text"."""
+    written = [each["msg"] for each in errors if each["type"] != "needs_python_object"]
+    texts = [text.partition("should be ")[2] or text for text in written]
+    for theirs, ours in _TERMS.items():
+        texts = [text.replace(theirs, ours) for text in texts]
+    return f"must be {' or '.join(dict.fromkeys(texts)) or 'an object with a _target_'}"
+
+
+def checked(target: C) -> C:
+    """Decorator of a function or dataclass: refuses arguments outside of limits and choices.
+
+    These are the parameters whose hints have limits (:func:`pydantic.Field`) or ``Literal``
+    choices; a configuration is checked by the same hints.
+    """
+    function = target.__init__ if inspect.isclass(target) else target
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **arguments: Any) -> Any:
+        given = signature.bind(*args, **arguments).arguments
+        for name, adapter in _limited(target).items():
+            try:
+                if name in given:
+                    adapter.validate_python(given[name])
+            except ValidationError as error:
+                raise ConfigError(
+                    f"{name}={given[name]!r} is not valid",
+                    remedy=f"{name} {in_words(error.errors(include_url=False))}",
+                ) from error
+        return function(*args, **arguments)
+
+    if not inspect.isclass(target):
+        return typing.cast("C", call)
+    target.__init__ = call  # type: ignore[method-assign]
+    return target
+
+
+@functools.cache
+def _limited(target: Any) -> dict[str, TypeAdapter[Any]]:
+    """Parameters with limits or choices, and what checks each."""
+    hints = typing.get_type_hints(target, include_extras=True)
+    adapters = {name: _adapter(hint) for name, hint in hints.items() if _has_limits(hint)}
+    return {name: adapter for name, adapter in adapters.items() if adapter is not None}
+
+
+def _has_limits(hint: Any) -> bool:
+    is_limited = typing.get_origin(hint) in (Annotated, Literal)
+    return is_limited or any(map(_has_limits, typing.get_args(hint)))
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any] | None:
+    try:
+        return TypeAdapter(hint, config=_ANY_CLASS)
+    except PydanticUserError:  # a type that pydantic cannot check, or that says itself how
+        return None
