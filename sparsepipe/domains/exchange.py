@@ -129,7 +129,9 @@ class SharedLosses(_OverRanks):
     def _gathered(self, rows: Rows, sizes: Sequence[Sequence[int]]) -> Rows:
         ranks, counts = self.ranks, [sum(each) for each in sizes]
         packed = torch.cat([rows.shared_BC, rows.private_BC, rows.error_B[:, None]], 1)
-        gathered: Tensor = _Gather.apply(packed, ranks, counts)  # type: ignore[no-untyped-call]
+        # All ranks compute the same losses of all rows, so that the sum of the gradients that they
+        # have of this rank's rows is this rank's own gradient times the number of ranks.
+        gathered = _from_all(_scaled(packed, len(counts)), counts, ranks, what=_CODES)
         code = rows.shared_BC.shape[1]
         shared, private, error = gathered.split_with_sizes([code, code, 1], 1)
         source = [each[0] for each in sizes]
@@ -195,7 +197,12 @@ class OneLossRank(_OverRanks):
             codes.append(_receive((count, 2 * network.code), rank, like, ranks))
         joined = torch.cat(codes).requires_grad_()
         counts = [sum(each) for each in sizes[:-1]]
-        joined = _Receive.apply(joined, ranks, counts)  # type: ignore[no-untyped-call]
+
+        def send_back(gradient: Tensor) -> None:
+            for rank, part in enumerate(gradient.split_with_sizes(counts)):
+                _send(part, rank, ranks, what=_GRADIENTS)
+
+        joined.register_hook(send_back)  # type: ignore[no-untyped-call]
         shared, private = joined.chunk(2, 1)
         return Codes(
             shared_BC=shared,
@@ -211,49 +218,22 @@ class OneLossRank(_OverRanks):
             _send(packed, rank, self.ranks)
 
 
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
-
-
 def _scaled(value: Tensor, factor: float) -> Tensor:
     """The value, whose gradient is multiplied by a factor."""
-    if factor == 1:
+    if factor == 1 or not value.requires_grad:
         return value
-    result: Tensor = _Scaled.apply(value, factor)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Gather(torch.autograd.Function):
-    """All ranks' rows. All ranks compute the same losses of them, so that the sum of the gradients
-    that they have of this rank's rows is this rank's own, as often as there are ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
-        ctx.first = sum(counts[: ranks.rank])
-        ctx.count, ctx.size = counts[ranks.rank], len(counts)
-        return _from_all(rows, counts, ranks, what=_CODES)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient.narrow(0, ctx.first, ctx.count) * ctx.size, None, None
+    scaled = value.view_as(value)
+    scaled.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+    return scaled
 
 
 def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
-    """The rows of all ranks, one rank's behind the other's."""
+    """The rows of all ranks, in the order of the ranks; gradients go to this rank's rows only."""
     others = [rank for rank in range(len(counts)) if rank != ranks.rank]
     pending = start_messages(
-        [(rank, rows) for rank in others],
+        [(rank, rows.detach()) for rank in others],
         [(rank, (counts[rank], *rows.shape[1:])) for rank in others],
-        like=rows,
+        like=rows.detach(),
         group=ranks.group,
         what=what,
     )
@@ -291,20 +271,3 @@ class _Send(torch.autograd.Function):
         last = ranks.placement.ranks - 1
         found = _receive(ctx.shape, last, gradient, ranks, what=_GRADIENTS)
         return found * ranks.placement.encoders, None
-
-
-class _Receive(torch.autograd.Function):
-    """Codes have come from other ranks, and in the backward pass their gradients go there."""
-
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
-        ctx.ranks, ctx.counts = ranks, counts
-        return packed.view_as(packed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        parts = gradient.split_with_sizes(ctx.counts)
-        for rank, part in enumerate(parts):
-            _send(part, rank, ctx.ranks, what=_GRADIENTS)
-        return None, None, None

@@ -46,7 +46,8 @@ _second_run = ContextVar("_second_run", default=False)
 def recomputing() -> bool:
     """Whether layers are running for the second time, in the backward.
 
-    Also those that checkpoint themselves: what runs while autograd goes back has run before.
+    This counts layers that checkpoint themselves: what runs while autograd goes back has run
+    before.
     """
     return _second_run.get() or torch._C._current_graph_task_id() != -1
 

@@ -102,7 +102,7 @@ class StageMessages:
     """Messages of a rank by stage: the plan says which of its ranks a minibatch belongs to.
 
     Args:
-        shared: hands on what the first rank of this rank's grid has received; None: there is none.
+        shared: hands on what the first rank of this rank's grid has received; None without a grid.
 
     Attributes:
         first: number, in messages and in errors about them, of the schedule's minibatch 0.
@@ -162,7 +162,7 @@ class StageMessages:
 
 
 def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None]:
-    """Around a part of a rank's time, which is recorded where there is a recorder."""
+    """Context of a part of a rank's time, which a recorder, if any, notes."""
     return nullcontext() if recorder is None else recorder.moment(part)
 
 

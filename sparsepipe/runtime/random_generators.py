@@ -1,4 +1,4 @@
-"""Random generators: those that layers may draw from, their states, and seeds for each layer.
+"""Random generators that layers may draw from, their states, and seeds for each layer.
 
 Supported are the global generators of torch, numpy and python, and generators that are attributes
 of a module. Others, such as those in lists, in other objects or in global variables of a file, are

@@ -96,7 +96,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     """The rendezvous for the options of ``torchrun``.
 
     Raises:
-        ConfigError: a varying number of agents, or no endpoint or number where there are several.
+        ConfigError: the number of agents varies, or one of several has no endpoint or number.
     """
     agents = parameters.max_nodes
     address, _, port = parameters.endpoint.strip().rpartition(":")

@@ -26,14 +26,14 @@ argument with that."""
 Around = Callable[[Callable[[Any], Any], Any], Any]
 """Calls its first argument, the layers, with the second one, their input, in another form."""
 Leaves = Mapping[str, Tensor] | None
-"""Weights of a minibatch by the names of parameters; those that are missing, or all where there is
-None, are the module's own."""
+"""Weights of a minibatch by the names of parameters; missing ones, or all if None, are the module's
+own."""
 
 
 class Flight:
     """A minibatch that went forward through a stage; made by :class:`Stage`.
 
-    The tensors of ``output`` are cut from the graph; those that required a gradient still do, so
+    The tensors of ``output`` are cut from the graph; those which required a gradient still do, so
     that the next stage knows.
 
     Attributes:

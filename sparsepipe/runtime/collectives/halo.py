@@ -1,8 +1,7 @@
 """Messages between the shards of a sample: pieces go to the ranks that need them.
 
 Every rank calls the same exchanges in the same order; who sends what is decided elsewhere
-(:mod:`sparsepipe.spatial.intervals`), so that both sides know which messages there are and none is
-announced.
+(:mod:`sparsepipe.spatial.intervals`), so that both sides know all messages and none is announced.
 """
 
 from __future__ import annotations
@@ -110,11 +109,11 @@ def group_size(group: ProcessGroup | None) -> int:
     """Number of ranks of a group, None for that of all ranks.
 
     Raises:
-        ConfigError: there is no process group, or this process is not in the one given.
+        ConfigError: no process group exists, or this process is not in the one given.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError(
-            "there is no process group, and so no ranks to cut a sample over",
+            "a sample is to be cut over ranks, and no process group exists",
             remedy="call torch.distributed.init_process_group first",
         )
     if dist.get_rank(group) < 0:

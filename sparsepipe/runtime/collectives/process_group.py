@@ -32,7 +32,7 @@ from sparsepipe.runtime.failures.rank_reports import is_backend_error
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
 # A busy machine may be that slow. A launcher that is gone shows at once by a connection that
-# breaks; where there is none yet, it is tried for as long.
+# breaks; one that has not been made yet is tried for as long.
 _STORE_LIMIT_S = 10.0
 _JOIN_STORE_LIMIT_S = 2.0
 _FAILED = "sparsepipe/failed"

@@ -11,7 +11,7 @@ are cut into unlike microbatches do not. A posted receive cannot be taken back: 
 memory until packets of these sizes come, and nothing else is posted beforehand.
 
 No wait here has a limit: gloo cannot cancel a wait without breaking the connection, and an idle
-channel is no fault. Limits are kept by those who wait for the channel's thread.
+channel is not a fault. Limits are kept by those who wait for the channel's thread.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Wire:
 
     Args:
         line: the connection, used in this direction by this wire only.
-        carrier: for tensors on a CUDA device, None where there is none.
+        carrier: for tensors on a CUDA device; None without one.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ def materialise(spec: TensorSpec, storage: Tensor | None, *, device: torch.devic
         return tensor.requires_grad_(spec.requires_grad)
     if storage is None:
         assert spec.data is not None
-        # One more byte, since there is no tensor on an empty buffer.
+        # One more byte, since torch makes no tensor of an empty buffer.
         storage = torch.frombuffer(bytearray(spec.data + b"\0"), dtype=torch.uint8)
         storage = storage.to(device) if spec.where == "device" else storage
     tensor = torch.empty(0, dtype=spec.dtype, device=storage.device)
@@ -183,7 +183,7 @@ def differentiable(tree: Any) -> list[Tensor]:
     """Tensors of a tree that require a gradient, each once, in the tree's order.
 
     The list is the same, tensor for tensor, on the sending and on the receiving side: gradients go
-    back as a list in this order, None where there is none. Integers never require a gradient, so
+    back as a list in this order, None for a missing one. Integers never require a gradient, so
     coordinates are not sent back.
     """
     leaves = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor) and x.requires_grad]
@@ -197,8 +197,8 @@ def encode(messages: Messages) -> Packet:
     an activation or a batch does so at the other end; gradients and replies are plain values.
 
     Raises:
-        ConfigError: a value that cannot be pickled, a tensor that is no plain one, or one whose
-            gradient would be dropped: inside an object that is no pytree node, or in a batch, to
+        ConfigError: a value that cannot be pickled, a tensor of an unusual kind, or one whose
+            gradient would be dropped: inside an object that is not a pytree node, or in a batch, to
             which no gradients come back.
     """
     table = _TensorTable()
@@ -237,7 +237,7 @@ def end_block() -> Tensor:
 
 
 def missing_bytes(block: Tensor) -> int | None:
-    """Length of the header's second block, 0 where there is none; None at the end."""
+    """Length of the header's second block, 0 without one; None at the end."""
     length = int.from_bytes(block.numpy()[:LENGTH_BYTES].tobytes(), "little")
     return None if length == 0 else max(0, length - (BLOCK_BYTES - _PREFIX_BYTES))
 

@@ -216,7 +216,7 @@ class Stash(Policy):
             raise _changed(names[int(differ.int().argmax())])
 
     def _checksums(self) -> Tensor:
-        """Of each parameter: writes through ``.data`` leave no other trace."""
+        """Checksums of the parameters: writes through ``.data`` leave no other trace."""
         return torch.stack([_checksum(p.data) for p in self._memory.parameters.values()])
 
     def restart(self) -> None:

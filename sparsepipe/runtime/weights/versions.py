@@ -152,7 +152,7 @@ class Weights:
         return dict(flight.leaves)
 
     def finish(self, minibatch: int) -> dict[str, Tensor | None]:
-        """Gradients of a minibatch by name, None where there is none; frees its weights."""
+        """Gradients of a minibatch by name, None for parameters without one; frees its weights."""
         assert minibatch in self.version_of_backward, f"minibatch {minibatch} had no backward"
         flight = self._flights.pop(minibatch)
         gradients = {name: tensor.grad for name, tensor in flight.leaves.items()}
@@ -216,7 +216,7 @@ def _leaf(parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
 def _checked(mode: Mode | str, *, predict_backward: bool) -> Mode:
     if mode not in list(Mode):
         raise ConfigError(
-            f"there is no mode {str(mode)!r} of weight versions",
+            f"unknown mode of weight versions: {str(mode)!r}",
             remedy=f"choose one of {', '.join(Mode)}",
         )
     if predict_backward and mode != Mode.SPECTRAIN:
