@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import nn
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.division import check_division
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import inventory_seen_by_sweep
 from sparsepipe.data import ShapeDataModule
@@ -59,19 +57,14 @@ def ready_data(spec: RunSpec) -> str:
     return str(fingerprint() if fingerprint else spec.data.get("root"))
 
 
-def build_module(
-    spec: RunSpec, data: pl.LightningDataModule, *, plan: Path | None = None
-) -> pl.LightningModule:
+def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
     """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
 
     Raises:
         ConfigError: the node builds neither, or takes other channels than samples have.
-        PlanError: the plan, or ``parallel.plan``, does not fit its layers.
     """
     _check_channels(spec, data)
-    module = _build_module(spec, data)
-    check_division(spec, module, kept=plan)
-    return module
+    return _build_module(spec, data)
 
 
 def num_classes_of(data: pl.LightningDataModule) -> int:

@@ -171,6 +171,12 @@ class Parallel:
         return Synchronous(arguments["schedule"], arguments["microbatches"])
 
     @property
+    def recompute(self) -> str | Mapping[str, Any]:
+        """Layers that a synchronous pipeline recomputes; ``none`` for other strategies."""
+        found: str | Mapping[str, Any] = "none"
+        return found if self.synchronous is None else self.argument("recompute", found)
+
+    @property
     def splits(self) -> bool:
         """Whether the strategy splits models into stages."""
         strategy = self.strategy

@@ -11,7 +11,6 @@ from typing import TypeGuard
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import import_once_for_workers
 from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError, TransportError
@@ -22,16 +21,16 @@ from sparsepipe.runs.metrics import read_rows
 from sparsepipe.runs.out_of_memory import filled_share, memory_line, of_machine, ran_out
 from sparsepipe.runs.randomness import seed_model
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch, ignore
+from sparsepipe.runs.signals import ignore
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.tasks.task import Run, task_class, task_of
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.memory import keep_freed_memory
 
 
-def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: SignalWatch) -> None:
+def execute(run: ResolvedRun) -> None:
     """Runs the task in this process, which is one rank or the only one.
 
     Raises:
@@ -42,49 +41,47 @@ def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: Signa
     quiet()
     limit_threads()
     import_once_for_workers()
-    if inventory.accelerator == "cpu":
+    if run.inventory.accelerator == "cpu":
         keep_freed_memory()
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # By another job of this process, whose peak is not this one's.
         torch.cuda.reset_peak_memory_stats()
-    run = Run(spec=spec, directory=directory, inventory=inventory, watch=watch)
-    with _joined_group(run):
-        process_group.assert_world_size(run.ranks)
-        seed_model(int(spec.seed))
-        task = task_of(spec)
-        done = False
-        try:
-            task.run(run)
-            if spec.emulation is None:
-                log_outcome(run)
-            done = True
-        except Exception as error:
-            if watch.signum is not None and kept_from_saving(error):
-                explain_unsaved(error, watch.signum, directory)
-                raise
-            watch.raise_if_stopped(error)
-            if (mendable := user_error(error, run)) is not None:
-                raise mendable from error
+    if run.ranks > 1:
+        _join_group(run)
+    process_group.assert_world_size(run.ranks)
+    seed_model(int(run.spec.seed))
+    done = False
+    try:
+        run.task.run(run)
+        if run.spec.emulation is None:
+            log_outcome(run)
+        done = True
+    except Exception as error:
+        signum = run.watch.signum
+        if signum is not None and kept_from_saving(error):
+            explain_unsaved(error, signum, run.directory)
             raise
-        finally:
-            end_tracking(failed=not done)
+        run.watch.raise_if_stopped(error)
+        if (mendable := user_error(error, run)) is not None:
+            raise mendable from error
+        raise
+    finally:
+        end_tracking(failed=not done)
+    if run.ranks > 1:
+        process_group.leave()  # not after an error: it could wait for ranks that are gone
 
 
-@contextmanager
-def _joined_group(run: Run) -> Iterator[None]:
-    """The process group of a run with several ranks, until the block ends without an error."""
-    if run.ranks == 1:
-        yield
-        return
+def _join_group(run: ResolvedRun) -> None:
+    """Joins the process group of a run with several ranks."""
+    parallel, rank = run.spec.parallel, process_group.rank()
     cuda = run.inventory.accelerator == "cuda"
-    backend = run.spec.parallel.argument("process_group_backend") or ("nccl" if cuda else "gloo")
-    process_group.join(
-        backend,
-        timeout_s=_timeout_s(run.spec),
-        device=_cuda_device(run) if cuda and "nccl" in backend else None,
-    )
-    yield
-    process_group.leave()  # not after an error: it could wait for ranks that are gone
+    backend = parallel.argument("process_group_backend") or ("nccl" if cuda else "gloo")
+    device = None
+    if cuda and "nccl" in backend:  # this rank's device, as the Trainer will have it
+        nodes = parallel.num_nodes
+        indices = cuda_devices(run.places, run.inventory, rank=rank, nodes=nodes)
+        device = torch.device("cuda", indices[process_group.local_rank()])
+    process_group.join(backend, timeout_s=_timeout_s(run.spec), device=device)
 
 
 def meet(spec: RunSpec) -> None:
@@ -96,13 +93,6 @@ def meet(spec: RunSpec) -> None:
 
 def _timeout_s(spec: RunSpec) -> float:
     return float(spec.parallel.argument("timeout_s", 300.0))
-
-
-def _cuda_device(run: Run) -> torch.device:
-    """This rank's device, as the Trainer will have it."""
-    nodes = run.spec.parallel.num_nodes
-    indices = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
-    return torch.device("cuda", indices[process_group.local_rank()])
 
 
 def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
@@ -175,7 +165,7 @@ def _last_one(directory: RunDir) -> str:
     return f"the last one is of epoch {len(read_rows(directory.metrics))} or later"
 
 
-def user_error(error: Exception, run: Run) -> SparsePipeError | None:
+def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
     """An error with a remedy for out-of-memory and the like; None for all others."""
     if isinstance(error, SparsePipeError):
         return None
@@ -185,7 +175,14 @@ def user_error(error: Exception, run: Run) -> SparsePipeError | None:
             remedy="correct the keys of trainer that it names",
         )
     filled = filled_share(None) if run.inventory.accelerator == "cuda" else 0.0
-    return _no_memory(error, run) if ran_out(error, filled=filled) else None
+    if not ran_out(error, filled=filled):
+        return None
+    return HardwareError(
+        f"{_whose(error, run)} ran out of memory: {memory_line(error)}",
+        remedy="take smaller batches (data.batch_size; `sparsepipe task=fit_batch parallel=single` "
+        "with the same data, model and optim finds the largest that fits), or a smaller model; or "
+        "end other processes that hold memory",
+    )
 
 
 def _refused_by_lightning(error: Exception) -> bool:
@@ -194,24 +191,7 @@ def _refused_by_lightning(error: Exception) -> bool:
     return late or isinstance(error, MisconfigurationException)
 
 
-def _no_memory(error: Exception, run: Run) -> HardwareError:
-    ours = f"{_whose(error, run)} ran out of memory"
-    size = run.spec.data.get("batch_size") if task_class(run.spec).on_batches else None
-    if size is None:
-        return HardwareError(
-            f"{ours}: {memory_line(error)}",
-            remedy="end other processes that hold memory, or lower the settings that decide how "
-            "much is needed (`sparsepipe --cfg job` prints them)",
-        )
-    return HardwareError(
-        f"{ours} with data.batch_size={size}: {memory_line(error)}",
-        remedy="take smaller batches (data.batch_size): `sparsepipe task=fit_batch "
-        "parallel=single` with the same data, model and optim finds the largest that fits; or end "
-        "other processes that hold memory",
-    )
-
-
-def _whose(error: Exception, run: Run) -> str:
+def _whose(error: Exception, run: ResolvedRun) -> str:
     """The GPU or machine of an error and, if known, the operation."""
     rank, where = process_group.rank(), "this machine"
     if run.inventory.accelerator == "cuda" and not of_machine(error):

@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from sparsepipe.cluster import Inventory
-from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import (
     NotPermitted,
@@ -35,18 +33,16 @@ from sparsepipe.launch.prepare import (
     resolve_run,
 )
 from sparsepipe.launch.renumber import renumber
-from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.disk import keep_checkpoints
 from sparsepipe.runs.lock import keep_temporary_files_apart, locked, scratch
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.meeting_point import LOOPBACK
 from sparsepipe.runtime.collectives.process_group import first_to_report
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import launch, run_with_restarts
-from sparsepipe.tasks.task import Run, num_ranks, task_of
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import read_mapping, writing
@@ -89,20 +85,25 @@ def run_job(
     """
     keep_temporary_files_apart()
     git_commit()  # now: the checkout may change while the run goes on
-    spec, inventory, ranks = resolve_run(spec)
-    with SignalWatch() as watch:
+    run = resolve_run(spec)
+    with run.watch:
         if process_group.started_externally():
-            return _run_as_rank(spec, inventory, watch, ranks)
+            return _run_as_rank(run)
+        _refuse_more_than_fit(run.ranks)
+        nodes, emulated = run.spec.parallel.num_nodes, run.spec.emulation is not None
+        if nodes > 1 and not emulated:
+            raise ConfigError(
+                f"parallel.num_nodes={nodes}, but the command was started on this machine only",
+                remedy="start the command on every node with torchrun",
+            )
+        run = prepare(run)
+        found(run.directory)
         # Restarts need processes that can be ended.
-        processes = fresh_processes or spec.parallel.max_restarts > 0
-        alone = ranks == 1 and not processes and spec.emulation is None
-        _refuse_more_than_fit(ranks)
-        directory = _prepare_here(spec, inventory)
-        found(directory)
-        with locked(directory, wait_s=wait_s):
-            if not _finished(directory, spec, anew_since_s=anew_since_s):
-                _run_here(directory, spec, inventory, watch, alone=alone)
-        return directory
+        processes = fresh_processes or run.spec.parallel.max_restarts > 0 or emulated
+        with locked(run.directory, wait_s=wait_s):
+            if not _finished(run, anew_since_s=anew_since_s):
+                _run_here(run, alone=run.ranks == 1 and not processes)
+        return run.directory
 
 
 def _refuse_more_than_fit(ranks: int) -> None:
@@ -115,93 +116,72 @@ def _refuse_more_than_fit(ranks: int) -> None:
         )
 
 
-def _prepare_here(spec: RunSpec, inventory: Inventory) -> RunDir:
-    """Prepares a run as the one process that the user started."""
-    nodes = spec.parallel.num_nodes
-    if nodes > 1 and spec.emulation is None:
-        raise ConfigError(
-            f"parallel.num_nodes={nodes}, but the command was started on this machine only",
-            remedy="start the command on every node with torchrun",
-        )
-    return prepare(spec, inventory)
-
-
-def _run_here(
-    directory: RunDir,
-    spec: RunSpec,
-    inventory: Inventory,
-    watch: SignalWatch,
-    *,
-    alone: bool,
-) -> None:
+def _run_here(run: ResolvedRun, *, alone: bool) -> None:
     """Runs in the directory, which is locked, from the one process that the user started."""
+    directory = run.directory
     with writing(directory.path):
-        directory.open(spec)
+        directory.open(run.spec)
     try:
-        _resolve(spec, inventory, directory, run_job=run_job)
+        run = _with_plan(run, run_job=run_job)
         if alone:
-            execute(directory, spec, inventory, watch)
+            execute(run)
         else:
-            _launch(directory, spec, inventory)
-            if spec.emulation is not None:  # whose ranks have no access to a network
-                _track(spec, directory, inventory, watch)
+            _launch(run)
+            if run.spec.emulation is not None:  # whose ranks have no access to a network
+                try:
+                    log_outcome(run)
+                finally:
+                    end_tracking(failed=False)
     except BaseException as error:
         if isinstance(error, Stopped):
-            explain_stop(error, directory, spec)
+            explain_stop(error, directory, run.spec)
         directory.remove_if_unused()
         if isinstance(error, Stopped) and error.save_error is not None:
             raise error.save_error from None
         raise
-    _finish(directory, spec)
+    _finish(run)
 
 
-def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: SignalWatch) -> None:
-    """Logs the outcome to trackers in place of the ranks, which have no access to a network."""
-    try:
-        log_outcome(Run(spec=spec, directory=directory, inventory=inventory, watch=watch))
-    finally:
-        end_tracking(failed=False)
-
-
-def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
-    ranks = num_ranks(spec, inventory)
+def _launch(run: ResolvedRun) -> None:
+    """Starts a process for each rank, and again after failures as often as is configured."""
     # A task with one rank may measure with the threads of one of several.
-    processes = task_of(spec).processes(spec, inventory)
-    division = division_of(spec, kept=directory.plan)
+    threads = max(1, usable_cores() // run.task.processes(run))
+    names = (
+        "rank {}".format if run.division is None else partial(run.division.name, ranks=run.ranks)
+    )
     # Not beside the results: that their disk is full is one of the things to report.
     with scratch() as reports:
 
         def start() -> None:
             layout = emulated_layout()
             launch(
-                [sys.executable, "-m", "sparsepipe.launch.worker", str(directory.path)],
-                ranks=ranks,
-                threads_per_rank=max(1, usable_cores() // processes),
+                [sys.executable, "-m", "sparsepipe.launch.worker", str(run.directory.path)],
+                ranks=run.ranks,
+                threads_per_rank=threads,
                 reports=reports,
-                grace_s=float(spec.parallel.grace_s),
-                name="rank {}".format if division is None else partial(division.name, ranks=ranks),
+                grace_s=float(run.spec.parallel.grace_s),
+                name=names,
                 address=LOOPBACK if layout is None else layout.stations[0].launcher,
             )
 
-        with hosts_emulated(spec, inventory, directory):
-            run_with_restarts(start, max_restarts=spec.parallel.max_restarts)
+        with hosts_emulated(run):
+            run_with_restarts(start, max_restarts=run.spec.parallel.max_restarts)
 
 
-def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks: int) -> RunDir:
+def _run_as_rank(run: ResolvedRun) -> RunDir:
     """Runs under an outer launcher: every rank is here, rank 0 decides."""
     # Data and plan are prepared before the group is joined: its collectives have a time limit.
-    process_group.assert_world_size(ranks)
-    found: RunDir | None = None
+    process_group.assert_world_size(run.ranks)
+    prepared = run
     with process_group.local_rank_first():
         if process_group.local_rank() == 0:
-            found = prepare(spec, inventory)
+            prepared = prepare(run)
     with ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
         with process_group.rank_0_first():
             if process_group.rank() == 0:
-                assert found is not None
-                decided = _decide(spec, inventory, found, held)
-        meet(spec)
+                decided = _decide(prepared, held)
+        meet(run.spec)
         decided = process_group.broadcast_object(decided)
         if isinstance(decided, SparsePipeError):
             raise decided
@@ -210,91 +190,73 @@ def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks:
         if decided[1]:
             process_group.leave()
             return directory
-        with failing_as_rank(directory, spec):
-            renumber(spec, inventory, directory)
-            execute(directory, spec, inventory, watch)
+        with failing_as_rank(directory, run.spec):
+            run = run.in_directory(directory)
+            renumber(run)
+            execute(run)
         if process_group.rank() == 0:
-            _finish(directory, spec)
+            _finish(run)
     return directory
 
 
-def _decide(
-    spec: RunSpec, inventory: Inventory, found: RunDir, held: ExitStack
-) -> tuple[Path, bool] | SparsePipeError:
+def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipeError:
     """The run's directory, locked and with its plan, and whether it is finished; or the error."""
+    directory = run.directory
     try:
-        held.enter_context(locked(found))
-        if _finished(found, spec):
-            return found.path, True
-        with writing(found.path):
-            found.open(spec)
+        held.enter_context(locked(directory))
+        if _finished(run):
+            return directory.path, True
+        with writing(directory.path):
+            directory.open(run.spec)
         try:
-            _resolve(spec, inventory, found, run_job=None)
+            _with_plan(run, run_job=None)
         except BaseException:
-            found.remove_if_unused()
+            directory.remove_if_unused()
             raise
     except SparsePipeError as error:
         return error
-    return found.path, False
+    return directory.path, False
 
 
-def _resolve(
-    spec: RunSpec,
-    inventory: Inventory,
-    directory: RunDir,
-    *,
-    run_job: Callable[..., RunDir] | None,
-) -> None:
-    task_of(spec).adopt_plan(spec, inventory, directory)
-    resolve_plan(spec, inventory, directory, run_job=run_job)
-    refuse_few_microbatches(spec, kept=directory.plan)  # some searches look at neither
-    ranks = num_ranks(spec, inventory)
-    refuse_empty_microbatches(spec, ranks=ranks, kept=directory.plan)
+def _with_plan(run: ResolvedRun, *, run_job: Callable[..., RunDir] | None) -> ResolvedRun:
+    """The run with the plan that its task adopts, or that is searched for."""
+    run.task.adopt_plan(run)
+    resolve_plan(run.spec, run.inventory, run.division, run.directory, run_job=run_job)
+    run = run.in_directory(run.directory)
+    refuse_few_microbatches(run)  # some searches look at neither
+    refuse_empty_microbatches(run)
+    return run
 
 
-def _finished(directory: RunDir, spec: RunSpec, *, anew_since_s: float | None = None) -> bool:
+def _finished(run: ResolvedRun, *, anew_since_s: float | None = None) -> bool:
+    directory = run.directory
     if not directory.done.exists():
         return False
-    if spec.force:
-        if (
-            anew_since_s is None
-            or read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s
-        ):
-            return False
-        log.info("started anew and finished by another job of this sweep, nothing to do")
-        return True
-    log.info("finished before, nothing to do; force=true starts anew")
-    task_of(spec).log_finished(directory)
-    if _tested_last_weights(directory, spec):
-        log.warning(
-            "but the test's figures in %s are of the last weights, as in earlier versions, and "
-            "training tests the best ones now: task=evaluate checkpoint=%s does so without "
-            "training again, force=true trains again, and task.test_weights=last names a run that "
-            "tests the last ones",
-            directory.result,
+    if not run.spec.force:
+        log.info(
+            "finished before, nothing to do: the results are in %s; force=true starts anew",
             directory.path,
         )
+        return True
+    if anew_since_s is None:
+        return False
+    if read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s:
+        return False
+    log.info("started anew and finished by another job of this sweep, nothing to do")
     return True
 
 
-def _tested_last_weights(directory: RunDir, spec: RunSpec) -> bool:
-    """Whether a finished run has tested other weights than this version would."""
-    if spec.task.get("test_weights", "best") != "best" or not directory.best.exists():
-        return False
-    result = read_mapping(directory.result)
-    return "tested_checkpoint" not in result and any(key.startswith("test/") for key in result)
-
-
-def _finish(directory: RunDir, spec: RunSpec) -> None:
+def _finish(run: ResolvedRun) -> None:
     """Marks the run as finished, and then removes checkpoints that it is not to keep."""
+    directory = run.directory
     result = read_mapping(directory.result, kind=reading.name)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
     if directory.checkpoints.is_dir():
-        log.info("%s", keep_checkpoints(directory, spec.trainer.checkpoints))
+        log.info("%s", keep_checkpoints(directory, run.spec.trainer.checkpoints))
 
 
 @contextmanager
-def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> Iterator[None]:
+def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
     """Makes emulated hosts for ranks that are started within the block.
 
     Makes none if nothing is emulated, or if all ranks are on one host. If this process is not
@@ -304,31 +266,24 @@ def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> It
     Raises:
         HardwareError: they cannot be made.
     """
-    emulation = spec.emulation
+    emulation, inventory = run.spec.emulation, run.inventory
     if emulation is not None:
         clear()
+    names = [place.host for place in run.places]
+    used = tuple(host for host in inventory.hosts if host.name in names)
     with ExitStack() as stack:
-        if emulation is not None and emulation.network != "loopback":
-            places = places_of_ranks(
-                spec, inventory, ranks=num_ranks(spec, inventory), kept=directory.plan
-            )
-            names = [place.host for place in places]
-            used = tuple(host for host in inventory.hosts if host.name in names)
-            if len(used) > 1:
-                try:
-                    layout = stack.enter_context(
-                        emulated_hosts(
-                            replace(inventory, hosts=used), time_scale=emulation.time_scale
-                        )
-                    )
-                    stack.enter_context(announce_hosts(layout, names))
-                except NotPermitted as error:
-                    if emulation.network == "namespaces":
-                        raise
-                    log.warning(
-                        "the network between hosts is not emulated, its links are as fast as "
-                        "this machine's loopback: %s; %s",
-                        error.message,
-                        error.remedy,
-                    )
+        if emulation is not None and emulation.network != "loopback" and len(used) > 1:
+            cluster = replace(inventory, hosts=used)
+            try:
+                made = emulated_hosts(cluster, time_scale=emulation.time_scale)
+                stack.enter_context(announce_hosts(stack.enter_context(made), names))
+            except NotPermitted as error:
+                if emulation.network == "namespaces":
+                    raise
+                log.warning(
+                    "the network between hosts is not emulated, its links are as fast as "
+                    "this machine's loopback: %s; %s",
+                    error.message,
+                    error.remedy,
+                )
         yield

@@ -16,7 +16,7 @@ from sparsepipe.config.target import Target
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tracking.loggers import WandbRunLogger, end_tracking, wandb_logger
 from sparsepipe.utils.files import read_mapping
 from sparsepipe.utils.tables import read_csv
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 10_000  # of a table there
 
 
-def log_outcome(run: Run) -> None:
+def log_outcome(run: ResolvedRun) -> None:
     """Logs configuration, result, figures and tables of a run that is done, if a tracker is chosen.
 
     Every picture of the run's directory is logged as ``figures/<name>``, every table as
@@ -61,13 +61,13 @@ def _is_tracker(target: Target) -> bool:
     return target.locate() is wandb_logger
 
 
-def _trackers(run: Run) -> Iterator[WandbRunLogger]:
+def _trackers(run: ResolvedRun) -> Iterator[WandbRunLogger]:
     """The Weights & Biases loggers of this rank."""
     if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, WandbRunLogger))
 
 
-def _log_result(tracked: Any, run: Run) -> None:
+def _log_result(tracked: Any, run: ResolvedRun) -> None:
     """Logs values that are not settings, under the keys of ``result.json``."""
     if not run.directory.result.exists():
         return

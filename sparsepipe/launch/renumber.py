@@ -11,15 +11,11 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import ranks_of_nodes
-from sparsepipe.config.division import division_of
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.runs.logs import configure
-from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.tasks.task import ResolvedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +28,7 @@ class Process:
     beside: int
 
 
-def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+def renumber(run: ResolvedRun) -> None:
     """Makes this process the rank whose device is on its node, and leaves the process group.
 
     Every rank must call it. Only as that rank does it know its device, with which it joins anew.
@@ -43,34 +39,32 @@ def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
     """
     before = list(range(process_group.world_size()))
     numbers = before
-    if spec.parallel.num_nodes > 1 and len(inventory.hosts) > 1:
-        numbers = _as_planned(spec, inventory, directory) or before
+    if run.spec.parallel.num_nodes > 1 and len(run.inventory.hosts) > 1:
+        numbers = _as_planned(run) or before
     process_group.renumber(numbers)
     if numbers != before:
         configure()  # another process is rank 0 now
 
 
-def _as_planned(spec: RunSpec, inventory: Inventory, directory: RunDir) -> list[int] | None:
+def _as_planned(run: ResolvedRun) -> list[int] | None:
     """The new rank of each process; None: ranks stay as they are."""
-    nodes = spec.parallel.num_nodes
+    plan, inventory = run.directory.plan, run.inventory
     me = Process(
         node=int(os.environ.get("GROUP_RANK", "0")),
         host=socket.gethostname(),
         local=process_group.local_rank(),
         beside=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     )
-    everyone = process_group.gather_objects((me, directory.plan.exists()))
+    everyone = process_group.gather_objects((me, plan.exists()))
     if len({sees for _, sees in everyone}) > 1:
         raise ConfigError(
-            f"not every node sees the plan {directory.plan}",
+            f"not every node sees the plan {plan}",
             remedy="set paths.outputs to a directory that all nodes share",
         )
-    ranks = len(everyone)
-    if division_of(spec, kept=directory.plan) is None and ranks != inventory.num_devices:
+    if run.division is None and run.ranks != inventory.num_devices:
         return None  # some devices of each host, whichever: no node has to be a certain host
-    places = places_of_ranks(spec, inventory, ranks=ranks, kept=directory.plan)
-    by_node = ranks_of_nodes(places, inventory, nodes=nodes)
-    hosts = [places[of_node[0]].host for of_node in by_node]
+    by_node = ranks_of_nodes(run.places, inventory, nodes=run.spec.parallel.num_nodes)
+    hosts = [run.places[of_node[0]].host for of_node in by_node]
     return new_ranks([process for process, _ in everyone], by_node, hosts)
 
 

@@ -36,6 +36,7 @@ def _run(path: Path) -> None:
         from sparsepipe.runs.logs import configure
         from sparsepipe.runs.rundir import RunDir
         from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
+        from sparsepipe.tasks.task import ResolvedRun
         from sparsepipe.utils.host import git_commit
 
     configure()
@@ -46,7 +47,7 @@ def _run(path: Path) -> None:
             git_commit()  # now: the checkout may change while the run goes on
             directory = RunDir(path)
             spec = RunSpec.load(directory.config)
-            execute(directory, spec, build_inventory(spec), watch)
+            execute(ResolvedRun.of(spec, build_inventory(spec), directory=directory, watch=watch))
         except BaseException as error:
             # The agent ends all ranks with the first, and a terminal's Ctrl-C reaches all of them:
             # neither may interrupt this rank's report or replace it.

@@ -26,7 +26,7 @@ from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import rows_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate import in_one_process
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.extensions import suggest
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import git_commit
@@ -172,14 +172,13 @@ class Report(Task):
         del of_the_experiment
         self._exhibits, self._where, self._scale = exhibits, where, scale
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Writes ``report.html``, ``report.md``, and a CSV and pictures for each exhibit.
 
         Raises:
             ConfigError: nothing of the paper has such a name.
             DataError: finished runs cannot be read, or a file cannot be written.
         """
-        run.assert_one_rank()
         reported = self._reported(run.spec)
         read = _read.pop(reported, None)
         rows = reported.rows() if read is None else read
@@ -194,9 +193,9 @@ class Report(Task):
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
         return in_one_process(spec)
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the rows and of this version."""
-        reported = self._reported(spec)
+        reported = self._reported(run.spec)
         rows = reported.rows()
         _read.clear()
         _read[reported] = rows

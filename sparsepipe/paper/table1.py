@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 
 from sparsepipe.cluster import Device, Inventory, Place
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.planning.devices import (
     find_device,
@@ -26,7 +25,7 @@ from sparsepipe.planning.devices import (
 )
 from sparsepipe.profiling.timing import Speed, copy_speed, multiply_speed
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import write_text_atomic
 from sparsepipe.utils.tables import markdown_table, write_csv
 
@@ -49,8 +48,7 @@ class Table1(Task):
     """
 
     alone: ClassVar[bool] = True
-    # Measured undisturbed, and amid all kinds of GPU, of which task.device names one.
-    whole_machine: ClassVar[bool] = True
+    chooses_devices: ClassVar[bool] = True  # amid all kinds of GPU, of which task.device names one
     # No data are read, no network is made.
     not_identity: ClassVar[tuple[str, ...]] = (
         *("backend", "data", "model", "optim", "representation", "trainer"),
@@ -62,7 +60,7 @@ class Table1(Task):
     warmups: Annotated[int, Field(ge=0, le=10_000)] = 3
     repeats: Annotated[int, Field(ge=1, le=10_000)] = 20
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Measures one device; writes ``table.md`` and ``table.csv``.
 
         Raises:
@@ -70,7 +68,6 @@ class Table1(Task):
                 several.
             HardwareError: the device is not here.
         """
-        run.assert_one_rank()
         place = find_device(run.inventory, self.device)
         here = torch.device("cpu")
         if place.accelerator == "cuda":
@@ -92,13 +89,13 @@ class Table1(Task):
             },
         )
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """The properties of the machine that measurements depend on."""
-        del spec, inventory
+        del run
         return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
 
 
-def _write_table(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
+def _write_table(run: ResolvedRun, rows: Sequence[Mapping[str, str]], method: str) -> None:
     text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
     log.info("%s\n\n%s", method, text)
     write_csv(run.directory.path / "table.csv", rows)

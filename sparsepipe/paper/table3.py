@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, ClassVar
 
-from sparsepipe.cluster import Inventory
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.paper.plans import (
     CUT,
     MODEL,
@@ -34,7 +32,7 @@ from sparsepipe.partition.problem import Problem, Solution, as_uniform
 from sparsepipe.partition.search.algorithms import exact, hete_mp, mp
 from sparsepipe.planning.device_profiles import fingerprint_of
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import write_text_atomic
 from sparsepipe.utils.tables import markdown_table, write_csv
 
@@ -70,9 +68,8 @@ class Table3(Task):
     bandwidths_bytes_per_s: list[float] | None = None
     orders: list[str] | None = None
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Writes the tables, the effect of other settings, and the paper's MP as plans."""
-        run.assert_one_rank()
         rows = _rows(
             self.mp_cost_model, self.hete_cost_model, self.bandwidth_bytes_per_s, self.order
         )
@@ -99,9 +96,9 @@ class Table3(Task):
         }
         write_result(run, {"kind": "simulated", **counts, **_flat(rows)})
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the inventories and profiles."""
-        del spec, inventory
+        del run
         return "-".join(fingerprint_of(paper_inventory(gpus), MODEL, given={}) for gpus in PAPER)
 
 
@@ -138,7 +135,7 @@ def _settings(
 
 
 def _write(
-    run: Run,
+    run: ResolvedRun,
     rows: Sequence[Mapping[str, Any]],
     others: Sequence[Mapping[str, Any]],
     gains: Sequence[Mapping[str, Any]],
@@ -151,7 +148,7 @@ def _write(
     write_text_atomic(run.directory.path / "table.md", text + "\n")
 
 
-def _write_plans(run: Run, model: str, bandwidth: float) -> None:
+def _write_plans(run: ResolvedRun, model: str, bandwidth: float) -> None:
     for gpus in PAPER:
         plan = paper_mp_plan(gpus, model=model, bandwidth_bytes_per_s=bandwidth)
         write_text_atomic(run.directory.path / f"mp_{gpus}gpu.json", plan.to_json())

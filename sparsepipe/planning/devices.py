@@ -1,26 +1,103 @@
-"""Which devices of the inventory ranks compute on, and which one is measured."""
+"""How many ranks a run has, on which devices of the inventory, and which device is measured."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory, Place, places_for
 from sparsepipe.cluster.places import gpu_indices, named_places, places, ranks_of_nodes
-from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.target import Target
-from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.errors import ConfigError, HardwareError, PlanError
+from sparsepipe.planning.division import Division
+from sparsepipe.strategies import check_grid
 from sparsepipe.utils.host import cpu_name, usable_cores
 
 
+def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) -> int:
+    """Number of ranks by ``parallel``, over all nodes.
+
+    Raises:
+        ConfigError: no whole number of them for each node, or not as many as the plan is for.
+        HardwareError: more than the inventory has.
+    """
+    parallel = spec.parallel
+    if spec.search is not None:
+        return _searched_devices(spec, inventory)
+    planned = None if division is None else division.num_ranks
+    nodes, devices = parallel.num_nodes, parallel.devices
+    if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
+        return planned  # which may lie unevenly on the hosts
+    if devices == "auto" and nodes >= 1:
+        devices = planned or nodes * inventory.devices_per_host(nodes)
+    if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
+        by_plan = "" if planned is None else f", {planned} by parallel.plan,"
+        raise ConfigError(
+            f"parallel.devices={parallel.devices}{by_plan} on parallel.num_nodes={nodes} is not "
+            "possible",
+            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
+        )
+    if planned not in (None, devices):
+        raise PlanError(
+            f"parallel.plan is for {planned} devices, parallel.devices={devices}",
+            remedy=f"set parallel.devices=auto, or a plan for {devices}",
+        )
+    try:
+        inventory.require(devices // nodes, num_hosts=nodes)
+    except HardwareError as error:
+        if planned is None:
+            raise
+        raise HardwareError(
+            f"parallel.plan is for {planned} devices: {error.message}",
+            remedy="give parallel.plan fewer devices, or choose another hardware; "
+            f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
+        ) from error
+    if parallel.grid is not None and parallel.roles is None:
+        check_grid(parallel.grid, replicas=parallel.replicas, ranks=devices)
+    if parallel.strategy is None and devices > 1:
+        raise ConfigError(
+            f"{devices} devices (parallel.devices={parallel.devices}) without a strategy",
+            remedy="choose parallel=dp, or parallel.devices=1",
+        )
+    return devices
+
+
+def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
+    """Number of ranks of a run whose plan is searched for: one for each device."""
+    if spec.parallel.plan is None:
+        raise ConfigError(
+            "parallel.search is set where no model is split",
+            remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
+        )
+    devices, nodes = spec.parallel.devices, spec.parallel.num_nodes
+    hosts = inventory.hosts
+    if len(hosts) != nodes:
+        remedy = (
+            f"start the command on each host by torchrun, with parallel.num_nodes={len(hosts)}"
+            if len(hosts) > 1
+            else "list all hosts in a hardware inventory, or set parallel.num_nodes=1"
+        )
+        raise ConfigError(
+            f"the plan is searched for the {len(hosts)} hosts of the inventory "
+            f"({', '.join(host.name for host in hosts)}), and parallel.num_nodes={nodes}",
+            remedy=f"{remedy}; or choose another hardware",
+        )
+    if devices not in ("auto", inventory.num_devices):
+        raise ConfigError(
+            f"parallel.devices={devices}, and the plan is searched for all "
+            f"{inventory.num_devices} devices of the inventory",
+            remedy="set parallel.devices=auto and choose a hardware with the devices to use "
+            "(hardware.cpu_devices for a CPU), or give a plan as parallel.plan",
+        )
+    return inventory.num_devices
+
+
 def places_of_ranks(
-    spec: RunSpec, inventory: Inventory, *, ranks: int, kept: Path | None = None
+    spec: RunSpec, inventory: Inventory, division: Division | None, *, ranks: int
 ) -> tuple[Place, ...]:
     """The device of each rank: that of the plan, else in the inventory's order.
 
@@ -30,25 +107,12 @@ def places_of_ranks(
         PlanError: the plan's devices lie on other hosts than the ranks, or a plan that was
             searched for is for others.
     """
-    division = division_of(spec, kept=kept)
     devices = None if division is None else division.devices
-    nodes = spec.parallel.num_nodes
     searched = division is not None and division.searched
+    nodes, strategy = spec.parallel.num_nodes, spec.parallel.strategy
     found = places_for(inventory, devices, ranks=ranks, nodes=nodes, searched=searched)
-    _check_strategy(spec.parallel.strategy, found)
-    return found
-
-
-def are_there(division: Division | None, inventory: Inventory) -> bool:
-    """Whether a plan names devices and the inventory has all of them."""
-    if division is None or division.devices is None:
-        return False
-    return named_places(inventory, division.devices) is not None
-
-
-def _check_strategy(strategy: Target | None, found: Sequence[Place]) -> None:
     if strategy is None:
-        return
+        return found
     if "slowdown" in strategy.arguments:
         raise ConfigError(
             "parallel.strategy.slowdown is set",
@@ -62,6 +126,14 @@ def _check_strategy(strategy: Target | None, found: Sequence[Place]) -> None:
             remedy="let the strategy take a keyword 'slowdown' (those of sparsepipe.strategies "
             "do), or choose a hardware without",
         )
+    return found
+
+
+def are_there(division: Division | None, inventory: Inventory) -> bool:
+    """Whether a plan names devices and the inventory has all of them."""
+    if division is None or division.devices is None:
+        return False
+    return named_places(inventory, division.devices) is not None
 
 
 def order_of_devices(found: Sequence[Place], inventory: Inventory, *, nodes: int) -> list[int]:

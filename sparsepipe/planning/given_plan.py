@@ -6,15 +6,20 @@ from collections.abc import Mapping
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places, places
-from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
+from sparsepipe.planning.division import Division
 from sparsepipe.planning.search import find_plan, recomputing
 from sparsepipe.profiling import Profile, check_there
 from sparsepipe.schedule import Plan, Stage
 
 
-def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]) -> Plan:
+def plan_to_simulate(
+    spec: RunSpec,
+    division: Division | None,
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+) -> Plan:
     """The plan, its devices named ``host/model/number``; its details list what is recomputed.
 
     Raises:
@@ -37,7 +42,6 @@ def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str,
         except SparsePipeError as error:
             error.remedy = error.remedy.replace("task.", "parallel.search.")
             raise
-    division = division_of(spec)
     if division is None:
         raise ConfigError(
             "there is one device to simulate, and nothing that it would wait for",

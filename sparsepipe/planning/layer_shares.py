@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.division import Division, read_plan_file
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ProfileError
 from sparsepipe.planning.device_profiles import (
@@ -15,6 +14,7 @@ from sparsepipe.planning.device_profiles import (
     load_profile,
     load_profiles,
 )
+from sparsepipe.planning.division import Division, read_plan_file
 from sparsepipe.plots.shares import Costs, accumulated_shares, share_rows
 from sparsepipe.profiling import Profile, check_agreement
 from sparsepipe.utils.files import expanded

@@ -10,12 +10,12 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, num_classes_of
-from sparsepipe.config.recomputation import is_automatic
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
 from sparsepipe.partition.devices import kinds_of
 from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.division import Division
 from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
 from sparsepipe.planning.search import find_plan, plan_table
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 def resolve_plan(
     spec: RunSpec,
     inventory: Inventory,
+    division: Division | None,
     directory: RunDir,
     *,
     run_job: RunJob | None,
@@ -46,8 +47,8 @@ def resolve_plan(
         return
     if choice is None:
         searches = spec.task.get("search") is not None  # itself: task=partition
-        if is_automatic(spec.parallel) and not searches:
-            _resolve_by_hand(spec, inventory, directory)
+        if spec.parallel.recompute == "auto" and not searches:
+            _resolve_by_hand(spec, inventory, division, directory)
         return
     profiles = load_profiles(inventory, spec.model.name, given=choice.profiles or {})
     emulated = spec.emulation is not None  # then data are never read, nor devices measured
@@ -79,7 +80,9 @@ def resolve_plan(
         found.write(directory)
 
 
-def _resolve_by_hand(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+def _resolve_by_hand(
+    spec: RunSpec, inventory: Inventory, division: Division | None, directory: RunDir
+) -> None:
     """Chooses the recomputed layers of a given plan and writes that plan."""
     profiles = load_profiles(inventory, spec.model.name, given=spec.given_profiles)
     if missing := [name for name in _names(inventory) if name not in profiles]:
@@ -90,7 +93,7 @@ def _resolve_by_hand(spec: RunSpec, inventory: Inventory, directory: RunDir) -> 
             "hardware inventory (task=profile makes them); or leave the plan to a search, which "
             "measures devices: parallel.search.search=hete_mp",
         )
-    plan = plan_to_simulate(spec, inventory, profiles)
+    plan = plan_to_simulate(spec, division, inventory, profiles)
     with writing(directory.path):
         write_text_atomic(directory.plan, plan.to_json())
 

@@ -11,18 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.recomputation import (
-    choose,
-    given_spans,
-    is_automatic,
-    log_chosen,
-    synchronous_stages_of,
-    with_spans,
-)
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.activation_checkpointing.setting import with_spans
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import Explanation, as_plan, explain
 from sparsepipe.partition.memory.model import MemoryModel
@@ -32,6 +25,12 @@ from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.checkpointed_stages import recomputation_of
 from sparsepipe.planning.device_profiles import as_loaded, origin_of
 from sparsepipe.planning.layer_shares import draw_shares
+from sparsepipe.planning.recomputation import (
+    choose,
+    given_spans,
+    log_chosen,
+    synchronous_stages_of,
+)
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -292,7 +291,7 @@ def recomputing(
     Raises:
         ConfigError: the setting does not suit the plan, or a stage does not fit.
     """
-    if not is_automatic(spec.parallel):
+    if spec.parallel.recompute != "auto":
         return with_spans(plan, given_spans(plan, spec.parallel))
     memory = memory_model(SearchChoice(**spec.recompute_memory), spec)
     assert memory is not None

@@ -9,21 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.cluster import Inventory
-from sparsepipe.config.division import division_of
-from sparsepipe.config.recomputation import (
-    is_automatic,
-    recompute_argument,
-)
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import expanded, free_name, read_json, write_json, write_text_atomic
@@ -31,24 +23,13 @@ from sparsepipe.utils.files import expanded, free_name, read_json, write_json, w
 _LOGGED = ("wandb", "mlflow", "tensorboard")
 """Directories of trackers."""
 _ATTEMPT, _STARTS = ".attempt", ".starts"
-_MOST_EPOCHS = 2000
-"""Numbers of epochs that are tried in turn, which takes a twentieth of a second; greater ones are
-those that files of configurations have."""
-_EPOCHS_IN_FILE = re.compile(r"^  max_epochs: (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """A run's directory.
-
-    Args:
-        path: the directory.
-        shorter: of a training that one of a finished run with fewer epochs and all else the same,
-            if there is one.
-    """
+    """A run's directory and the paths of its files."""
 
     path: Path
-    shorter: RunDir | None = field(default=None, compare=False)
 
     @property
     def run_id(self) -> str:
@@ -203,78 +184,16 @@ class RunDir:
         write_json(self.done, dict(summary))
 
 
-def run_dir(
-    spec: RunSpec,
-    *,
-    inventory: Inventory,
-    ranks: int,
-    data_fingerprint: str,
-    checkpoint_fingerprint: str | None,
-    profiles_fingerprint: str | None = None,
-    order: Sequence[int] = (),
-    threads: str | None = None,
-) -> RunDir:
-    """The directory that belongs to a configuration on some data and hardware."""
-    identity = spec.identity()
-    identity["ranks"] = ranks
-    identity["data fingerprint"] = data_fingerprint
-    identity["checkpoint"] = checkpoint_fingerprint
-    identity["hardware fingerprint"] = inventory.fingerprint()
-    division = division_of(spec)
-    if division is not None:
-        identity["plan"] = division.arguments()  # what its file holds, where it is in one
-        if not is_automatic(spec.parallel):
-            identity |= recompute_argument(spec.parallel, division.details)
-    if threads is not None:
-        identity["threads"] = threads
-    if order:  # of the devices; most runs take them as the inventory lists them
-        identity["devices"] = list(order)
-    if (search := spec.plan_search) is not None:
-        chosen = {key: value for key, value in asdict(search).items() if key != "profiles"}
-        identity["search"] = {**chosen, "profiles": profiles_fingerprint}
-    elif is_automatic(spec.parallel):
-        identity["recompute"] = [profiles_fingerprint, spec.recompute_memory]
-    runs = (expanded(spec.paths.outputs) / str(spec.name)).absolute()
-    return RunDir(runs / _id_of(identity), shorter=_shorter(identity, runs))
+def run_dir(spec: RunSpec, known: Mapping[str, Any]) -> RunDir:
+    """The directory that belongs to a configuration on some data and hardware.
 
-
-def _id_of(identity: Mapping[str, Any]) -> str:
-    text = json.dumps(identity, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _shorter(identity: dict[str, Any], runs: Path) -> RunDir | None:
-    """The finished run of most epochs that has fewer of them and all else the same.
-
-    One that has kept its last checkpoint comes before those that have not.
+    Args:
+        spec: the configuration.
+        known: what else the run's identity depends on, such as fingerprints.
     """
-    key = "trainer.max_epochs"
-    epochs = identity.get(key)
-    there = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
-    if not isinstance(epochs, int) or not there:
-        return None
-    fewest = range(min(epochs - 1, _MOST_EPOCHS), 0, -1)
-    without_last = None
-    for fewer in (*_epochs_of(runs, above=_MOST_EPOCHS, below=epochs), *fewest):
-        found = RunDir(runs / _id_of({**identity, key: fewer}))
-        if found.run_id not in there or not found.done.exists():
-            continue
-        if found.last.exists():
-            return found
-        without_last = without_last or found
-    return without_last
-
-
-def _epochs_of(runs: Path, *, above: int, below: int) -> list[int]:
-    """Numbers of epochs of the runs of an experiment, in descending order."""
-    if below <= above + 1:
-        return []
-    found: set[int] = set()
-    for config in runs.glob("*/config.yaml"):
-        with suppress(OSError):
-            numbers = _EPOCHS_IN_FILE.findall(config.read_text(encoding="utf-8"))
-            found.update(number for number in map(int, numbers) if above < number < below)
-    return sorted(found, reverse=True)
+    text = json.dumps({**spec.identity(), **known}, sort_keys=True, default=str)
+    run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return RunDir((expanded(spec.paths.outputs) / str(spec.name)).absolute() / run_id)
 
 
 def file_fingerprint(path: Path) -> str:

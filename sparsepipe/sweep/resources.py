@@ -6,14 +6,12 @@ import os
 from typing import Any
 
 from sparsepipe import cluster
-from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import any_alike_serve
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import hardware_message
 from sparsepipe.launch.prepare import resolve_run
-from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, demand
-from sparsepipe.tasks.task import Task, task_class, task_of
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.host import quota_limits, usable_core_numbers
 
 
@@ -40,28 +38,27 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
     Raises:
         SparsePipeError: the configuration cannot be run.
     """
-    spec, inventory, ranks = resolve_run(spec)
-    task = task_of(spec)
+    run = resolve_run(spec)
     return demand(
         there,
-        ranks=task.processes(spec, inventory),
-        gpus=_kinds(spec, inventory, there, ranks=ranks),
-        task_cores=task.cores,
+        ranks=run.task.processes(run),
+        gpus=_kinds(run, there),
+        task_cores=run.task.cores,
         cores_per_rank=settings.cores_per_rank,
     )
 
 
-def _kinds(spec: RunSpec, inventory: Inventory, there: Machine, *, ranks: int) -> tuple[str, ...]:
+def _kinds(run: ResolvedRun, there: Machine) -> tuple[str, ...]:
     """Kinds of the GPUs that a job computes on."""
-    task = task_class(spec)
-    if inventory.accelerator != "cuda" or task.cores is not None:
+    task = run.task
+    if run.inventory.accelerator != "cuda" or task.cores is not None:
         return ()
     every = tuple(gpu.kind for gpu in there.gpus)
-    own_way = task.chooses_devices or task.whole_machine or task.processes is not Task.processes
-    if own_way or spec.search is not None or not _finds_machine(spec):
+    own_way = task.chooses_devices or type(task).processes is not Task.processes
+    if own_way or run.spec.search is not None or not _finds_machine(run.spec):
         return every
-    places = places_of_ranks(spec, inventory, ranks=ranks)
-    return tuple(place.name for place in places) if any_alike_serve(places) else every
+    names = tuple(place.name for place in run.places)
+    return names if any_alike_serve(run.places) else every
 
 
 def _finds_machine(spec: RunSpec) -> bool:

@@ -33,7 +33,7 @@ from sparsepipe.runtime.bandwidth import (
 )
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import write_json, write_text_atomic
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.tables import markdown_table, write_csv
@@ -70,7 +70,7 @@ class Bandwidth(Task):
     all_pairs_up_to: int = 8
     direct: bool = False
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Measures; writes ``bandwidth.json`` and ``hardware.yaml``.
 
         Raises:
@@ -105,15 +105,14 @@ class Bandwidth(Task):
         )
         _write(run, links)
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """Which hosts: links belong to them and to what moves bytes, not to what is computed there.
 
         Raises:
             ConfigError: a setting of the task cannot be.
         """
-        del spec
         self._check()
-        hosts = [host.name for host in inventory.hosts]
+        hosts = [host.name for host in run.inventory.hosts]
         return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
@@ -180,7 +179,7 @@ def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
     return [names[node] for node in node_of]
 
 
-def _device(run: Run, nodes: int) -> torch.device:
+def _device(run: ResolvedRun, nodes: int) -> torch.device:
     if run.inventory.accelerator != "cuda":
         return torch.device("cpu")
     here = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
@@ -189,7 +188,7 @@ def _device(run: Run, nodes: int) -> torch.device:
     return device
 
 
-def _write(run: Run, links: Links) -> None:
+def _write(run: ResolvedRun, links: Links) -> None:
     """Every rank must call it; rank 0 writes."""
     values: dict[str, Any] = {"model": None, "strategy": None}  # links belong to none
     for host, link in links.inside.items():

@@ -19,7 +19,6 @@ import pytorch_lightning as pl
 from sparsepipe.callbacks import KeepPlan, StepTimer, StopAtOnce
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
-from sparsepipe.config.division import check_division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Emulation
 from sparsepipe.config.target import Target
@@ -32,11 +31,12 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of_profiles,
     load_profiles,
 )
+from sparsepipe.planning.division import Division, division_of
 from sparsepipe.profiling import Profile
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.result import plan_values, write_result
-from sparsepipe.tasks.task import Run, Task, task_class
+from sparsepipe.tasks.task import ResolvedRun, Task, task_of
 from sparsepipe.tasks.train import Train
 from sparsepipe.utils.arguments import wrong_value
 
@@ -84,7 +84,7 @@ class TrainEmulated(Task):
     minibatches: int | None = None
     link_bytes_per_s: float | None = None
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Trains.
 
         Raises:
@@ -114,16 +114,16 @@ class TrainEmulated(Task):
         if process_group.rank() == 0:
             log.info("%s", _in_words(values))
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the profiles: they are the data and the model.
 
         Raises:
             ProfileError: one is missing, or they are of unlike models or batches.
             PlanError: the plan does not fit their layers.
         """
-        profiles = emulated_profiles(spec, inventory)
-        if (division := division_of(spec)) is not None:
-            division.check(num_layers=next(iter(profiles.values())).num_layers)
+        profiles = emulated_profiles(run.spec, run.inventory)
+        if run.division is not None:
+            run.division.check(num_layers=next(iter(profiles.values())).num_layers)
         return fingerprint_of_profiles(profiles)
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
@@ -152,7 +152,7 @@ class TrainEmulated(Task):
             raise ConfigError(
                 f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
             )
-        _check_shares(spec, ranks)
+        _check_shares(spec, division, ranks)
         on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
         strategy = given.strategy
         if strategy is not None:
@@ -168,7 +168,7 @@ class TrainEmulated(Task):
 
 
 def _trained(
-    run: Run, profiles: Sequence[Profile], timer: StepTimer, *, minibatches: int
+    run: ResolvedRun, profiles: Sequence[Profile], timer: StepTimer, *, minibatches: int
 ) -> pl.Trainer:
     """The Trainer, after an epoch with this number of minibatches for each rank that reads."""
     profile = profiles[process_group.rank()]
@@ -181,7 +181,8 @@ def _trained(
         updates=all(each.update_s is not None for each in profiles),
         rows=rows,
     )
-    check_division(run.spec, module, kept=run.directory.plan)
+    if run.division is not None:
+        run.division.check(num_layers=profile.num_layers)
     trainer = run.trainer(
         [*_keeping_plan(run), timer, StopAtOnce(run.watch)], silent=True, **_INSTEAD
     )
@@ -254,8 +255,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
     return profiles
 
 
-def _check_shares(spec: RunSpec, ranks: int) -> None:
-    division = division_of(spec)
+def _check_shares(spec: RunSpec, division: Division | None, ranks: int) -> None:
     if division is None or division.cuts is not None or spec.search is not None:
         return
     if division.balance == "flops" and ranks > 1:
@@ -266,13 +266,13 @@ def _check_shares(spec: RunSpec, ranks: int) -> None:
         )
 
 
-def _keeping_plan(run: Run) -> list[KeepPlan]:
+def _keeping_plan(run: ResolvedRun) -> list[KeepPlan]:
     division, devices = run.division, [place.text for place in run.places]
     details = {} if division is None else division.details
     return [KeepPlan(run.directory, devices, details)]
 
 
-def minibatches_per_reader(run: Run, minibatches: int | None) -> int:
+def minibatches_per_reader(run: ResolvedRun, minibatches: int | None) -> int:
     """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
 
     Args:
@@ -307,7 +307,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
         ConfigError: another task is to run, a launcher has started this process, or settings
             contradict one another.
     """
-    task = task_class(spec)
+    task = type(task_of(spec))
     if task is TrainEmulated:
         spec = _with_emulated_hardware(spec)
     emulation = spec.emulation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,13 +20,12 @@ from typing_extensions import override
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.callbacks.resumable_loading import STATE_KEY, Resume
-from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_data, build_module, ready_data, refuse_further_outputs
-from sparsepipe.config.division import division_of
+from sparsepipe.config.build import build_data, ready_data, refuse_further_outputs
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import CLASSES, RECORD, Difference, differences, training_of
+from sparsepipe.config.trained import CLASSES, RECORD, differences
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.planning.devices import are_there
+from sparsepipe.planning.division import read_plan_file
 from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
 from sparsepipe.runs.metrics import write_rows
 from sparsepipe.runs.randomness import seed_epoch
@@ -41,7 +40,7 @@ from sparsepipe.tasks.presentation import (
     write_predictions,
 )
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import expanded, write_text_atomic, writing
 from sparsepipe.utils.progress import SILENCE, Count
 
@@ -99,7 +98,6 @@ class Evaluate(Task):
         timed_batches: forwards while it runs.
     """
 
-    on_batches: ClassVar[bool] = True
     as_trained: ClassVar[bool] = True
     not_identity: ClassVar[tuple[str, ...]] = ("task.allow",)
 
@@ -109,12 +107,27 @@ class Evaluate(Task):
     timed_batches: int = 20
 
     @override
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
-        del inventory
+    def prepare(self, run: ResolvedRun) -> str:
+        """Prepares the data, if the configuration does not contradict the training.
+
+        Raises:
+            ConfigError: it does, in what ``allow`` does not name.
+            DataError: the data cannot be used.
+        """
+        training, spec = run.training, run.spec
+        found = [] if training is None else differences(spec.to_dict(), training)
+        refused = [each for each in found if each.contradicts and not self._allows(each.key)]
+        if refused:
+            keys = ", ".join(each.key for each in refused)
+            raise ConfigError(
+                f"what is to be evaluated contradicts the training of {spec.checkpoint}: "
+                + "; ".join(map(str, refused)),
+                remedy="leave these settings out of the command, which then takes those of the "
+                f"training; or, where you mean them, set task.allow=[{keys}]",
+            )
         try:
             return ready_data(spec)
         except DataError as error:
-            training = None if spec.checkpoint is None else training_of(spec.checkpoint)
             root = None if training is None else training.values["data"].get("root")
             if training is None or root is None or spec.data.get("root") != root:
                 raise
@@ -125,7 +138,7 @@ class Evaluate(Task):
                 remedy="set data.root=DIR to the directory that these data are in now",
             ) from error
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Tests, then times the network on prepared batches.
 
         Raises:
@@ -134,16 +147,21 @@ class Evaluate(Task):
         """
         path = self.checkpoint(run.spec)
         content = read_checkpoint(path)
-        different = self._different(run.spec, content)
+        different = self._different(run, content)
         data = build_data(run.spec)
         data.setup("test")
         self._check_classes(path, content, data)
-        module = build_module(run.spec, data, plan=run.directory.plan)
+        module = run.build_module(data)
         refuse_further_outputs(run.spec, data, module)
         load_weights(module, content["state_dict"], path)
         if process_group.rank() == 0:
             log.info("evaluating %s%s", path, _epoch_of(path, content))
-            _log_differences(run.spec, different)
+            if run.training is None:
+                log.warning("the training of %s is unknown: model and data are configured", path)
+            else:
+                log.info("model, data and backend are those of %s", run.training.origin)
+            for text in different:
+                log.warning("but %s", text)
         seed = int(run.spec.seed)
         adapt_loaders(data, seed=seed)
         clock = Clock()
@@ -182,49 +200,26 @@ class Evaluate(Task):
         """
         return best_checkpoint(spec, task="evaluate")
 
-    def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The configuration, if it does not contradict the training.
-
-        Raises:
-            ConfigError: it does, in what ``allow`` does not name.
-        """
-        del inventory
-        found = self._differences(spec) or ()
-        refused = [each for each in found if each.contradicts and not self._allows(each.key)]
-        if refused:
-            keys = ", ".join(each.key for each in refused)
-            raise ConfigError(
-                f"what is to be evaluated contradicts the training of {spec.checkpoint}: "
-                + "; ".join(map(str, refused)),
-                remedy="leave these settings out of the command, which then takes those of the "
-                f"training; or, where you mean them, set task.allow=[{keys}]",
-            )
-        return spec
-
     def _allows(self, key: str) -> bool:
         return any(key == each or key.startswith(f"{each}.") for each in self.allow)
 
-    def _different(self, spec: RunSpec, content: Mapping[str, Any]) -> list[str]:
+    def _different(self, run: ResolvedRun, content: Mapping[str, Any]) -> list[str]:
         """The differences from the training, as texts.
 
         Raises:
             ConfigError: the checkpoint says what it was trained with, but could not be read when
                 the command was composed.
         """
-        found = self._differences(spec)
-        if found is None and (content.get(RECORD) or {}).get("config"):
+        if run.training is not None:
+            return [str(each) for each in differences(run.spec.to_dict(), run.training)]
+        if (content.get(RECORD) or {}).get("config"):
             raise ConfigError(
-                f"{spec.checkpoint} says what it was trained with, but holds values that cannot be "
-                "read before modules of yours are imported: model and data would be those of the "
-                "command line",
+                f"{run.spec.checkpoint} says what it was trained with, but holds values that "
+                "cannot be read before modules of yours are imported: model and data would be "
+                "those of the command line",
                 remedy="evaluate it in the directory of its run, whose config.yaml says the same",
             )
-        return [str(each) for each in found or ()]
-
-    def _differences(self, spec: RunSpec) -> list[Difference] | None:
-        """From the training; None where nothing is known of that."""
-        training = None if spec.checkpoint is None else training_of(spec.checkpoint)
-        return None if training is None else differences(spec.to_dict(), training)
+        return []
 
     def _check_classes(
         self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
@@ -246,23 +241,23 @@ class Evaluate(Task):
             f"it, set task.allow=[{CLASSES}]",
         )
 
-    def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+    def adopt_plan(self, run: ResolvedRun) -> None:
         """Splits the network as its training did, where else a search would find a plan.
 
         That is only where the checkpoint lies in a run that has a plan, for these very devices.
         """
-        if spec.search is None or directory.plan.exists():
+        if run.spec.search is None or run.directory.plan.exists():
             return
-        plan = RunDir(self.checkpoint(spec).parent.parent).plan
+        plan = RunDir(self.checkpoint(run.spec).parent.parent).plan
         if not plan.exists():
             return
-        division, ranks = division_of(spec, kept=plan), self.num_ranks(spec, inventory)
-        if not are_there(division, inventory) or division is None or division.num_ranks != ranks:
+        division = read_plan_file(plan)
+        if not are_there(division, run.inventory) or division.num_ranks != run.ranks:
             log.info("the plan of the training, %s, is for other devices", plan)
             return
         log.info("by the plan of the training: %s", plan)
-        with writing(directory.path):
-            write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
+        with writing(run.directory.path):
+            write_text_atomic(run.directory.plan, plan.read_text(encoding="utf-8"))
 
 
 def _epoch_of(path: Path, content: Mapping[str, Any]) -> str:
@@ -271,19 +266,6 @@ def _epoch_of(path: Path, content: Mapping[str, Any]) -> str:
         return ""
     place = Resume.read(path, content)
     return f", of epoch {place.epoch + bool(place.batches)}"
-
-
-def _log_differences(spec: RunSpec, different: Sequence[str]) -> None:
-    training = training_of(str(spec.checkpoint))
-    if training is None:
-        log.warning(
-            "nothing says what %s was trained with: model and data are those of the command line",
-            spec.checkpoint,
-        )
-        return
-    log.info("model, data and backend are those of %s", training.origin)
-    for text in different:
-        log.warning("but %s", text)
 
 
 @torch.inference_mode()

@@ -30,12 +30,12 @@ from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 
 log = logging.getLogger(__name__)
 
 
-def kept_values(run: Run) -> dict[str, float]:
+def kept_values(run: ResolvedRun) -> dict[str, float]:
     """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
 
     Nothing without profiles of the devices on batches as they are trained on, or with data
@@ -110,7 +110,7 @@ def _counted(
     return replace(costs, stored_bytes=stored, recomputed_bytes=inside)
 
 
-def _profiles(run: Run) -> dict[str, Profile]:
+def _profiles(run: ResolvedRun) -> dict[str, Profile]:
     """Profiles of the run's devices: given, or measured before it."""
     spec = run.spec
     kept = Plan.load(run.directory.plan).details if run.directory.plan.exists() else {}
@@ -123,7 +123,7 @@ def _profiles(run: Run) -> dict[str, Profile]:
     return found
 
 
-def _plan(run: Run, profiles: Mapping[str, Profile]) -> Plan:
+def _plan(run: ResolvedRun, profiles: Mapping[str, Profile]) -> Plan:
     if run.spec.parallel.strategy is not None:
         return Plan.load(run.directory.plan)
     device = run.places[0]

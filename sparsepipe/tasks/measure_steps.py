@@ -18,8 +18,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from sparsepipe.callbacks.stop import stop_if_requested
-from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_data, build_module, ready_data
+from sparsepipe.config.build import build_data, ready_data
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import cuda_devices
@@ -30,7 +29,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.fitting.steps import A_FEW_STEPS
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import read_mapping, write_json
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class MeasureSteps(Task):
     timed_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Measures each size, and writes what was found.
 
         Raises:
@@ -88,10 +87,10 @@ class MeasureSteps(Task):
             measured.append(self._kept(run, size))
         write_result(run, {**outcome(measured), "budget_bytes": self._most_bytes})
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """Draws or opens the samples of all sizes."""
-        del inventory
-        return " ".join(ready_data(with_size(spec, size)) for size in self._all_sizes(spec))
+        sizes = self._all_sizes(run.spec)
+        return " ".join(ready_data(with_size(run.spec, size)) for size in sizes)
 
     @property
     def _most_bytes(self) -> int | None:
@@ -102,7 +101,7 @@ class MeasureSteps(Task):
             return [tuple(size) for size in self.sizes]
         return [tuple(build_data(spec).sample_sizes)]  # type: ignore[attr-defined]
 
-    def _kept(self, run: Run, size: Size) -> Mapping[str, Any]:
+    def _kept(self, run: ResolvedRun, size: Size) -> Mapping[str, Any]:
         """What an earlier process has found, or else what is found now."""
         path = run.directory.path / f"steps_{'x'.join(map(str, size))}.json"
         if path.exists():
@@ -115,7 +114,7 @@ class MeasureSteps(Task):
             log.info("%s", _line(found))
         return found
 
-    def _measured(self, run: Run, path: Path) -> Mapping[str, Any]:
+    def _measured(self, run: ResolvedRun, path: Path) -> Mapping[str, Any]:
         on_gpu = run.inventory.accelerator == "cuda"
         try:
             over = not on_gpu and run.ranks == 1 and self._is_ended(run)
@@ -138,7 +137,7 @@ class MeasureSteps(Task):
             values |= _timed(run, self.timed_steps)
         return values
 
-    def _is_ended(self, run: Run) -> bool:
+    def _is_ended(self, run: ResolvedRun) -> bool:
         """Whether steps of one process are ended since they have more alive than they may."""
         if self.budget_bytes is None:
             return False
@@ -243,7 +242,7 @@ class _Watched(pl.Callback):
         self.losses.append(float(outputs["loss"]))
 
 
-def _counted(run: Run, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
+def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
     """Of this rank."""
     if run.inventory.accelerator == "cuda":
         _choose_gpu(run)
@@ -267,7 +266,7 @@ def _counted(run: Run, *, steps: int, budget_bytes: float | None) -> dict[str, A
     }
 
 
-def _choose_gpu(run: Run) -> None:
+def _choose_gpu(run: ResolvedRun) -> None:
     """Makes this rank's GPU the current one."""
     nodes = run.spec.parallel.num_nodes
     indices = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
@@ -281,7 +280,7 @@ def _everywhere(own: dict[str, Any]) -> dict[str, Any]:
     return {**own, **most}
 
 
-def _timed(run: Run, steps: int) -> dict[str, float]:
+def _timed(run: ResolvedRun, steps: int) -> dict[str, float]:
     """Median time of a step, of the slowest rank; steps before the first end do not count."""
     clock = _Clock()
     _fit(run, [clock], steps=steps + 1)
@@ -302,7 +301,7 @@ class _Clock(pl.Callback):
         self.ends_s.append(time.perf_counter())
 
 
-def _fit(run: Run, callbacks: list[pl.Callback], *, steps: int) -> None:
+def _fit(run: ResolvedRun, callbacks: list[pl.Callback], *, steps: int) -> None:
     """Trains a new network for a few steps."""
     gc.collect()
     seed = int(run.spec.seed)
@@ -310,7 +309,7 @@ def _fit(run: Run, callbacks: list[pl.Callback], *, steps: int) -> None:
     data = build_data(run.spec)
     data.setup("fit")
     adapt_loaders(data, seed=seed)
-    module = build_module(run.spec, data)
+    module = run.build_module(data)
     trainer = run.trainer(callbacks, silent=True, max_steps=steps, **A_FEW_STEPS)
     seed_epoch(seed, 0)
     trainer.fit(module, datamodule=data)

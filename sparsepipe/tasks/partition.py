@@ -6,9 +6,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.inventory import joined_where_missing
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Search, SearchChoice
 from sparsepipe.planning.device_profiles import (
     fingerprint_of,
@@ -18,7 +16,7 @@ from sparsepipe.planning.device_profiles import (
 )
 from sparsepipe.planning.search import Found, find_plan, plan_table
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class Partition(Task):
     optimizer_bytes: float | None = None
     reserved_bytes: float = 0.0
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Searches by the profiles that there are.
 
         Raises:
@@ -55,7 +53,6 @@ class Partition(Task):
             HardwareError: a link has no bandwidth.
             PlanError: no plan fits the memory.
         """
-        run.assert_one_rank()
         choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
         found = _found(run, choice)
         log.info("%s", plan_table(found.explanation))
@@ -63,12 +60,14 @@ class Partition(Task):
         # The strategy is that of the plan; the task itself is one process.
         write_result(run, {"strategy": choice.search, **_values(found)})
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the profiles, which it reads in place of data."""
-        return fingerprint_of(inventory, spec.model.name, given=self.profiles or {}, spec=spec)
+        return fingerprint_of(
+            run.inventory, run.spec.model.name, given=self.profiles or {}, spec=run.spec
+        )
 
 
-def _found(run: Run, choice: SearchChoice) -> Found:
+def _found(run: ResolvedRun, choice: SearchChoice) -> Found:
     """The best plan by the available profiles."""
     measured = load_profiles(
         run.inventory,

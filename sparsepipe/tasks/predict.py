@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import differences, training_of
+from sparsepipe.config.trained import differences
 from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES, check_shape_file
@@ -26,10 +25,9 @@ from sparsepipe.runs.model import Model, Prediction, load, preprocessing_of
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
-from sparsepipe.utils.files import expanded, read_mapping, write_json
+from sparsepipe.tasks.task import ResolvedRun, Task
+from sparsepipe.utils.files import expanded, write_json
 from sparsepipe.utils.progress import progress
-from sparsepipe.utils.reading import amount, listing, mapping, name
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
@@ -53,19 +51,17 @@ class Predict(Task):
 
     alone: ClassVar[bool] = True
     as_trained: ClassVar[bool] = True
-    reads_input: ClassVar[bool] = True
     not_identity: ClassVar[tuple[str, ...]] = ("input", *_FREE)
 
     gallery: int = 24
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Predicts, and writes tables and a picture.
 
         Raises:
             CheckpointError: the checkpoint is broken.
             DataError: not one of the files can be read.
         """
-        run.assert_one_rank()
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
         model = load(str(run.spec.checkpoint), device=_device(run))
@@ -86,7 +82,7 @@ class Predict(Task):
         _log(run.directory, lists)
 
     def _predict(
-        self, run: Run, model: Model, files: Sequence[Path]
+        self, run: ResolvedRun, model: Model, files: Sequence[Path]
     ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
         """What became of each file, and occupied voxels [N, 3] of those in the picture."""
         count = max(0, min(self.gallery, len(files)))
@@ -112,43 +108,28 @@ class Predict(Task):
         """
         return best_checkpoint(spec, task="predict")
 
-    def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The configuration, if it is that of the training.
-
-        Raises:
-            ConfigError: it differs in what the network gets; or the training was not on shapes
-                with a class each, or nobody knows what it was on.
-        """
-        del inventory
-        path = self.checkpoint(spec)
-        training = training_of(str(spec.checkpoint))
-        if training is None:
+    def _check_settings(self, run: ResolvedRun) -> None:
+        """Raises a ConfigError where the network would get other input than in its training."""
+        if run.training is None:
             raise ConfigError(
-                f"nothing says what {path} was trained with",
+                f"the training of {run.spec.checkpoint} is unknown",
                 remedy="give the directory of its run, or a checkpoint that a run has written",
             )
-        preprocessing_of(training)
-        check_numbers(least_1={"batch_size": spec.data.get("batch_size")}, least_0={})
-        other = [each for each in differences(spec.to_dict(), training) if each.key not in _FREE]
-        if other:
+        preprocessing_of(run.training)
+        check_numbers(least_1={"batch_size": run.spec.data.get("batch_size")}, least_0={})
+        found = differences(run.spec.to_dict(), run.training)
+        if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(
-                f"shapes would be other input than in the training of {path}: "
+                f"shapes would be other input than in the training of {run.spec.checkpoint}: "
                 + "; ".join(map(str, other)),
                 remedy="leave these settings out of the command, which then takes those of the "
                 "training",
             )
-        return spec
 
-    def log_finished(self, directory: RunDir) -> None:
-        """Logs the answers again."""
-        path = directory.predictions_json
-        if path.exists():
-            _log(directory, read_mapping(path, predictions=_answers, unreadable=_faults))
-
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """A digest of places and contents of the files, since these make the run another one."""
-        del inventory
-        files, others = find_files(spec.input)
+        self._check_settings(run)
+        files, others = find_files(run.spec.input)
         if others:
             log.info("passed over files of other formats: %s", _counted(others))
         known = []
@@ -216,7 +197,7 @@ def _digest(file: Path) -> str:
         return str(error)  # it is reported as a file that cannot be read
 
 
-def _device(run: Run) -> str:
+def _device(run: ResolvedRun) -> str:
     if run.inventory.accelerator != "cuda":
         return "cpu"
     (index,) = cuda_devices(run.places, run.inventory, rank=0, nodes=1)
@@ -273,7 +254,7 @@ def _lists(found: Mapping[Path, Prediction | SparsePipeError]) -> dict[str, list
 
 
 def _draw(
-    run: Run,
+    run: ResolvedRun,
     model: Model,
     found: Mapping[Path, Prediction | SparsePipeError],
     shapes: Mapping[Path, NDArray[np.float64]],
@@ -290,22 +271,6 @@ def _draw(
         probabilities=[each.probability for each in predicted.values()],
         files=[str(file) for file in predicted],
     )
-
-
-def _answers(value: Any, place: str) -> None:
-    """Checks a list of predictions, see :func:`_lists`; raises a ValueError."""
-    for row in listing(value, place):
-        name(mapping(row, place).get("file"), f"{place}: file")
-        for each in (row, *listing(row.get("next"), f"{place}: next")):
-            name(mapping(each, place).get("class"), f"{place}: class")
-            amount(each.get("probability"), f"{place}: probability")
-
-
-def _faults(value: Any, place: str) -> None:
-    """Checks a list of files that cannot be read; raises a ValueError."""
-    for row in listing(value, place):
-        for key in ("file", "error", "remedy"):
-            name(mapping(row, place).get(key), f"{place}: {key}")
 
 
 def _log(directory: RunDir, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -29,7 +29,7 @@ from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies import StagedStrategy
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class StartLine(pl.Callback):
         test_shapes: how many there are to test on, once the data know the trainer.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ResolvedRun) -> None:
         self._run = run
         self.test_shapes = 0
         self._network = ""
@@ -78,7 +78,7 @@ def limited(batches: int | float | None) -> str:
     return f" ({100 * batches:g} % of the batches)"
 
 
-def network(run: Run, module: pl.LightningModule) -> str:
+def network(run: ResolvedRun, module: pl.LightningModule) -> str:
     name = run.spec.model.name
     layers = getattr(module, "layers", None)
     parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
@@ -87,14 +87,14 @@ def network(run: Run, module: pl.LightningModule) -> str:
     return f"{name}: {', '.join([*parts, *([f'{len(classes)} classes'] if classes else [])])}"
 
 
-def where(run: Run) -> str:
+def where(run: ResolvedRun) -> str:
     """The devices of a run, as text."""
     names = {device.name for host in run.inventory.hosts for device in host.devices}
     processes = "1 process" if run.ranks == 1 else f"{run.ranks} processes"
     return f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
 
 
-def split(run: Run, trainer: pl.Trainer) -> str:
+def split(run: ResolvedRun, trainer: pl.Trainer) -> str:
     """The stages of a pipeline, as text."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
@@ -145,7 +145,7 @@ def log_profiling(values: Mapping[str, Any]) -> None:
         )
 
 
-def log_planned(run: Run, values: Mapping[str, Any]) -> None:
+def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     """Logs the rate by a plan beside the measured one, what is in it and what is not."""
     planned, measured = values.get("plan_shapes_per_s"), values.get("train_shapes_per_s")
     if not planned or not measured:
@@ -191,7 +191,7 @@ def planned_epoch_s(plan: Plan, rounds: int, synchronous: Synchronous | None) ->
     return made.pace(rounds).total_s
 
 
-def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
+def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
     """Logs the results of a test, its speed and its pictures."""
     parts = []
     if "test/accuracy" in values:
@@ -212,7 +212,7 @@ def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) ->
         log.info("picture: %s", picture)
 
 
-def draw_curves(run: Run, *, tested: str) -> None:
+def draw_curves(run: ResolvedRun, *, tested: str) -> None:
     """``learning_curves.png`` from ``metrics.csv``; nothing where nothing was logged.
 
     ``tested`` says which weights were tested, ``best`` or ``last``.
@@ -229,7 +229,7 @@ def draw_curves(run: Run, *, tested: str) -> None:
 
 
 def draw_test(
-    run: Run, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
+    run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
 ) -> None:
     """Confusion, per-class accuracies and ``gallery`` predictions, for modules that keep them.
 
@@ -274,7 +274,9 @@ def draw_test(
         )
 
 
-def write_predictions(run: Run, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+def write_predictions(
+    run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule
+) -> None:
     """``predictions.csv`` of a test: its samples with their files, in the order of the split.
 
     Nothing where the module keeps no predictions of samples.
@@ -308,7 +310,7 @@ def _named(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:
     return [str(index) if known is None else known[index] for index in indices]
 
 
-def _draw_domains(run: Run, module: DomainSeparation, data: DomainDataModule) -> None:
+def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataModule) -> None:
     """Confusion of each domain that was tested, and reconstructions of some samples."""
     from sparsepipe.plots.confusion import confusion_matrix, confusion_rows
     from sparsepipe.plots.reconstructions import draw_reconstructions

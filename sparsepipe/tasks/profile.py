@@ -17,12 +17,7 @@ import torch
 from torch import nn
 
 from sparsepipe.cluster import Inventory, Place
-from sparsepipe.config.build import (
-    build_data,
-    build_module,
-    num_classes_of,
-    ready_data,
-)
+from sparsepipe.config.build import build_data, num_classes_of, ready_data
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
@@ -47,7 +42,7 @@ from sparsepipe.strategies.pipeline.steps import run_until_layers
 from sparsepipe.tasks.domain_parts import State, of_domains, parts_of, state_of
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import write_text_atomic
 from sparsepipe.utils.progress import progress
 from sparsepipe.utils.tables import markdown_table
@@ -80,7 +75,6 @@ class ProfileLayers(Task):
 
     name: ClassVar[str] = "profile"
     alone: ClassVar[bool] = True
-    on_batches: ClassVar[bool] = True
     # Whatever training it serves; precision but float32 is refused. The fingerprint has the plan,
     # and of the optimizer what matters.
     not_identity: ClassVar[tuple[str, ...]] = (
@@ -101,7 +95,7 @@ class ProfileLayers(Task):
     beside: dict[str, str] | None = None
     for_plan: bool = False
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Measures; writes ``profile.json``, a table and a picture.
 
         Raises:
@@ -112,7 +106,6 @@ class ProfileLayers(Task):
             HardwareError: the device is not here.
             Stopped: a signal ended it.
         """
-        run.assert_one_rank()
         place = find_device(run.inventory, self.device)
         others = self._others(run.spec, run.inventory)
         found, batches = self._measured(run, place, others)
@@ -122,7 +115,7 @@ class ProfileLayers(Task):
         _report(run, found, training_s, for_plan=self.for_plan)
         _write(run, found, training_s)
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """Prepares the data; their fingerprint, and what else the times depend on.
 
         Raises:
@@ -131,6 +124,7 @@ class ProfileLayers(Task):
                 several kinds.
             HardwareError: it has no device at all, or none that is here.
         """
+        spec, inventory = run.spec, run.inventory
         self._check(spec, inventory)
         words = words_of_device(find_device(inventory, self.device), inventory)
         others = self._others(spec, inventory)
@@ -140,10 +134,9 @@ class ProfileLayers(Task):
         """The devices alone: costs of layers do not depend on links."""
         return without_links(inventory)
 
-    def processes(self, spec: RunSpec, inventory: Inventory) -> int:
+    def processes(self, run: ResolvedRun) -> int:
         """All devices of the host, as in a training."""
-        del spec
-        return devices_beside(find_device(inventory, self.device), inventory)
+        return devices_beside(find_device(run.inventory, self.device), run.inventory)
 
     def _others(self, spec: RunSpec, inventory: Inventory) -> OtherProfiles:
         return OtherProfiles.of(self.plan, spec, inventory, others=self.beside)
@@ -169,14 +162,14 @@ class ProfileLayers(Task):
             )
 
     def _measured(
-        self, run: Run, place: Place, others: OtherProfiles
+        self, run: ResolvedRun, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
         """The profile, and batches of the training; None: its length is not fixed."""
         started_s = time.perf_counter()
         data = build_data(_reading_here(run.spec))
         data.setup("fit")
         device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
-        module = build_module(run.spec, data).to(device)
+        module = run.build_module(data).to(device)
         net, input_of = self._chain(module)
         seed = int(run.spec.seed)
         others.check(num_layers=len(net))
@@ -232,7 +225,7 @@ class ProfileLayers(Task):
         return parts_of(module), partial(_state_of, module)
 
 
-def _report(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
+def _report(run: ResolvedRun, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
     """Writes the table, and logs it unless the profile is for a training's plan."""
     table = _layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
@@ -249,7 +242,7 @@ def _training_s(found: Profile, batches: int | None) -> float | None:
     return None if batches is None else batches * minibatch_s
 
 
-def _write(run: Run, found: Profile, training_s: float | None) -> None:
+def _write(run: ResolvedRun, found: Profile, training_s: float | None) -> None:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     values = {
         "layers_s": found.compute_s,
@@ -302,7 +295,7 @@ def _parts(value: Any, count: int) -> list[Any]:
 
 
 def _meta(
-    run: Run, module: pl.LightningModule, data: pl.LightningDataModule, place: Place
+    run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, place: Place
 ) -> dict[str, Any]:
     return {
         "model": run.spec.model.name,

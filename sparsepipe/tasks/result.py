@@ -26,7 +26,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import write_json
 from sparsepipe.utils.host import git_commit, usable_cores
 
@@ -37,7 +37,7 @@ _LEFT_OUT = (
 )
 
 
-def write_result(run: Run, values: Mapping[str, Any]) -> None:
+def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     """Writes a task's ``values`` with configuration, times, memory, hardware and versions.
 
     The task's values take the place of general ones. Every rank must call it; rank 0 writes.
@@ -50,7 +50,7 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
         run.directory.result,
         {
             "run_id": run.directory.run_id,
-            "task_name": run.task_name,
+            "task_name": run.task.name,
             "kind": "measured",
             "model": run.spec.model.name,
             "strategy": strategy_name(run.spec),
@@ -137,7 +137,7 @@ def peak_values() -> dict[str, int]:
     return {f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]}
 
 
-def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
+def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
     """Stages of a pipeline and the expected times of its search; empty for other strategies."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
@@ -150,7 +150,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
     return {**values, **_expected(run), **run.busy.values()}
 
 
-def _expected(run: Run) -> dict[str, Any]:
+def _expected(run: ResolvedRun) -> dict[str, Any]:
     """Times by the cost model of the plan's search: simulated, not measured."""
     details = Plan.load(run.directory.plan).details if run.directory.plan.exists() else {}
     bottleneck_s, size = details.get("bottleneck_s"), run.spec.data.get("batch_size")

@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Literal
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.inventory import joined_by, joined_where_missing
-from sparsepipe.config.division import division_of
-from sparsepipe.config.recomputation import refuse_recompute
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Parallel, SearchChoice
 from sparsepipe.errors import ConfigError
@@ -25,7 +23,9 @@ from sparsepipe.planning.device_profiles import (
     other_workloads,
     remedy_by_measured,
 )
+from sparsepipe.planning.division import Division, division_of
 from sparsepipe.planning.given_plan import plan_to_simulate
+from sparsepipe.planning.recomputation import refuse_recompute
 from sparsepipe.planning.search import memory_model
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
@@ -35,7 +35,7 @@ from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate_domains import Domains, check_parallel
 from sparsepipe.tasks.simulation import Contest, Outcome, Scheduled, Ways, in_short, write_outcome
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +88,13 @@ class Simulate(Task):
     profiles: dict[str, str] | None = None
     timeline_minibatches: int = 12
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Simulates, as one process, and writes what comes of it.
 
         Raises:
             SparsePipeError: a setting, a profile, a link or the plan cannot be; or ranks would wait
                 for one another for ever.
         """
-        run.assert_one_rank()
         self._check()
         spec = run.spec.replace(parallel=self.parallel)
         if spec.parallel.roles is not None:
@@ -105,10 +104,11 @@ class Simulate(Task):
         inventory = joined_by(run.inventory, self.link_bytes_per_s)
         if (search := spec.plan_search) is not None:  # which has a speed for all links
             inventory = joined_where_missing(inventory, search.bandwidth_bytes_per_s)
-        refuse_recompute(spec, inventory)
+        division = division_of(spec)
+        refuse_recompute(spec, inventory, division)
         profiles = self._profiles(spec, inventory)
         with remedy_by_measured(spec, inventory):
-            contest = self._contest(spec, inventory, profiles, scheduled)
+            contest = self._contest(spec, division, inventory, profiles, scheduled)
         outcome = Outcome.of(
             contest,
             minibatches=self.minibatches,
@@ -129,14 +129,14 @@ class Simulate(Task):
         """The task itself is one process, whatever it simulates."""
         return in_one_process(spec)
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the plan or the search that is chosen, and of the profiles.
 
         Raises:
             PlanError: the plan file is missing or is none.
             ProfileError: a profile is missing, broken or of another model.
         """
-        spec = spec.replace(parallel=self.parallel)
+        spec, inventory = run.spec.replace(parallel=self.parallel), run.inventory
         division, search = division_of(spec), spec.plan_search
         given = self._given(spec)
         words = {
@@ -162,7 +162,7 @@ class Simulate(Task):
             log.info("%s: the simulation is of what was measured", difference)
         return as_loaded(found, spec, inventory)
 
-    def _domains(self, run: Run, spec: RunSpec) -> dict[str, Any]:
+    def _domains(self, run: ResolvedRun, spec: RunSpec) -> dict[str, Any]:
         """Of domains over ranks: writes what comes of it; entries of ``result.json``."""
         names = ("schedule", "microbatches", "overlap", "outbox")
         check_parallel(spec.parallel, others={name: getattr(self, name) for name in names})
@@ -181,11 +181,12 @@ class Simulate(Task):
     def _contest(
         self,
         spec: RunSpec,
+        division: Division | None,
         inventory: Inventory,
         profiles: Mapping[str, Profile],
         scheduled: Scheduled,
     ) -> Contest:
-        plan = plan_to_simulate(spec, inventory, profiles)
+        plan = plan_to_simulate(spec, division, inventory, profiles)
         is_dp = spec.parallel.is_data_parallel
         if is_dp and scheduled.name != "asynchronous":
             raise ConfigError(

@@ -1,18 +1,19 @@
-"""The base class of all tasks, and the run that a task works on."""
+"""The base class of all tasks, and the resolved run that a task works on."""
 
 from __future__ import annotations
 
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch import nn
 
 from sparsepipe.callbacks import (
     BusyTimes,
@@ -23,65 +24,160 @@ from sparsepipe.callbacks import (
     Throughput,
 )
 from sparsepipe.cluster import Inventory, Place
-from sparsepipe.config.build import ready_data
-from sparsepipe.config.division import Division, division_of
-from sparsepipe.config.recomputation import recompute_argument
+from sparsepipe.config.build import build_module, ready_data
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.errors import ConfigError, HardwareError, PlanError
-from sparsepipe.planning.devices import are_there, beside, cuda_devices, places_of_ranks
+from sparsepipe.config.trained import Training, training_of
+from sparsepipe.errors import ConfigError
+from sparsepipe.planning.devices import beside, cuda_devices, num_ranks, places_of_ranks
+from sparsepipe.planning.division import Division, division_of, read_plan_file
+from sparsepipe.planning.recomputation import recompute_of
 from sparsepipe.runs.checkpoints import DirectCheckpointIO, find_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy, check_grid
+from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
+from sparsepipe.strategies.pipeline.layers import find_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run of one task, as a rank sees it."""
+class ResolvedRun:
+    """One run and everything that its configuration decides, resolved once.
+
+    ``launch/prepare.py`` makes it, and makes copies that know more: first the directory, then the
+    plan that a search has left there.
+
+    Attributes:
+        spec: the configuration, as the task runs it on this hardware.
+        task: what the run does, with its settings.
+        inventory: the hardware.
+        division: how the strategy splits the model into stages; None: not at all.
+        ranks: number of ranks over all nodes.
+        places: the device of each rank.
+        training: configuration of the training whose checkpoint the task loads; None where the
+            task goes by its own configuration alone, or where that of the training is unknown.
+        found: the directory; None until the data are prepared, see :attr:`directory`.
+        watch: signals that end the run.
+        throughput: rate of the training at hand.
+        busy: how long this rank computes and waits.
+    """
 
     spec: RunSpec
-    directory: RunDir
+    task: Task
     inventory: Inventory
-    watch: SignalWatch
+    division: Division | None
+    ranks: int
+    places: tuple[Place, ...]
+    training: Training | None = None
+    found: RunDir | None = None
+    watch: SignalWatch = field(default_factory=SignalWatch)
     throughput: Throughput = field(default_factory=Throughput)
     busy: BusyTimes = field(default_factory=BusyTimes)
 
-    @property
-    def task_name(self) -> str:
-        return task_class(self.spec).name
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        inventory: Inventory,
+        *,
+        directory: RunDir | None = None,
+        watch: SignalWatch | None = None,
+    ) -> Self:
+        """The run of a configuration as :meth:`Task.configured` returns it.
+
+        Args:
+            spec: the configuration.
+            inventory: the hardware.
+            directory: of the run, whose plan counts where it has one; None: not known yet.
+            watch: signals that end the run; None: a new one, without handlers.
+
+        Raises:
+            ConfigError: the task, the plan, the devices or the number of ranks are impossible.
+            PlanError: the plan is missing, invalid or for other devices.
+            HardwareError: the inventory has fewer devices.
+        """
+        task, division, source = task_of(spec), division_of(spec), spec.checkpoint
+        as_trained = getattr(task, "as_trained", False)
+        training = training_of(source) if as_trained and source is not None else None
+        chosen = task.chooses_devices
+        ranks = int(spec.parallel.devices) if chosen else num_ranks(spec, inventory, division)
+        made = cls(
+            spec=spec,
+            task=task,
+            inventory=inventory,
+            division=division,
+            ranks=ranks,
+            places=places_of_ranks(spec, inventory, division, ranks=ranks),
+            training=training,
+            watch=watch or SignalWatch(),
+        )
+        return made if directory is None else made.in_directory(directory)
+
+    def in_directory(self, directory: RunDir) -> Self:
+        """The same run in its directory, by the plan that is kept there, if any.
+
+        Shares of FLOPs depend on the batch that they are counted on, and weights on the plan: a run
+        that goes on keeps the plan that it began with.
+
+        Raises:
+            PlanError: that plan is broken or for other devices.
+        """
+        known = replace(self, found=directory)
+        if self.division is None or not directory.plan.exists():
+            return known
+        division = read_plan_file(directory.plan, balance=self.division.balance)
+        places = places_of_ranks(self.spec, self.inventory, division, ranks=self.ranks)
+        return replace(known, division=division, places=places)
 
     @property
-    def ranks(self) -> int:
-        """Number of ranks over all nodes."""
-        return num_ranks(self.spec, self.inventory)
+    def directory(self) -> RunDir:
+        """The run's directory."""
+        assert self.found is not None, "the data are not prepared yet"
+        return self.found
 
-    def assert_one_rank(self) -> None:
-        """Raises a ConfigError where the run has several ranks."""
-        if self.ranks > 1:
-            raise ConfigError(
-                f"{self.task_name} runs as one process, the configuration sets {self.ranks}",
-                remedy="choose parallel=single; devices to plan for are those of hardware",
-            )
+    def build_module(self, data: pl.LightningDataModule) -> pl.LightningModule:
+        """A new network.
+
+        Raises:
+            ConfigError: the configuration builds no network for these data.
+            PlanError: the plan does not fit its layers.
+        """
+        module = build_module(self.spec, data)
+        if self.division is not None:
+            name = find_layers(module, self.spec.parallel.argument("layers"))
+            layers = cast(nn.Sequential, module.get_submodule(name))
+            self.division.check(num_layers=len(layers))
+        return module
 
     def trainer(
         self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
     ) -> pl.Trainer:
-        """A Lightning Trainer as configured."""
+        """A Lightning Trainer as configured.
+
+        Args:
+            callbacks: beside those of every run.
+            silent: without progress bar, loggers and rates.
+            **instead: arguments of the Trainer in place of the configured ones.
+
+        Raises:
+            ConfigError: Lightning refuses an argument.
+        """
         arguments = {**self.spec.trainer.built(), **instead}
-        places = self.places
         cuda = self.inventory.accelerator == "cuda"
-        if silent:
-            arguments["enable_progress_bar"] = False
         rates = [] if silent else [self.throughput]
-        arguments["enable_progress_bar"], shown = self._progress(arguments)
+        shows = not silent and arguments["enable_progress_bar"] is not False
+        has_bar = shows and sys.stdout.isatty()
+        bar = [ShapesProgressBar(self.throughput)] if has_bar else []
+        lines = [EpochLines()] if shows else []
         more = [target.build() for target in self.spec.callbacks.values()]
         arguments.update(
             accelerator="gpu" if cuda else "cpu",
-            **self._devices(places),
-            strategy=self._strategy(places[process_group.rank()].slowdown),
+            **self._devices(),
+            strategy=self._strategy(),
             logger=not silent and (self.loggers() or False),
-            callbacks=[ErrorNotes(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
+            enable_progress_bar=has_bar,
+            callbacks=[
+                *(ErrorNotes(), EpochSums(), *rates, self.busy, *more, *bar, *lines, *callbacks)
+            ],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )
@@ -96,7 +192,7 @@ class Run:
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
         return trainer
 
-    def _devices(self, places: Sequence[Place]) -> dict[str, Any]:
+    def _devices(self) -> dict[str, Any]:
         """Devices as Lightning's Trainer takes them."""
         if self.spec.emulation is not None:  # all hosts are this machine
             return {"num_nodes": 1, "devices": self.ranks}
@@ -107,54 +203,35 @@ class Run:
             "nodes": nodes,
         }
         cuda = self.inventory.accelerator == "cuda"
-        found = cuda_devices(places, **where) if cuda else len(beside(places, **where))
+        found = cuda_devices(self.places, **where) if cuda else len(beside(self.places, **where))
         return {"num_nodes": nodes, "devices": found}
 
-    @property
-    def places(self) -> tuple[Place, ...]:
-        kept = self.directory.plan
-        return places_of_ranks(self.spec, self.inventory, ranks=self.ranks, kept=kept)
-
-    @property
-    def division(self) -> Division | None:
-        return division_of(self.spec, kept=self.directory.plan)
-
-    def _strategy(self, slowdown: float) -> Any:
-        target = self.spec.parallel.strategy
-        if target is None:
+    def _strategy(self) -> Any:
+        parallel, slowdown = self.spec.parallel, self.places[process_group.rank()].slowdown
+        if parallel.strategy is None:
             return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
-        given: dict[str, Any] = {}
-        if (division := self.division) is not None:
-            recompute = recompute_argument(self.spec.parallel, division.details)
-            given = {**division.arguments(), **recompute}
+        given: dict[str, Any] = {} if self.division is None else self.division.arguments()
+        if (recompute := recompute_of(parallel, self.division)) != parallel.recompute:
+            given["recompute"] = recompute
         if slowdown != 1:
             given["slowdown"] = slowdown
-        return target.replace(**given).build_with(cluster_environment=RankEnvironment())
+        return parallel.strategy.replace(**given).build_with(cluster_environment=RankEnvironment())
 
     def loggers(self) -> list[Any]:
-        """New loggers, as configured."""
+        """New loggers, as configured.
+
+        Trackers get an identity of the run that is not used twice, unlike its directory.
+        """
+        attempt, directory = self.directory.attempt, self.directory
+        again = f"-{attempt + 1}" if attempt else ""
         return [
             target.build_with(
-                run_id=self._tracking_id,
-                run_dir=self.directory.path,
-                job_type=self.task_name,
+                run_id=f"{directory.path.parent.name}-{directory.run_id}{again}",
+                run_dir=directory.path,
+                job_type=self.task.name,
             )
             for target in self.spec.logger.values()
         ]
-
-    @property
-    def _tracking_id(self) -> str:
-        """The run's identity elsewhere: unlike the directory's, it is not used twice."""
-        attempt = self.directory.attempt
-        again = f"-{attempt + 1}" if attempt else ""
-        return f"{self.directory.path.parent.name}-{self.directory.run_id}{again}"
-
-    def _progress(self, arguments: Mapping[str, Any]) -> tuple[bool, list[pl.Callback]]:
-        if arguments["enable_progress_bar"] is False:
-            return False, []
-        if sys.stdout.isatty():
-            return True, [ShapesProgressBar(self.throughput), EpochLines()]
-        return False, [EpochLines()]
 
 
 class Task(ABC):
@@ -167,10 +244,8 @@ class Task(ABC):
         name: what results call the task: the name of the class with underscores.
         alone: it runs as one process, so that ``parallel`` has no plan to search for.
         cores: that a sweep gives it; None: what its ranks need.
-        whole_machine: it measures the machine, so that a sweep lets it see all devices.
-        chooses_devices: :meth:`configured` sets ``parallel.devices`` to the number of ranks.
-        reads_input: it reads the files that ``input`` names.
-        on_batches: it computes on batches of the data, so that smaller ones need less memory.
+        chooses_devices: ``parallel.devices`` is its number of ranks, as :meth:`configured` has set
+            it, and a sweep lets it see all devices of the machine.
         not_identity: keys of the configuration that do not change what it does; ``threads`` among
             them: nor does the number of threads.
     """
@@ -179,10 +254,7 @@ class Task(ABC):
     name: ClassVar[str] = "task"
     alone: ClassVar[bool] = False
     cores: ClassVar[int | None] = None
-    whole_machine: ClassVar[bool] = False
     chooses_devices: ClassVar[bool] = False
-    on_batches: ClassVar[bool] = False
-    reads_input: ClassVar[bool] = False
     not_identity: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -190,7 +262,7 @@ class Task(ABC):
             cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @abstractmethod
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Does the work, on every rank, and leaves ``result.json``.
 
         Raises:
@@ -203,33 +275,17 @@ class Task(ABC):
         del inventory
         return spec
 
-    def num_ranks(self, spec: RunSpec, inventory: Inventory) -> int:
-        """Processes that it runs as, over all nodes.
-
-        Raises:
-            ConfigError: no whole number of them for each node, or not as many as the plan is for.
-            HardwareError: more than the inventory has.
-        """
-        if self.chooses_devices:
-            return int(spec.parallel.devices)
-        return _ranks_by_parallel(spec, inventory)
-
-    def processes(self, spec: RunSpec, inventory: Inventory) -> int:
+    def processes(self, run: ResolvedRun) -> int:
         """Processes among which the cores of a host are divided."""
-        return self.num_ranks(spec, inventory)
+        return run.ranks
 
-    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+    def prepare(self, run: ResolvedRun) -> str:
         """Makes ready what the task reads; a fingerprint of that, for the run's identity.
 
         Raises:
             SparsePipeError: a setting or the data cannot be used.
         """
-        del inventory
-        return ready_data(spec)
-
-    def log_finished(self, directory: RunDir) -> None:
-        """Logs results of a run that was finished before, if the command is there to show these."""
-        del directory
+        return ready_data(run.spec)
 
     def hardware(self, inventory: Inventory) -> Inventory:
         """The part of the hardware that the results depend on, for the run's identity."""
@@ -245,101 +301,21 @@ class Task(ABC):
             return None
         return find_checkpoint(spec.checkpoint, outputs=spec.paths.outputs)
 
-    def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+    def adopt_plan(self, run: ResolvedRun) -> None:
         """Writes the run's plan where the task takes it from elsewhere than from a search."""
-        del spec, inventory, directory
+        del run
 
 
-def task_class(spec: RunSpec) -> type[Task]:
-    """The class that ``task._target_`` names. Raises a ConfigError where it is no task."""
+def task_of(spec: RunSpec) -> Task:
+    """The task of a configuration, with its settings.
+
+    Raises:
+        ConfigError: ``task._target_`` names something else.
+    """
     found = spec.task.locate()
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(
             f"task._target_={spec.task.path} is no task",
             remedy="name a subclass of sparsepipe.tasks.task.Task, as docs/extending.md shows",
         )
-    return found
-
-
-def task_of(spec: RunSpec) -> Task:
-    """The task of a configuration, with its settings; raises as :func:`task_class`."""
-    return task_class(spec)(**spec.task.arguments)
-
-
-def num_ranks(spec: RunSpec, inventory: Inventory) -> int:
-    """Processes of a run, see :meth:`Task.num_ranks`."""
-    return task_of(spec).num_ranks(spec, inventory)
-
-
-def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
-    """Number of ranks by ``parallel``, over all nodes."""
-    parallel = spec.parallel
-    division = division_of(spec)
-    if spec.search is not None:
-        return _searched_devices(spec, inventory)
-    planned = None if division is None else division.num_ranks
-    nodes, devices = parallel.num_nodes, parallel.devices
-    if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
-        return planned  # which may lie unevenly on the hosts
-    if devices == "auto" and nodes >= 1:
-        devices = planned or nodes * inventory.devices_per_host(nodes)
-    if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
-        by_plan = "" if planned is None else f", {planned} by parallel.plan,"
-        raise ConfigError(
-            f"parallel.devices={parallel.devices}{by_plan} on parallel.num_nodes={nodes} is not "
-            "possible",
-            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
-        )
-    if planned not in (None, devices):
-        raise PlanError(
-            f"parallel.plan is for {planned} devices, parallel.devices={devices}",
-            remedy=f"set parallel.devices=auto, or a plan for {devices}",
-        )
-    try:
-        inventory.require(devices // nodes, num_hosts=nodes)
-    except HardwareError as error:
-        if planned is None:
-            raise
-        raise HardwareError(
-            f"parallel.plan is for {planned} devices: {error.message}",
-            remedy="give parallel.plan fewer devices, or choose another hardware; "
-            f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
-        ) from error
-    if parallel.grid is not None and parallel.roles is None:
-        check_grid(parallel.grid, replicas=parallel.replicas, ranks=devices)
-    if parallel.strategy is None and devices > 1:
-        raise ConfigError(
-            f"{devices} devices (parallel.devices={parallel.devices}) without a strategy",
-            remedy="choose parallel=dp, or parallel.devices=1",
-        )
-    return devices
-
-
-def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
-    """Number of ranks of a run whose plan is searched for: one for each device."""
-    if spec.parallel.plan is None:
-        raise ConfigError(
-            "parallel.search is set where no model is split",
-            remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
-        )
-    devices, nodes = spec.parallel.devices, spec.parallel.num_nodes
-    hosts = inventory.hosts
-    if len(hosts) != nodes:
-        remedy = (
-            f"start the command on each host by torchrun, with parallel.num_nodes={len(hosts)}"
-            if len(hosts) > 1
-            else "list all hosts in a hardware inventory, or set parallel.num_nodes=1"
-        )
-        raise ConfigError(
-            f"the plan is searched for the {len(hosts)} hosts of the inventory "
-            f"({', '.join(host.name for host in hosts)}), and parallel.num_nodes={nodes}",
-            remedy=f"{remedy}; or choose another hardware",
-        )
-    if devices not in ("auto", inventory.num_devices):
-        raise ConfigError(
-            f"parallel.devices={devices}, and the plan is searched for all "
-            f"{inventory.num_devices} devices of the inventory",
-            remedy="set parallel.devices=auto and choose a hardware with the devices to use "
-            "(hardware.cpu_devices for a CPU), or give a plan as parallel.plan",
-        )
-    return inventory.num_devices
+    return found(**spec.task.arguments)

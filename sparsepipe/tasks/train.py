@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -27,8 +27,7 @@ from sparsepipe.callbacks import (
 )
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
-from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_data, build_module, refuse_further_outputs
+from sparsepipe.config.build import build_data, refuse_further_outputs
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import has_own_scales
@@ -44,7 +43,6 @@ from sparsepipe.runs.checkpoints import (
 )
 from sparsepipe.runs.metrics import add_to_last_row, read_rows
 from sparsepipe.runs.randomness import seed_epoch
-from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.synchronous_worker import is_of_single_values
 from sparsepipe.schedule import Plan
@@ -52,7 +50,6 @@ from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.loaders import adapt_loaders
-from sparsepipe.tasks.longer import begin_with_shorter
 from sparsepipe.tasks.presentation import (
     StartLine,
     class_accuracies,
@@ -64,7 +61,7 @@ from sparsepipe.tasks.presentation import (
     num_shapes,
 )
 from sparsepipe.tasks.result import peak_values, plan_values, versions, write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.tracking.loggers import WandbRunLogger
 from sparsepipe.utils.files import read_mapping, write_json, write_text_atomic, writing
 from sparsepipe.utils.tables import write_csv
@@ -88,15 +85,13 @@ class Train(Task):
         gallery: test shapes in ``predictions.png``.
     """
 
-    on_batches: ClassVar[bool] = True
-
     test: bool = True
     monitor: str | None = None
     mode: Literal["max", "min"] = "max"
     test_weights: Literal["best", "last"] = "best"
     gallery: int = 24
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Trains, validates, and tests once at the end.
 
         Raises:
@@ -107,14 +102,9 @@ class Train(Task):
         """
         self.train(run)
 
-    def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
-        """Begins with what a shorter training of the same has done, and with its plan."""
-        del inventory
-        begin_with_shorter(spec, directory)
-
     def train(
         self,
-        run: Run,
+        run: ResolvedRun,
         *,
         forwards: Mapping[str, Any] = _FORWARDS,
         more: Mapping[str, Any] | None = None,
@@ -124,7 +114,7 @@ class Train(Task):
         """
         test = self.test
         data, seed = _ready_data(run, test=test), int(run.spec.seed)
-        module = build_module(run.spec, data, plan=run.directory.plan)
+        module = run.build_module(data)
         refuse_further_outputs(run.spec, data, module)
         facts: dict[str, Any] = first_weights(run.spec)
         facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
@@ -169,7 +159,7 @@ class Train(Task):
             _show(run, module, data, values, test=test, gallery=self.gallery)
 
 
-def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
+def _ready_data(run: ResolvedRun, *, test: bool) -> pl.LightningDataModule:
     data = build_data(run.spec)
     data.setup("fit")
     if test:
@@ -177,7 +167,7 @@ def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
     return data
 
 
-def _record(run: Run, data: pl.LightningDataModule) -> dict[str, Any]:
+def _record(run: ResolvedRun, data: pl.LightningDataModule) -> dict[str, Any]:
     """What makes a checkpoint usable without its run, as plain values."""
     return {
         CLASSES: [str(name) for name in getattr(data, "classes", ())],
@@ -186,7 +176,9 @@ def _record(run: Run, data: pl.LightningDataModule) -> dict[str, Any]:
     }
 
 
-def _callbacks(run: Run, checkpoint: RunCheckpoint, loaders: ResumableLoaders) -> list[pl.Callback]:
+def _callbacks(
+    run: ResolvedRun, checkpoint: RunCheckpoint, loaders: ResumableLoaders
+) -> list[pl.Callback]:
     """The callbacks of every training, in calling order."""
     division = run.division
     return [
@@ -212,7 +204,7 @@ def _shorter(spec: RunSpec) -> str:
     return "fewer trainer.max_epochs take less"
 
 
-def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:
+def _begin_logging(run: ResolvedRun, trainer: pl.Trainer, resume: Resume | None) -> None:
     """Gives loggers the configuration, and trackers the place where the run resumes."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbRunLogger) and resume is not None:
@@ -221,7 +213,7 @@ def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None
 
 
 def _show(
-    run: Run,
+    run: ResolvedRun,
     module: pl.LightningModule,
     data: pl.LightningDataModule,
     values: Mapping[str, Any],
@@ -263,7 +255,7 @@ def _check_watched(spec: RunSpec) -> None:
 
 
 def _check_splits(
-    run: Run, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
+    run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
 ) -> int:
     """Checks before training that ranks can share the splits, and that there is what callbacks and
     the objective watch; returns the number of test shapes.
@@ -283,7 +275,7 @@ def _validation(data: pl.LightningDataModule) -> Any:
 
 
 def _fit(
-    run: Run,
+    run: ResolvedRun,
     trainer: pl.Trainer,
     module: pl.LightningModule,
     data: pl.LightningDataModule,
@@ -323,7 +315,7 @@ def _fit(
     return done
 
 
-def _write_trace(run: Run, found: Measured | None) -> None:
+def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
     """``trace.json`` and ``timeline_measured.png`` of what ranks did; logs how long each took for
     what, beside the times that the plan's search expected.
     """
@@ -352,7 +344,7 @@ def _write_trace(run: Run, found: Measured | None) -> None:
         log.info("trace, %s: %s", rank_name(plan, rank), found.in_words(rank, planned_s))
 
 
-def _place(run: Run, module: pl.LightningModule) -> Resume | None:
+def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
     """The place where the run resumes; a fresh run takes weights from ``checkpoint``, if any."""
     last, first = run.directory.last, run.spec.checkpoint
     if last.exists():
@@ -377,7 +369,7 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
     return None
 
 
-def _agreed(run: Run, resume: Resume | None) -> bool:
+def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
     """Whether an earlier process has trained to the end; all ranks must agree on that and
     ``resume``.
     """
@@ -394,7 +386,7 @@ def _agreed(run: Run, resume: Resume | None) -> bool:
 
 
 def _best_to_test(
-    run: Run, test_weights: Literal["best", "last"], checkpoint: RunCheckpoint
+    run: ResolvedRun, test_weights: Literal["best", "last"], checkpoint: RunCheckpoint
 ) -> Path | None:
     """The best checkpoint, if it is to be tested and there is one; says what is tested."""
     best = run.directory.best if test_weights == "best" else None
@@ -439,7 +431,7 @@ def _inference(
     return {"inference_shapes_per_s": sum(process_group.gather_objects(rate))}
 
 
-def _keep_tested(run: Run, values: Mapping[str, Any]) -> None:
+def _keep_tested(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     if process_group.rank() == 0:
         tested = {name: value for name, value in values.items() if name.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
@@ -450,7 +442,7 @@ def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
     return {name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()}
 
 
-def training_values(run: Run) -> dict[str, Any]:
+def training_values(run: ResolvedRun) -> dict[str, Any]:
     """Epochs, times and rates of all epochs, and the metrics of the last one."""
     rows = read_rows(run.directory.metrics)
     values: dict[str, Any] = {"epochs": len(rows)}

@@ -11,28 +11,18 @@ import pytest
 from sparsepipe.errors import ConfigError
 from tests.support.command_line import composed
 from tests.support.processes import outcomes
+from tests.support.resolved import resolved
 
 DP = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
 
 
 def train_in(rank: int, directories: list[Path]) -> None:
-    from sparsepipe.config.build import build_inventory
     from sparsepipe.runs.rundir import RunDir
-    from sparsepipe.runs.signals import SignalWatch
-    from sparsepipe.tasks.task import Run
-    from sparsepipe.tasks.train import Train
 
     config = composed("experiment=tiny", "trainer.max_epochs=2", *DP)
-    with SignalWatch() as watch:
-        inventory = build_inventory(config)
-        Train().run(
-            Run(
-                spec=config,
-                directory=RunDir(directories[rank]),
-                inventory=inventory,
-                watch=watch,
-            )
-        )
+    run = resolved(config, directory=RunDir(directories[rank]))
+    with run.watch:
+        run.task.run(run)
 
 
 @pytest.mark.parametrize(

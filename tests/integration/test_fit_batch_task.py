@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
-from sparsepipe.launch.prepare import prepare
-from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks import train
 from sparsepipe.tasks.evaluate import inference_rate
 from sparsepipe.tasks.fitting import prober
-from sparsepipe.tasks.task import Run, task_of
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed, rows, wait_for
+from tests.support.resolved import run_directory
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")
 # A hidden layer of 2,000,000 features: a shape takes 8 MB in each activation. What the linear layer
@@ -39,7 +35,7 @@ def kept(workplace: Path) -> Callable[..., Path]:
 
     def keep(answers: dict[int, int | None], *overrides: str) -> Path:
         config = composed("experiment=tiny", *overrides)
-        directory = prepare(config, build_inventory(config))
+        directory = run_directory(config)
         probes = [
             {
                 "batch_size": size,
@@ -158,20 +154,6 @@ def test_what_is_refused_before_anything_is_measured(task: str, job) -> None:
         job(*asked, "task.steps=0")
     with pytest.raises(ConfigError, match=r"budget_bytes' must be greater than or equal to 1"):
         job(*asked, "task.budget_bytes=0")
-
-
-@BOTH
-def test_several_processes_are_refused(task: str, job, tmp_path: Path) -> None:
-    several = ("parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
-    config = composed("experiment=tiny", f"task={task}", *several)
-    run = Run(
-        spec=config,
-        directory=RunDir(tmp_path),
-        inventory=build_inventory(config),
-        watch=SignalWatch(),
-    )
-    with pytest.raises(ConfigError, match=f"{task} runs as one process, the config"):
-        task_of(config).run(run)
 
 
 @pytest.mark.full

@@ -14,7 +14,6 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare
 from sparsepipe.planning.measuring import measure_devices, profile_spec
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.lock import locked
@@ -23,6 +22,7 @@ from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, wait_for
 from tests.support.paths import ROOT, python_path
 from tests.support.planned_cases import MODEL, SLOW, TWO, profile
+from tests.support.resolved import run_directory
 
 Job = Callable[..., Path]
 HOW = Measuring(num_warmup=1, num_measured=2)
@@ -34,14 +34,13 @@ WAITING = """
 import sys
 from pathlib import Path
 from tests.support.command_line import composed
-from sparsepipe.config.build import build_inventory
 from sparsepipe.runs.logs import configure
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.launch.job import run_job
-from sparsepipe.planning.plan_resolution import resolve_plan
+from tests.support.resolved import plan_run
 configure()
 config = composed(*sys.argv[1:])
-resolve_plan(config, build_inventory(config), RunDir(Path("waiting")), run_job=run_job)
+plan_run(config, RunDir(Path("waiting")), run_job=run_job)
 """
 
 
@@ -58,7 +57,7 @@ def device() -> str:
 def profile_run() -> RunDir:
     """The run that measures for the training, before anybody has begun it."""
     wanted = profile_spec(composed(*TRAINING), device(), HOW)
-    return prepare(wanted, build_inventory(wanted))
+    return run_directory(wanted)
 
 
 def finish(directory: RunDir) -> Path:

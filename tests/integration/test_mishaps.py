@@ -14,9 +14,9 @@ import pytest
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.tasks.task import num_ranks
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, fault, files_limited_to, rows
+from tests.support.resolved import resolved
 
 Job = Callable[..., Path]
 
@@ -194,9 +194,9 @@ def test_devices_of_several_nodes() -> None:
     cpus = Device(name="core", count=4, accelerator="cpu")
     inventory = Inventory(hosts=(Host(name="a", devices=(cpus,)),))
     config = composed("parallel=dp", "parallel.num_nodes=2")
-    assert num_ranks(config, inventory) == 8
+    assert resolved(config, inventory).ranks == 8
     with pytest.raises(ConfigError, match="not possible"):
-        num_ranks(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
+        resolved(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
 
 
 @pytest.mark.full

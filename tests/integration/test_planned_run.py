@@ -12,15 +12,14 @@ import pytest
 import yaml
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import build_inventory, build_module
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
-from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed, fault
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
+from tests.support.resolved import plan_run, resolved
 
 pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 Job = Callable[..., Path]
@@ -49,7 +48,7 @@ def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert (run / "plan.txt").read_text().strip() in caplog.text
     before_ns = measured.stat().st_mtime_ns
     config = composed(*settings, "parallel=exact", "seed=1", "optim.optimizer.lr=0.003")
-    resolve_plan(config, build_inventory(config), RunDir(Path("again")), run_job=run_job)
+    plan_run(config, RunDir(Path("again")), run_job=run_job)
     assert read_json("again/plan.json")["profiles"] == plan.details["profiles"]
     assert (profiles(), measured.stat().st_mtime_ns) == ([measured], before_ns)
 
@@ -87,7 +86,7 @@ def test_it_is_all_it_takes_on_two_devices(job: Job, caplog: pytest.LogCaptureFi
     # Another training by another search: the profile is there.
     before_ns = measured.stat().st_mtime_ns
     config = composed(*settings, "parallel=exact", "seed=1", "optim.optimizer.lr=0.003")
-    resolve_plan(config, build_inventory(config), RunDir(Path("again")), run_job=run_job)
+    plan_run(config, RunDir(Path("again")), run_job=run_job)
     again = read_json("again/plan.json")
     assert again["profiles"] == plan.details["profiles"]
     assert again["strategy"] == "exact"
@@ -102,10 +101,10 @@ def measured_device(path: Path) -> str:
 def test_a_plan_that_is_there_is_kept(tmp_path: Path) -> None:
     directory = RunDir(tmp_path)
     config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, given(tmp_path, profile([1, 1, 1])))
-    resolve_plan(config, build_inventory(config), directory, run_job=None)
+    plan_run(config, directory)
     before = directory.plan.read_text()
     config = composed(*MODEL, *TWO, "parallel=hete_mp")  # would measure device and link
-    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+    plan_run(config, directory, run_job=run_job)
     assert directory.plan.read_text() == before
     assert not Path("outputs").exists()
 
@@ -136,7 +135,7 @@ def test_given_profiles_are_what_the_search_goes_by(tmp_path: Path) -> None:
         *MODEL, *TWO, "parallel=mp", "parallel.search.bandwidth_bytes_per_s=1e6", slow_first
     )
     directory = RunDir(tmp_path)
-    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+    plan_run(config, directory, run_job=run_job)
     plan = Plan.from_json(directory.plan.read_text())
     assert (plan.config, plan.cuts) == ("1-1", (1,))
     assert plan.details["bottleneck_s"] == pytest.approx(3)
@@ -149,7 +148,7 @@ def test_a_synchronous_pipeline_is_planned_as_well(tmp_path: Path) -> None:
     for asked in (["parallel=gpipe", "parallel.search.search=hete_mp"], ["parallel=hete_mp"]):
         config = composed(*MODEL, *TWO, *asked, SLOW, given(tmp_path, profile([1, 1, 1, 3])))
         directory = RunDir(tmp_path / asked[0])
-        resolve_plan(config, build_inventory(config), directory, run_job=None)
+        plan_run(config, directory)
         plans.append(Plan.from_json(directory.plan.read_text()))
     assert plans[0] == plans[1]
     assert plans[0].config == "1-1"
@@ -161,9 +160,9 @@ def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> Non
     three = given(tmp_path, profile([1, 1, 1]))
     config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, three)
     directory = RunDir(tmp_path)
-    resolve_plan(config, build_inventory(config), directory, run_job=None)
+    plan_run(config, directory)
     with pytest.raises(PlanError, match="covers 3 layers, the model has 4"):
-        build_module(config, VectorData(), plan=directory.plan)
+        resolved(config, directory=directory).build_module(VectorData())
 
 
 @pytest.mark.full
@@ -174,7 +173,7 @@ def test_a_link_without_a_bandwidth_is_measured(
         flat = given(tmp_path, profile([1, 1, 1, 1]))
         config = composed(*MODEL, *TWO, "parallel=hete_mp", flat, *settings)
         directory = RunDir(tmp_path / f"run with {len(settings)} settings")
-        resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+        plan_run(config, directory, run_job=run_job)
         return dict(read_json(directory.plan))
 
     with caplog.at_level("INFO", logger="sparsepipe"):
@@ -205,13 +204,13 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
         f"parallel.search.profiles={{core: {tmp_path / 'core.json'}}}",
     )  # fmt: skip
     with pytest.raises(ProfileError, match=r"of mlp on other core \(host there\)") as refused:
-        resolve_plan(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), run_job=None)
+        plan_run(config, RunDir(tmp_path), Inventory.from_dict(REMOTE))
     assert "sparsepipe task=profile` there with task.device='other core'," in refused.value.remedy
     assert "profile: {mlp: ...}" in refused.value.remedy
     both = {name: str(tmp_path / "core.json") for name in ("core", "other core")}
     config = config.replace({"parallel.search.profiles": both})
     with pytest.raises(HardwareError, match="between its hosts, has no bandwidth") as slow:
-        resolve_plan(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), run_job=None)
+        plan_run(config, RunDir(tmp_path), Inventory.from_dict(REMOTE))
     assert "parallel.search.bandwidth_bytes_per_s" in slow.value.remedy
 
 

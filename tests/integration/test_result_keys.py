@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.launch.prepare import prepare
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import composed
+from tests.support.resolved import run_directory
 
 Job = Callable[..., Path]
 
@@ -60,7 +59,7 @@ def leave_answer(config: dict[str, object]) -> None:
     """What a probe has found, whose process need not be started then."""
     probe = {"batch_size": 2, "outcome": "fits", "memory_bytes": 1000, "wall_s": 1.0}
     batch = {**probe, "batch_size": 4}  # of the tiny experiment
-    directory = prepare(config, build_inventory(config))
+    directory = run_directory(config)
     write_json(directory.path / "probes.json", [probe, batch])
 
 

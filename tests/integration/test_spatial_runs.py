@@ -86,15 +86,6 @@ def test_replicas_of_a_grid_equal_data_parallelism(job: Job) -> None:
     assert_alike(grids, job(*settings, "parallel=dp", "parallel.devices=2"))
 
 
-@pytest.mark.full
-def test_more_epochs_go_on_from_fewer(shell: Shell, expected: Path) -> None:
-    first = shell(*FAULTS, "trainer.max_epochs=1").run
-    longer = shell(*FAULTS)
-    assert longer.run != first
-    assert "going on from" in longer.err
-    assert_same(longer.run, expected)
-
-
 def injected(place: str, signum: int, *, epoch: int = 1, count: int = 2) -> str:
     node = (
         "_target_: tests.support.tinyfaults.Injection, "

@@ -10,12 +10,13 @@ import pytest
 from sparsepipe.cluster import Inventory, places_for
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
-from sparsepipe.launch.prepare import prepare
-from sparsepipe.planning.devices import cuda_devices, cuda_numbers, places_of_ranks
+from sparsepipe.planning.devices import cuda_devices, cuda_numbers
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, rows, weights
 from tests.support.plans import plan_on
+from tests.support.resolved import resolved, run_directory
 
 Job = Callable[..., Path]
 SPEEDS = "callbacks={speeds: {_target_: tests.support.tinyhouse.Speeds}}"
@@ -53,14 +54,14 @@ def test_the_plan_says_who_is_slow(shell: Shell) -> None:
 
 @pytest.mark.parametrize("host", ["here", "as it was called before"])
 def test_a_run_that_goes_on_keeps_its_devices(tmp_path: Path, host: str) -> None:
-    kept = tmp_path / "plan.json"
-    plan_file(kept, f"{host}/half-speed/0", f"{host}/full-speed/0", strategy="hete_mp")
+    directory = RunDir(tmp_path)
+    plan_file(directory.plan, f"{host}/half-speed/0", f"{host}/full-speed/0", strategy="hete_mp")
     config = composed("experiment=tiny", "hardware=two_speeds", "parallel=hete_mp")
-    places = places_of_ranks(config, build_inventory(config), ranks=2, kept=kept)
+    places = resolved(config, directory=directory).places
     assert [place.slowdown for place in places] == [2.0, 1.0]
     other = composed("experiment=tiny", "hardware=cores", "parallel=hete_mp")
     with pytest.raises(PlanError, match=f"{host}/half-speed/0"):
-        places_of_ranks(other, build_inventory(other), ranks=2, kept=kept)
+        resolved(other, directory=directory)
 
 
 @pytest.mark.full
@@ -95,14 +96,14 @@ def test_a_strategy_that_takes_no_slowdown_is_refused() -> None:
         "parallel.strategy={_target_: pytorch_lightning.strategies.DDPStrategy}",
     )
     with pytest.raises(ConfigError, match=r"here/half-speed/0 .* takes no slowdown") as caught:
-        prepare(config, build_inventory(config))
+        run_directory(config)
     assert "keyword 'slowdown'" in caught.value.remedy
 
 
 def test_slowdowns_are_part_of_the_hardware() -> None:
     config = composed("experiment=tiny", "parallel=dp", "++parallel.strategy.slowdown=2.0")
     with pytest.raises(ConfigError, match=r"parallel\.strategy\.slowdown is set") as caught:
-        prepare(config, build_inventory(config))
+        run_directory(config)
     assert "inventory" in caught.value.remedy
 
 
@@ -110,7 +111,7 @@ def test_stages_on_other_devices_are_another_run(tmp_path: Path) -> None:
     def path(hardware: str, *devices: str) -> Path:
         plan = plan_file(tmp_path / "plan.json", *devices)
         config = composed("experiment=tiny", "parallel=pipeline", f"hardware={hardware}", plan)
-        return prepare(config, build_inventory(config)).path
+        return run_directory(config).path
 
     full, half = "here/full-speed/0", "here/half-speed/0"
     assert path("two_speeds", full, half) != path("two_speeds", half, full)
@@ -121,7 +122,7 @@ def test_stages_on_other_devices_are_another_run(tmp_path: Path) -> None:
 def test_gpus_that_are_not_here_are_refused() -> None:
     config = composed("experiment=tiny", "parallel=single", "hardware=paper_5gpu")
     inventory = build_inventory(config)
-    places = places_of_ranks(config, inventory, ranks=1)
+    places = resolved(config).places
     with pytest.raises(HardwareError, match="server1/TITAN V/0"):
         cuda_devices(places, inventory, rank=0, nodes=1)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsepipe.config.build import build_inventory
-from sparsepipe.launch.prepare import prepare
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.tasks.emulate import as_emulated
 from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
+from tests.support.resolved import run_directory
 
 FORWARD_S, BACKWARD_S = 0.004, 0.008
 ACTIVATION_BYTES, PARAMETER_BYTES = 200_000, 400_000
@@ -65,4 +65,4 @@ def path_of(*overrides: str) -> Path:
     config = as_emulated(composed(*overrides))
     inventory = build_inventory(config)
     config = task_of(config).configured(config, inventory)
-    return prepare(config, inventory).path
+    return run_directory(config, inventory).path

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.recomputation import recompute_argument, refuse_recompute
-from sparsepipe.planning.plan_resolution import resolve_plan
+from sparsepipe.planning.division import division_of, read_plan_file
+from sparsepipe.planning.recomputation import recompute_of, refuse_recompute
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL, SLOW
+from tests.support.resolved import plan_run
 
 SEARCHED = ("parallel=gpipe", "parallel.search.search=hete_mp", SLOW)
 BY_HAND = ("parallel=gpipe", "parallel.plan.config=1-1", "parallel.plan.cuts=[2]")
@@ -65,7 +66,8 @@ def settled(
 ) -> tuple[Plan, Mapping[str, Any]]:
     """The plan that a run begins with, and what its strategy is told in place of ``auto``."""
     config, directory = composed(*MODEL, *settings), RunDir(tmp_path / "run")
-    refuse_recompute(config, inventory(memory_bytes))
-    resolve_plan(config, inventory(memory_bytes), directory, run_job=None)
+    refuse_recompute(config, inventory(memory_bytes), division_of(config))
+    plan_run(config, directory, inventory(memory_bytes))
     plan = Plan.from_json(directory.plan.read_text())
-    return plan, recompute_argument(config.parallel, plan.details)
+    found = recompute_of(config.parallel, read_plan_file(directory.plan))
+    return plan, {} if found == config.parallel.recompute else {"recompute": found}

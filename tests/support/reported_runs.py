@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.run_spec import flatten
-from sparsepipe.tasks.task import task_class
+from sparsepipe.tasks.task import task_of
 from sparsepipe.utils.files import write_json, write_text_atomic
 from tests.support.command_line import composed
 
@@ -56,7 +56,7 @@ def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
         **{f"hydra.choices.{group}": option for group, option in chosen},
         "run_id": "made",
         "kind": "measured",
-        "task_name": task_class(config).name,
+        "task_name": task_of(config).name,
         "ranks": 1 if strategy is None else config.parallel.devices,
         "hardware_devices": "4 x RTX 2080 Ti",
         "hardware_accelerator": "cuda",

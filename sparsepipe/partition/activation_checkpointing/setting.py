@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsepipe.errors import ConfigError
@@ -17,6 +18,10 @@ OwnSpans = tuple[range, ...]
 
 StageSpans = tuple[OwnSpans, ...]
 """The same, of each stage."""
+
+
+_EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "rank_times_s", "memory_bytes")
+"""Entries of a plan file that its search expected, and that depend on the recomputed layers."""
 
 
 def check_setting(setting: object) -> None:
@@ -69,6 +74,19 @@ def spans_in_plan(plan: Plan) -> StageSpans:
         ConfigError: the plan has no such layers, or one twice.
     """
     return recomputed_spans({"layers": plan.details.get("recomputed", [])}, plan)
+
+
+def with_spans(plan: Plan, spans: StageSpans) -> Plan:
+    """The plan with these recomputed layers in its details.
+
+    What a search has expected of it with other layers to recompute is left out.
+    """
+    bounds = bounds_of(spans)
+    if bounds == bounds_of(spans_in_plan(plan)):
+        return plan
+    left_out = ("recomputed", *_EXPECTED)
+    details = {key: value for key, value in plan.details.items() if key not in left_out}
+    return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
 
 
 def as_setting(spans: StageSpans) -> Setting:

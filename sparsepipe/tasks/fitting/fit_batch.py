@@ -15,7 +15,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.presentation import num_shapes
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run, Task
+from sparsepipe.tasks.task import ResolvedRun, Task
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class FitBatch(Task):
     timeout_s: Annotated[float, Field(ge=1, le=1e6)] = 600.0
     isolated: bool = True
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Searches, and writes the largest batch.
 
         Raises:
@@ -72,7 +72,6 @@ class FitBatch(Task):
                 memory.
             Stopped: a signal ended it.
         """
-        run.assert_one_rank()
         _check(run.spec)
         prober = Prober(
             run,
@@ -103,7 +102,7 @@ def _check(spec: RunSpec) -> None:
         )
 
 
-def _shapes(run: Run) -> int:
+def _shapes(run: ResolvedRun) -> int:
     """Number of training shapes; 0 where unknown."""
     data = build_data(run.spec)
     data.setup("fit")

@@ -29,7 +29,7 @@ from sparsepipe.runs.out_of_memory import (
 )
 from sparsepipe.tasks.fitting.memory import OVER_BUDGET, Seen, most_bytes, took_much
 from sparsepipe.tasks.fitting.probe import OUT_OF_MEMORY, TOO_FEW_SHAPES, Request
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Prober:
 
     def __init__(
         self,
-        run: Run,
+        run: ResolvedRun,
         *,
         budget_bytes: float | None,
         steps: int,

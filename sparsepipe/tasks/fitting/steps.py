@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from sparsepipe.callbacks.progress import batch_size_of
-from sparsepipe.config.build import build_data, build_inventory, build_module
+from sparsepipe.config.build import build_data, build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
 from sparsepipe.planning.devices import prepare_device
 from sparsepipe.profiling.activations import fresh
 from sparsepipe.runs.randomness import seed_epoch, seed_model
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.fitting.memory import (
     OVER_BUDGET,
     ResidentPeak,
@@ -28,7 +27,7 @@ from sparsepipe.tasks.fitting.memory import (
     watch_resident,
 )
 from sparsepipe.tasks.loaders import adapt_loaders
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 
 
 class TooFewShapes(Exception):
@@ -83,12 +82,7 @@ def memory_of_steps(
     """
     spec = spec.replace(data=_with_batch_size(spec.data, batch_size), callbacks={}, logger={})
     inventory = build_inventory(spec)
-    run = Run(
-        spec=spec,
-        directory=RunDir(place),
-        inventory=inventory,
-        watch=SignalWatch(),
-    )
+    run = ResolvedRun.of(spec, inventory, directory=RunDir(place))
     seed = int(spec.seed)
     seed_model(seed)
     data = build_data(spec)
@@ -103,7 +97,7 @@ def memory_of_steps(
     # Without isolation the host's memory is that of the whole run, which has no watch.
     seen = place / "seen" if isolated or device.type == "cpu" else None
     peak = _limited(device, budget_bytes, seen)
-    module = build_module(run.spec, data)
+    module = run.build_module(data)
     trainer = run.trainer([], silent=True, max_steps=steps, **A_FEW_STEPS)
     trainer.fit(module, train_dataloaders=_Batches(batches))
     return int(torch.cuda.max_memory_allocated(device)) if peak is None else peak.bytes()

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.task import Run
+from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tasks.train import Train
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class TrainIfFits(Train):
     warmup_batches: Annotated[int, Field(ge=0, le=1_000_000)] = 2
     timed_batches: Annotated[int, Field(ge=1, le=1_000_000)] = 20
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Takes a few training steps first, as ``task=fit_batch`` does.
 
         Raises:
@@ -52,7 +52,6 @@ class TrainIfFits(Train):
                 memory.
             Stopped: a signal ended it.
         """
-        run.assert_one_rank()
         prober = Prober(
             run,
             budget_bytes=self.budget_bytes,

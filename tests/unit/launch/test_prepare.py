@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import (
@@ -24,10 +23,10 @@ from sparsepipe.launch.prepare import (
     refuse_few_microbatches,
     resolve_run,
 )
-from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.sweep import callbacks
+from sparsepipe.tasks.emulate import as_emulated
 from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed
@@ -36,6 +35,7 @@ from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 from tests.support.plans import plan_on
 from tests.support.quota_group import quota_group
 from tests.support.reported_runs import leave, made_by
+from tests.support.resolved import plan_run, resolved, run_directory
 from tests.support.simulated_cases import BY_HAND, run
 
 CUT = "parallel.strategy.microbatches="
@@ -100,7 +100,7 @@ def test_refused_before_ranks_start(
     monkeypatch.chdir(tmp_path)
     config = composed(*MODEL, *TWO, "parallel=gpipe", *stages, f"{CUT}{parts}")
     with pytest.raises(ConfigError) as refused:
-        prepare(config, build_inventory(config))
+        run_directory(config)
     assert message in refused.value.message
     assert f"microbatches={parts} are to be cut" in refused.value.message
     assert most in refused.value.remedy
@@ -109,19 +109,19 @@ def test_refused_before_ranks_start(
 def test_not_refused_where_all_have_samples() -> None:
     for stages, parts in ((STRAIGHT, 2), (BOTH, 4), (SEARCHED, 4)):
         asked = (*MODEL, *TWO, "parallel=sync_1f1b", stages)
-        refuse_empty_microbatches(composed(*asked, f"{CUT}{parts}"), ranks=2)
+        refuse_empty_microbatches(resolved(composed(*asked, f"{CUT}{parts}")))
         with pytest.raises(ConfigError):  # one more than that is the first that is refused
-            refuse_empty_microbatches(composed(*asked, f"{CUT}{parts + 1}"), ranks=2)
+            refuse_empty_microbatches(resolved(composed(*asked, f"{CUT}{parts + 1}")))
 
 
 def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Path) -> None:
     config = composed(*MODEL, *TWO, "parallel=gpipe", SEARCHED, f"{CUT}4")
-    kept = tmp_path / "plan.json"
-    kept.write_text(Plan.of(config="2", cuts=[], num_layers=4).to_json())
-    refuse_empty_microbatches(config, ranks=2, kept=kept)
-    kept.write_text(Plan.of(config="1-1", cuts=[2], num_layers=4).to_json())
+    directory = RunDir(tmp_path)
+    directory.plan.write_text(Plan.of(config="2", cuts=[], num_layers=4).to_json())
+    refuse_empty_microbatches(resolved(config, directory=directory))
+    directory.plan.write_text(Plan.of(config="1-1", cuts=[2], num_layers=4).to_json())
     with pytest.raises(ConfigError, match=r"data\.batch_size=2 gives 2 samples"):
-        refuse_empty_microbatches(config, ranks=2, kept=kept)
+        refuse_empty_microbatches(resolved(config, directory=directory))
 
 
 def test_a_search_finds_a_plan_whose_microbatches_all_have_samples(tmp_path: Path) -> None:
@@ -130,17 +130,18 @@ def test_a_search_finds_a_plan_whose_microbatches_all_have_samples(tmp_path: Pat
     measured = replace(measured, meta={**measured.meta, "batch_size": 2})
     asked = (*MODEL, *TWO, "parallel=gpipe", SEARCHED, SLOW, f"{CUT}4", given(tmp_path, measured))
     config, directory = composed(*asked), RunDir(tmp_path / "run")
-    resolve_plan(config, build_inventory(config), directory, run_job=None)
+    plan_run(config, directory)
     assert Plan.from_json(directory.plan.read_text()).config == "2"
-    refuse_empty_microbatches(config, ranks=2, kept=directory.plan)
+    refuse_empty_microbatches(resolved(config, directory=directory))
 
 
 def test_what_trains_on_no_batches_of_data_is_not_refused(tmp_path: Path) -> None:
     cut = ("parallel=gpipe", STRAIGHT, f"{CUT}9", "data.batch_size=2")
-    refuse_empty_microbatches(composed(*hosts(tmp_path, slow=1), *cut), ranks=2)
-    refuse_empty_microbatches(composed("experiment=tiny", "task=evaluate", *TWO, *cut), ranks=2)
+    emulated = as_emulated(composed(*hosts(tmp_path, slow=1), *cut))
+    refuse_empty_microbatches(resolved(emulated.replace({"parallel.devices": 2})))
+    refuse_empty_microbatches(resolved(composed("experiment=tiny", "task=evaluate", *TWO, *cut)))
     with pytest.raises(ConfigError):  # what does train on them is refused for the same
-        refuse_empty_microbatches(composed(*MODEL, *TWO, *cut), ranks=2)
+        refuse_empty_microbatches(resolved(composed(*MODEL, *TWO, *cut)))
 
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -159,7 +160,7 @@ PARTS = "parallel.strategy.microbatches"
 )
 def test_a_plan_by_hand(parallel: str, plan: tuple[str, ...], most: int, stage: int) -> None:
     def asked(count: int) -> int:
-        return resolve_run(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}"))[2]
+        return resolve_run(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}")).ranks
 
     with pytest.raises(ConfigError) as refused:
         asked(most - 1)
@@ -174,7 +175,7 @@ def test_a_plan_file(tmp_path: Path) -> None:
     given = (*ON, "parallel=gpipe", f"parallel.plan.file={tmp_path / 'plan.json'}")
     with pytest.raises(ConfigError, match="fewer than the 2 devices of stage 0"):
         resolve_run(composed(*given, f"{PARTS}=1"))
-    assert resolve_run(composed(*given, f"{PARTS}=2"))[2] == 2
+    assert resolve_run(composed(*given, f"{PARTS}=2")).ranks == 2
 
 
 def test_no_number_of_parts() -> None:
@@ -185,16 +186,16 @@ def test_no_number_of_parts() -> None:
 def test_who_has_none_is_not_asked() -> None:
     for parallel in ("pipeline", "hete_mp"):
         plan = (f"parallel={parallel}", "parallel.plan.config=5-1")
-        assert resolve_run(composed(*ON, *plan))[2] == 6
+        assert resolve_run(composed(*ON, *plan)).ranks == 6
 
 
 def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
     """As one that does not look at it, ``mp`` by levels: refused before ranks start."""
     config = composed(*ON, "parallel=gpipe", f"{PARTS}=1", "parallel.search.search=mp")
-    refuse_few_microbatches(config, kept=tmp_path / "plan.json")
-    (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
-    with pytest.raises(ConfigError, match=rf"^{PARTS}=1 are fewer than the 2 devices of stage 0"):
-        refuse_few_microbatches(config, kept=tmp_path / "plan.json")
+    refuse_few_microbatches(resolved(config, directory=RunDir(tmp_path)))
+    (tmp_path / "plan.json").write_text(plan_on([f"test/core/{n}" for n in range(8)]).to_json())
+    with pytest.raises(ConfigError, match=rf"^{PARTS}=1 are fewer than the 8 devices of stage 0"):
+        refuse_few_microbatches(resolved(config, directory=RunDir(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -231,8 +232,7 @@ def run_id(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Identify:
             else:
                 monkeypatch.setenv(name, value)
         words = ("experiment=tiny", "hardware.accelerator=cpu", *overrides)
-        config, inventory, _ = resolve_run(composed(*words))
-        return prepare(config, inventory).run_id
+        return prepare(resolve_run(composed(*words))).directory.run_id
 
     return identify
 
@@ -292,6 +292,7 @@ UNSAID = ("env", "-u", VARIABLE)
 LIMITED = """
 import torch
 from sparsepipe.launch.execute import limit_threads
+from tests.support.resolved import plan_run, run_directory
 limit_threads()
 print(torch.get_num_threads())
 """
@@ -326,8 +327,7 @@ def place(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     def place(*words: str, threads: int) -> RunDir:
         monkeypatch.setenv(VARIABLE, str(threads))
         monkeypatch.delenv(ANNOUNCED, raising=False)
-        config, inventory, _ = resolve_run(composed(*words, "hardware.accelerator=cpu"))
-        return prepare(config, inventory)
+        return prepare(resolve_run(composed(*words, "hardware.accelerator=cpu"))).directory
 
     return place
 

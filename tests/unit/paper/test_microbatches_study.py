@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.config.build import build_inventory
-from sparsepipe.tasks.task import num_ranks
 from sparsepipe.utils.files import write_json
 from tests.support.command_line import composed
+from tests.support.resolved import resolved
 from tests.unit.paper.test_report_commands import jobs_of
 
 NAME = "experiment=microbatches"
@@ -42,7 +41,7 @@ def test_ways_in_parts_differ_in_devices_and_schedule_alone(
     config = composed(NAME, f"paper/trial=microbatches/{way}", *TWO)
     whole = composed(NAME, "paper/trial=microbatches/whole", *TWO)
     strategy = config.parallel.strategy.arguments
-    assert num_ranks(config, build_inventory(config)) == ranks
+    assert resolved(config).ranks == ranks
     assert (strategy["schedule"], strategy["microbatches"]) == (schedule, 4)
     assert strategy["keyed_randomness"] is True
     assert whole.parallel.strategy is None

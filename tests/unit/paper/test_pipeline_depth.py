@@ -89,12 +89,12 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
     depths, emulated = set(), set()
     told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
     for command in told:
-        config, inventory, ranks = resolve_run(composed(*words_of(command)))
+        run = resolve_run(composed(*words_of(command)))
         schedule, depth = options_of(words_of(command))
-        assert depth.endswith(f"_{ranks}") or (ranks == 1 and schedule == "serial"), command
+        assert depth.endswith(f"_{run.ranks}") or (run.ranks == 1 and schedule == "serial"), command
         depths.add(depth)
-        if config.hardware.get("emulate"):
-            emulated.add(prepare(config, inventory).path)
+        if run.spec.emulation is not None:
+            emulated.add(prepare(run).directory.path)
     assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
     swept = [word for word in words_of(block.sweep) if word.startswith("paper/")]
     if profiles is None:

@@ -9,12 +9,12 @@ import pytest
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.compose import assets_dir
-from sparsepipe.config.division import division_of
 from sparsepipe.errors import PlanError
 from sparsepipe.paper.plans import MODEL, MP_DEVICE, paper_mp_plan, paper_problem
 from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.search.algorithms import mp
 from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.division import division_of
 from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
@@ -68,7 +68,7 @@ def test_it_is_chosen_by_the_number_of_gpus(gpus: int) -> None:
     assert (division.config, division.num_ranks) == (SPLITS[gpus], gpus)
     inventory = build_inventory(config)
     profiles = load_profiles(inventory, MODEL, given={})
-    plan = plan_to_simulate(config, inventory, profiles)
+    plan = plan_to_simulate(config, division, inventory, profiles)
     assert models(plan) == models(paper_mp_plan(gpus))
 
 

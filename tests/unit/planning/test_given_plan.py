@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.config.division import division_of
-from sparsepipe.config.recomputation import recompute_argument, refuse_recompute, with_spans
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.prepare import prepare
+from sparsepipe.partition.activation_checkpointing.setting import with_spans
 from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.division import division_of
 from sparsepipe.planning.given_plan import plan_to_simulate
+from sparsepipe.planning.recomputation import recompute_of, refuse_recompute
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL
 from tests.support.recompute_cases import AUTO, SEARCHED, given, inventory, settled
+from tests.support.resolved import run_directory
 
 
 def auto_plan(tmp_path: Path) -> Path:
@@ -28,15 +29,14 @@ def auto_plan(tmp_path: Path) -> Path:
 def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str) -> None:
     asked = [f"parallel.plan.file={auto_plan(tmp_path)}", *([setting] if setting else [])]
     config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
-    refuse_recompute(config, inventory(1.4e6))
     division = division_of(config)
-    assert division is not None
-    argument = recompute_argument(config.parallel, division.details)
-    own = {"recompute": {"layers": [[0, 0], [3, 3]]}}
-    assert argument == ({} if "layers" in setting else own), "else it is what the setting says"
+    refuse_recompute(config, inventory(1.4e6), division)
+    recomputed = recompute_of(config.parallel, division)
+    own = config.parallel.recompute if "layers" in setting else {"layers": [[0, 0], [3, 3]]}
+    assert recomputed == own, "the setting's own layers come first"
     named = config.parallel.search.profiles
     profiles = load_profiles(inventory(1.4e6), "mlp", given=named)
-    plan = plan_to_simulate(config, inventory(1.4e6), profiles)
+    plan = plan_to_simulate(config, division, inventory(1.4e6), profiles)
     assert plan.details["recomputed"] == [[0, 0], [3, 3]]
     assert plan.details["bottleneck_s"] == pytest.approx(10.0), "as its search expected"
 
@@ -53,7 +53,7 @@ def test_what_a_plan_file_recomputes_is_part_of_the_run(
     def identity(file: Path) -> str:
         named = f"parallel.plan.file={file}"
         config = composed(*MODEL, "data.batch_size=8", "parallel=gpipe", named)
-        return prepare(config, inventory(1e9)).run_id
+        return run_directory(config, inventory(1e9)).run_id
 
     assert identity(path) != identity(plain)
 
@@ -61,13 +61,12 @@ def test_what_a_plan_file_recomputes_is_part_of_the_run(
 def test_nothing_is_recomputed_by_an_empty_setting(tmp_path: Path) -> None:
     asked = (f"parallel.plan.file={auto_plan(tmp_path)}", "parallel.strategy.recompute={}")
     config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
-    refuse_recompute(config, inventory(1e9))
     division = division_of(config)
-    assert division is not None
-    assert recompute_argument(config.parallel, division.details) == {}
+    refuse_recompute(config, inventory(1e9), division)
+    assert recompute_of(config.parallel, division) == {}
     named = config.parallel.search.profiles
     profiles = load_profiles(inventory(1e9), "mlp", given=named)
-    plan = plan_to_simulate(config, inventory(1e9), profiles)
+    plan = plan_to_simulate(config, division, inventory(1e9), profiles)
     assert not {"recomputed", "bottleneck_s"} & plan.details.keys()
 
 
@@ -97,6 +96,6 @@ def test_a_plan_file_is_not_contradicted(
 ) -> None:
     config = composed(*MODEL, *parallel, f"parallel.plan.file={auto_plan(tmp_path)}")
     with pytest.raises(ConfigError) as refused:
-        refuse_recompute(config, inventory(1e9))
+        refuse_recompute(config, inventory(1e9), division_of(config))
     assert message in refused.value.message
     assert remedy in refused.value.remedy

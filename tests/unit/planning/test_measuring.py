@@ -14,7 +14,6 @@ from sparsepipe.cluster import Link
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Measuring
-from sparsepipe.launch.prepare import prepare
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.planning.measuring import link_spec, profile_spec
 from sparsepipe.planning.search import memory_model
@@ -22,6 +21,7 @@ from sparsepipe.tasks.task import task_of
 from sparsepipe.utils.host import cpu_name, usable_cores
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
+from tests.support.resolved import resolved, run_directory
 
 pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 
@@ -36,7 +36,7 @@ def measuring(*settings: str, how: Measuring | None = None) -> RunSpec:
 def test_the_identity_of_a_profile_has_the_settings_it_depends_on() -> None:
     def identity(*settings: str, how: Measuring | None = None) -> str:
         wanted = measuring(*TWO, *settings, how=how)
-        return prepare(wanted, build_inventory(wanted)).run_id
+        return run_directory(wanted).run_id
 
     base = identity("parallel=hete_mp")
     other = ("seed=3", "optim.optimizer.lr=0.5", "trainer.max_epochs=9", "name=other", "force=true")
@@ -65,7 +65,7 @@ def test_a_profile_belongs_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> No
     """Also where the inventory calls its devices by other names than the vendor."""
     wanted = measuring("hardware=two_speeds")
     inventory = build_inventory(wanted)
-    told = task_of(wanted).prepare(wanted, inventory)
+    told = task_of(wanted).prepare(resolved(wanted, inventory))
     versions = f"torch {torch.__version__}", f"sparsepipe {__version__}"
     assert all(word in told for word in (cpu_name(), *versions))
     cores = max(1, usable_cores() // 2)
@@ -75,7 +75,7 @@ def test_a_profile_belongs_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> No
             monkeypatch.delenv("OMP_NUM_THREADS")
         else:
             monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        ids[threads] = prepare(wanted, inventory).run_id
+        ids[threads] = run_directory(wanted, inventory).run_id
     assert ids[None] == ids[str(cores)] != ids[str(cores + 1)]
 
 
@@ -84,9 +84,9 @@ def test_links_are_none_of_a_profile() -> None:
     without = build_inventory(wanted)
     fast = Link(bytes_per_s=1e9)
     linked = replace(without, hosts=(replace(without.hosts[0], link=fast),), link=fast)
-    assert prepare(wanted, linked).run_id == prepare(wanted, without).run_id
+    assert run_directory(wanted, linked).run_id == run_directory(wanted, without).run_id
     training = composed(*MODEL, "hardware=two_speeds")
-    assert prepare(training, linked).run_id != prepare(training, without).run_id
+    assert run_directory(training, linked).run_id != run_directory(training, without).run_id
 
 
 def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
@@ -94,7 +94,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
         config = link_spec(composed(*MODEL, *TWO, "parallel=hete_mp", *settings))
         inventory = build_inventory(config)
         config = task_of(config).configured(config, inventory)
-        return prepare(config, inventory).run_id
+        return run_directory(config, inventory).run_id
 
     base = identity()
     other = ("model.width=32", "data.batch_size=4", "optim=adamw", "seed=1", "parallel=exact")
@@ -103,7 +103,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
     assert identity("parallel.strategy.direct=true") != base
     config = link_spec(composed(*MODEL, *TWO, "parallel=hete_mp"))
     inventory = build_inventory(config)
-    told = task_of(config).prepare(config, inventory)
+    told = task_of(config).prepare(resolved(task_of(config).configured(config, inventory)))
     words = (inventory.hosts[0].name, cpu_name(), f"torch {torch.__version__}")
     assert all(word in told for word in words)
 
@@ -111,7 +111,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
 def test_given_profiles_are_identified_by_their_content(tmp_path: Path) -> None:
     def identity(*settings: str) -> str:
         config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, *settings)
-        return prepare(config, build_inventory(config)).run_id
+        return run_directory(config).run_id
 
     base = identity(given(tmp_path, profile([1, 1, 1, 1])))
     assert identity(given(tmp_path, profile([1, 1, 1, 1]), "elsewhere.json")) == base
@@ -126,7 +126,7 @@ def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
     def identity(*settings: str) -> str:
         config = composed(*MODEL, *TWO, *settings, "parallel.plan.config=1-1")
         assert config.search is None
-        return prepare(config, build_inventory(config)).run_id
+        return run_directory(config).run_id
 
     assert identity("parallel=hete_mp") == identity("parallel=mp") == identity("parallel=pipeline")
 
@@ -169,7 +169,7 @@ def test_a_synchronous_pipeline_can_be_searched_for(parallel: str) -> None:
 def test_synchronous_schedules_and_their_microbatches_make_another_run() -> None:
     def identity(*settings: str) -> str:
         config = composed(*MODEL, *TWO, "data.batch_size=4", "parallel.plan.config=1-1", *settings)
-        return prepare(config, build_inventory(config)).run_id
+        return run_directory(config).run_id
 
     every = [
         identity("parallel=pipeline"),

@@ -12,10 +12,10 @@ from sparsepipe.errors import PlanError
 from sparsepipe.launch.job import _decide
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 from tests.support.plans import plan_on
+from tests.support.resolved import resolved
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.usefixtures("workplace")
 def test_a_failed_search_under_torchrun_leaves_no_run(tmp_path: Path) -> None:
     none_fits = ("parallel.search.reserved_bytes=1e15", given(tmp_path, profile([1, 1, 1, 1])))
     config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, *none_fits)
-    inventory = build_inventory(config)
+    run = prepare(resolved(config))
     with contextlib.ExitStack() as held:
-        decided = _decide(config, inventory, found := prepare(config, inventory), held)
+        decided = _decide(run, held)
     assert isinstance(decided, PlanError)
-    assert not found.path.exists()
+    assert not run.directory.path.exists()
 
 
 def trained(path: Path, *names: str) -> str:
@@ -45,7 +45,7 @@ def test_an_evaluation_splits_as_the_training_did(tmp_path: Path) -> None:
         config = composed(*MODEL, *TWO, "parallel=hete_mp", run, *settings)
         directory = RunDir(tmp_path / f"{len(list(tmp_path.iterdir()))}")
         directory.path.mkdir()
-        task_of(config).adopt_plan(config, build_inventory(config), directory)
+        (own := resolved(config, directory=directory)).task.adopt_plan(own)
         told = directory.plan.exists() and directory.plan.read_text()
         assert told in (False, RunDir(Path(run.partition("=")[2])).plan.read_text())
         return bool(told)

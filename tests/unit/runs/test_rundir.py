@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.runs.rundir import RunDir, file_fingerprint, run_dir
-from sparsepipe.utils.files import read_json, write_plain_json
+from sparsepipe.runs.rundir import RunDir, file_fingerprint
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, rows
 
 AGAIN = composed("experiment=tiny")
@@ -81,25 +80,6 @@ def test_what_an_older_version_has_noted_counts(directory: RunDir) -> None:
     assert directory.attempt == 3
 
 
-@pytest.mark.parametrize("epochs", [3, 5000])
-def test_a_shorter_run_is_found(tmp_path: Path, epochs: int) -> None:
-    def found(epochs: int) -> RunDir:
-        changed = {"trainer.max_epochs": epochs, "paths.outputs": str(tmp_path)}
-        spec = AGAIN.replace(changed)
-        return run_dir(
-            spec, inventory=build_inventory(spec), ranks=1, data_fingerprint="a",
-            checkpoint_fingerprint=None,
-        )  # fmt: skip
-
-    shorter = found(epochs)
-    shorter.open(AGAIN.replace({"trainer.max_epochs": epochs}))
-    shorter.checkpoints.mkdir()
-    shorter.last.touch()
-    shorter.finish({})
-    assert found(epochs + 1).shorter == shorter
-    assert found(epochs - 1).shorter is None
-
-
 def test_other_runs_are_left_alone(directory: RunDir) -> None:
     """Another that is started anew is no business of this one."""
     others = directory.path.with_name(f".ba9876543210.{os.getpid()}.1")
@@ -144,21 +124,12 @@ def test_loaders_are_made_when_the_data_have_a_trainer(job: Job) -> None:
     assert (result["test_shapes"], result["train_shapes"]) == (9, 32)
 
 
-def test_finished_run_is_skipped_and_force_starts_anew(
-    job: Job, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_finished_run_is_skipped_and_force_starts_anew(job: Job) -> None:
     run = job()
     written = (run / "metrics.csv").stat().st_mtime_ns
     assert job() == run
     assert job("data.num_workers=1", "task.gallery=3") == run
     assert (run / "metrics.csv").stat().st_mtime_ns == written
-    assert "last weights" not in caplog.text
-    result = read_json(run / "result.json")
-    del result["tested_checkpoint"]  # as of an earlier version
-    write_plain_json(run / "result.json", result)
-    assert job() == run
-    assert "of the last weights, as in earlier versions, and training" in caplog.text
-    caplog.clear()
     (run / "stray").touch()
     assert job("force=true") == run
     assert (run / "metrics.csv").stat().st_mtime_ns != written

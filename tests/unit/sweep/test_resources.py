@@ -23,7 +23,7 @@ from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.sweep_environment import announce_hardware
 from sparsepipe.errors import ConfigError
-from sparsepipe.planning.devices import find_device, places_of_ranks
+from sparsepipe.planning.devices import find_device
 from sparsepipe.sweep.composition import hydra_config
 from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
@@ -32,6 +32,7 @@ from sparsepipe.utils.host import quota_limits, usable_cores
 from tests.support.command_line import composed
 from tests.support.plans import plan_on
 from tests.support.quota_group import quota_group
+from tests.support.resolved import resolved
 
 CPU = Machine(cores=(0, 1, 2, 3))
 KINDS = ("RTX", "RTX", "RTX", "TITAN")
@@ -159,7 +160,7 @@ def test_a_plan_finds_its_devices_among_the_gpus_of_its_job(
     wanted = needs(config, GPUS, Settings())
     assert wanted.gpus == kinds
     inventory = build_inventory(config)
-    places = places_of_ranks(config, inventory, ranks=2)
+    places = resolved(config, inventory).places
     slots = Slots(machine=GPUS)
     other = slots.grant(Demand(ranks=1, cores=1, gpus=KINDS[:1]))
     assert other is not None

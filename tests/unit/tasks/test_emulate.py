@@ -11,13 +11,12 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
-from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.emulate import as_emulated, minibatches_per_reader
-from sparsepipe.tasks.task import Run, task_of
+from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import hosts, path_of
+from tests.support.resolved import plan_run, resolved
 
 pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "task=emulate"
@@ -54,7 +53,7 @@ def test_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) 
     assert path_of(*by_task, settings) == path_of(*by_task)
     config = asked(*by_task, settings)
     directory = RunDir(tmp_path / "run")
-    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+    plan_run(config, directory, run_job=run_job)
     assert not directory.path.exists(), "no plan of a search"
 
 
@@ -158,7 +157,7 @@ def test_minibatches_are_of_all_ranks_that_read(
     config = asked(*hosts(tmp_path), EMULATE, *overrides)
     inventory = build_inventory(config)
     config = task_of(config).configured(config, inventory)
-    run = Run(spec=config, directory=RunDir(tmp_path), inventory=inventory, watch=SignalWatch())
+    run = resolved(config, inventory, directory=RunDir(tmp_path))
     assert minibatches_per_reader(run, 20) == each
     assert minibatches_per_reader(run, None) == 24
     limited = replace(run, spec=config.replace({"trainer.limit_train_batches": 9}))

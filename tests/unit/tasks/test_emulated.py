@@ -9,18 +9,18 @@ import pytest
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.launch.job import hosts_emulated, run_job
-from sparsepipe.runs.rundir import RunDir
+from sparsepipe.planning.division import division_of
 from sparsepipe.tasks.emulate import as_emulated, emulated_profiles
 from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import hosts, path_of, profile
 from tests.support.namespace_cases import left, needs_namespaces
 from tests.support.plans import plan_on
+from tests.support.resolved import resolved
 
 pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "hardware.emulate=true"
@@ -209,7 +209,7 @@ def test_what_a_killed_run_left_goes_before_any_emulation(
     config, inventory = asked(*hosts(tmp_path), *overrides)
     config = task_of(config).configured(config, inventory)
     assert left(ended.pid) == [namespace]
-    with hosts_emulated(config, inventory, RunDir(tmp_path)):
+    with hosts_emulated(resolved(config, inventory)):
         assert emulated_layout() is None
         assert left(ended.pid) == []
 
@@ -220,14 +220,14 @@ def test_without_permission_it_says_that_links_are_not_limited(
     monkeypatch.setattr(machine, "may_administer", lambda: False)
     config, inventory = asked(*hosts(tmp_path), "parallel=dp")
     config = task_of(config).configured(config, inventory)
-    with caplog.at_level("WARNING"), hosts_emulated(config, inventory, RunDir(tmp_path)):
+    with caplog.at_level("WARNING"), hosts_emulated(resolved(config, inventory)):
         assert emulated_layout() is None
     assert "the network between hosts is not emulated" in caplog.text
     assert "run as root" in caplog.text
     config = config.replace({"hardware.network": "namespaces"})
     with (
         pytest.raises(NotPermitted, match="may not make network namespaces") as caught,
-        hosts_emulated(config, inventory, RunDir(tmp_path)),
+        hosts_emulated(resolved(config, inventory)),
     ):
         pytest.fail("it has begun")
     assert "run as root" in caught.value.remedy

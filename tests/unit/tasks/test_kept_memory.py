@@ -13,21 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.models import cnn_5x5
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.profiling.memory import border_bytes, saved_bytes
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.kept_memory import kept_bytes, kept_values
-from sparsepipe.tasks.task import Run
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.planned_cases import profile
+from tests.support.resolved import resolved
 
 CUT, BATCH, PARTS = 7, 32, 8
 IN_FLIGHT = [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1)), ("eager_1f1b", (3, 1))]
@@ -244,8 +242,7 @@ def test_no_error_about_what_was_kept_ends_a_run(
     plan = read_json(directory.plan)
     directory.plan.write_text(json.dumps({**plan, "recomputed": [[0, 9]]}))
     config = composed("experiment=tiny", *settings)
-    inventory, watch = build_inventory(config), SignalWatch()
-    run = Run(spec=config, directory=directory, inventory=inventory, watch=watch)
+    run = resolved(config, directory=directory)
     with caplog.at_level("INFO"):
         assert kept_values(run) == {}
     assert "layer 9 is not among" in caplog.text

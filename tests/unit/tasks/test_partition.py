@@ -11,9 +11,9 @@ import pytest
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.paper.plans import PAPER as PRINTED
 from sparsepipe.paper.plans import PaperRow, hete_mp_s, paper_inventory
-from sparsepipe.paper.table3 import Table3
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
@@ -21,10 +21,7 @@ from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.plots.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.partition import Partition
-from sparsepipe.tasks.task import Run
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL
@@ -218,18 +215,12 @@ def test_what_a_synchronous_pipeline_recomputes_counts(
     assert read_json(done.result)["bottleneck_s"] == plan.details["bottleneck_s"]
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
-    config = composed(*PAPER, "parallel=dp", "parallel.devices=2")
-    run = Run(
-        spec=config,
-        directory=RunDir(tmp_path),
-        inventory=paper_inventory(8),
-        watch=SignalWatch(),
-    )
-    for task in (Partition(), Table3()):
-        with pytest.raises(ConfigError, match="sets 2") as caught:
-            task.run(run)
-        assert "parallel=single" in caught.value.remedy
+@pytest.mark.parametrize("task", ["partition", "paper/table3", "profile", "fit_batch"])
+def test_several_processes_are_refused(task: str) -> None:
+    several = ("parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
+    with pytest.raises(ConfigError, match="sets 2") as caught:
+        resolve_run(composed("experiment=tiny", f"task={task}", *several))
+    assert "parallel=single" in caught.value.remedy
 
 
 def test_one_device_has_one_profile() -> None:

@@ -15,11 +15,9 @@ from typing import get_args
 
 import pytest
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.paper.chapters.trainings import OF_MEMORY, OTHERS
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.fitting.fit_batch import Found, _limit
 from sparsepipe.tasks.fitting.memory import (
     Seen,
@@ -31,10 +29,10 @@ from sparsepipe.tasks.fitting.memory import (
 )
 from sparsepipe.tasks.fitting.prober import Outcome, Prober
 from sparsepipe.tasks.fitting.steps import _noting
-from sparsepipe.tasks.task import Run
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, wait_for
 from tests.support.memory_group import memory_group
+from tests.support.resolved import resolved
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")
 MB = 10**6
@@ -170,12 +168,7 @@ def prober(workplace: Path) -> Callable[[], Prober]:
 
     def make() -> Prober:
         config = composed("experiment=tiny", *STEPS)
-        run = Run(
-            spec=config,
-            directory=RunDir(workplace),
-            inventory=build_inventory(config),
-            watch=SignalWatch(),
-        )
+        run = resolved(config, directory=RunDir(workplace))
         return Prober(run, budget_bytes=3000 * MB, steps=2, timeout_s=300)
 
     return make

@@ -16,7 +16,6 @@ from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import (
     ConfigError,
     HardwareError,
@@ -28,10 +27,8 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.plots.shares import Costs, accumulated_shares
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.profile import batches_of_training
-from sparsepipe.tasks.task import Run, task_of
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.memory import give_freed_memory_back
 from tests.support.command_line import composed
@@ -245,19 +242,6 @@ def test_what_cannot_be_measured_is_refused(
     with pytest.raises(error, match=message) as caught:
         run(*PROFILE, *override)
     assert caught.value.remedy
-
-
-def test_several_processes_are_refused(tmp_path: Path) -> None:
-    config = composed(*PROFILE, "parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
-    alone = Run(
-        spec=config,
-        directory=RunDir(tmp_path),
-        inventory=build_inventory(config),
-        watch=SignalWatch(),
-    )
-    with pytest.raises(ConfigError, match="profile runs as one process") as caught:
-        task_of(config).run(alone)
-    assert "parallel=single" in caught.value.remedy
 
 
 def test_no_measured_pass_is_refused() -> None:

@@ -10,7 +10,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.evaluate import Evaluate
 from sparsepipe.tasks.fitting.train_if_fits import TrainIfFits
 from sparsepipe.tasks.profile import ProfileLayers
-from sparsepipe.tasks.task import Run, Task, task_class, task_of
+from sparsepipe.tasks.task import ResolvedRun, Task, task_of
 from tests.support.command_line import composed
 
 
@@ -20,7 +20,7 @@ class CountLayers(Task):
 
     most: int = 3
 
-    def run(self, run: Run) -> None:
+    def run(self, run: ResolvedRun) -> None:
         """Nothing."""
 
 
@@ -40,5 +40,5 @@ def test_its_settings_are_the_keys_of_the_group() -> None:
 def test_something_else_is_refused() -> None:
     spec = composed("data=shapes").replace(task={"_target_": "fractions.Fraction"})
     with pytest.raises(ConfigError, match=r"fractions\.Fraction is no task") as caught:
-        task_class(spec)
+        task_of(spec)
     assert "sparsepipe.tasks.task.Task" in caught.value.remedy

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
@@ -14,10 +14,6 @@ from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
-    from torch import nn
 
 _HANDED_ON = ("config", "cuts", "balance")
 
@@ -120,8 +116,8 @@ class Division:
         return given if grids is None else {**given, "grids": grids}
 
 
-def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
-    """The division by ``parallel.plan``; None where models are not split.
+def division_of(spec: RunSpec) -> Division | None:
+    """The division by ``parallel.plan``; None where the strategy does not split models.
 
     Raises:
         ConfigError: a key is in the wrong place or contradicts another, or the strategy cannot
@@ -146,9 +142,6 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
             "parallel.plan is set, and parallel.strategy splits no model",
             remedy="choose parallel=pipeline, or leave parallel.plan out",
         )
-    # FLOP shares depend on the batch that they are counted on, and weights on the plan.
-    if kept is not None and kept.exists():
-        return read_plan_file(kept, balance=chosen.balance)
     if chosen.file is not None:
         for name in ("config", "cuts"):
             if getattr(chosen, name) is not None:
@@ -203,14 +196,3 @@ def read_plan_file(
         details=read.details,
         file=path,
     )
-
-
-def check_division(spec: RunSpec, module: pl.LightningModule, *, kept: Path | None = None) -> None:
-    """Refuses a plan for other layers (PlanError), or a model without layers (ConfigError)."""
-    division = division_of(spec, kept=kept)
-    if division is not None:
-        # Torch, which lists of runs, say, need not wait for.
-        from sparsepipe.strategies.pipeline.stage_plan import find_layers
-
-        name = find_layers(module, spec.parallel.argument("layers"))
-        division.check(num_layers=len(cast("nn.Sequential", module.get_submodule(name))))

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.recomputation import recompute_of, refuse_recompute
 from sparsepipe.errors import ConfigError, PlanError, SparsePipeError
-from sparsepipe.launch.prepare import prepare
-from sparsepipe.planning.plan_resolution import resolve_plan
+from sparsepipe.planning.division import division_of
+from sparsepipe.planning.recomputation import refuse_recompute
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL
 from tests.support.recompute_cases import AUTO, BY_HAND, SEARCHED, given, inventory, saved, settled
+from tests.support.resolved import plan_run, run_directory
 
 
 def test_forms_that_it_may_have() -> None:
     def said(*settings: str) -> Any:
-        return recompute_of(composed(*MODEL, "parallel=sync_1f1b", *settings).parallel)
+        return composed(*MODEL, "parallel=sync_1f1b", *settings).parallel.recompute
 
     assert said() == "none"
     assert said("parallel.strategy.recompute=all") == "all"
@@ -156,8 +156,8 @@ def test_auto_looks_for_a_cut_that_fits_unlike_devices(tmp_path: Path) -> None:
     fast = "parallel.search.bandwidth_bytes_per_s=1e9"
     config = composed(*MODEL, *SEARCHED[:2], AUTO, fast, profiles)
     directory = RunDir(tmp_path / "run")
-    refuse_recompute(config, unlike)
-    resolve_plan(config, unlike, directory, run_job=None)
+    refuse_recompute(config, unlike, division_of(config))
+    plan_run(config, directory, unlike)
     plan = Plan.from_json(directory.plan.read_text())
     assert [stage.devices for stage in plan.stages] == [("here/core/0",), ("here/large/0",)]
     assert plan.cuts == (1,)
@@ -181,7 +181,7 @@ def test_the_profiles_of_a_choice_are_part_of_the_run(
 
     def identity(*settings: str) -> str:
         config = composed(*MODEL, *BY_HAND, "data.batch_size=4", *settings)
-        return prepare(config, inventory(1e9)).run_id
+        return run_directory(config, inventory(1e9)).run_id
 
     large, small = given(tmp_path), given(tmp_path, saved_bytes=1.0)
     assert identity(AUTO, large) != identity(AUTO, small)
@@ -231,7 +231,7 @@ def test_the_plan_that_is_faster_with_what_it_recomputes_is_taken(tmp_path: Path
     plans = []
     for memory_bytes in (1e9, 0.9e6):
         directory = RunDir(tmp_path / f"{memory_bytes:g}")
-        resolve_plan(config, inventory(memory_bytes), directory, run_job=None)
+        plan_run(config, directory, inventory(memory_bytes))
         plans.append(Plan.from_json(directory.plan.read_text()))
     assert [plan.config for plan in plans] == ["2", "2"]
     ample, tight = plans

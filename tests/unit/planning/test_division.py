@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory
-from sparsepipe.config.build import build_module
-from sparsepipe.config.division import Division, division_of, read_plan_file
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
-from sparsepipe.runs.rundir import run_dir
+from sparsepipe.planning.division import Division, division_of, read_plan_file
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.task import num_ranks
 from tests.support.command_line import composed
+from tests.support.resolved import resolved, run_directory
 
 pytestmark = pytest.mark.usefixtures("workplace")
 CORES = Inventory(
@@ -47,12 +46,12 @@ def file(tmp_path: Path) -> str:
     ids=str,
 )
 def test_devices_follow_the_plan(settings: tuple[str, ...], ranks: int) -> None:
-    assert num_ranks(composed(*VECTORS, *settings), CORES) == ranks
+    assert resolved(composed(*VECTORS, *settings), CORES).ranks == ranks
 
 
 def test_devices_follow_a_plan_file(file: str) -> None:
     config = composed(*VECTORS, "parallel=pipeline", file)
-    assert num_ranks(config, CORES) == 3
+    assert resolved(config, CORES).ranks == 3
     division = division_of(config)
     assert division is not None
     assert division.arguments() == {"config": "2-1", "cuts": [3], "balance": "flops"}
@@ -66,12 +65,12 @@ def test_devices_follow_a_plan_file(file: str) -> None:
 
 def test_a_run_goes_on_with_the_plan_it_began_with(file: str, tmp_path: Path) -> None:
     config = composed(*VECTORS, "parallel=pipeline", "parallel.devices=3")
-    division = division_of(config, kept=tmp_path / "plan.json")
-    assert division is not None
-    assert division.cuts == (3,)
-    division = division_of(config, kept=tmp_path / "none.json")
-    assert division is not None
-    assert division.cuts is None
+    run = resolved(config, CORES)
+    assert run.division is not None
+    assert run.division.cuts is None
+    kept = run.in_directory(RunDir(tmp_path)).division
+    assert kept is not None
+    assert kept.cuts == (3,)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_a_run_goes_on_with_the_plan_it_began_with(file: str, tmp_path: Path) ->
 )  # fmt: skip
 def test_refused(settings: list[str], error: type[Exception], words: list[str]) -> None:
     with pytest.raises(error) as refused:
-        num_ranks(composed(*VECTORS, "parallel=pipeline", *settings), CORES)
+        resolved(composed(*VECTORS, "parallel=pipeline", *settings), CORES)
     assert all(word in str(refused.value) for word in words), refused.value
 
 
@@ -128,7 +127,7 @@ def test_plans_of_other_layers_are_refused(
     given = [file if setting == "FILE" else setting for setting in settings]
     config = composed(*VECTORS, "parallel=pipeline", *given)
     with pytest.raises(PlanError) as refused:
-        build_module(config, VectorData())
+        resolved(config, CORES).build_module(VectorData())
     assert all(word in str(refused.value) for word in words), refused.value
     assert refused.value.remedy
 
@@ -143,13 +142,7 @@ def test_more_ranks_than_devices_are_refused_before_data_are_prepared(job: Job) 
 def test_identity_is_what_the_plan_says_and_not_where(file: str) -> None:
     def identity(*settings: str) -> str:
         config = composed(*VECTORS, "parallel=pipeline", *settings)
-        return run_dir(
-            config,
-            inventory=CORES,
-            ranks=num_ranks(config, CORES),
-            data_fingerprint="",
-            checkpoint_fingerprint=None,
-        ).run_id
+        return run_directory(config, CORES).run_id
 
     by_hand = ("parallel.plan.config=2-1", "parallel.plan.cuts=[3]")
     base = identity(file)

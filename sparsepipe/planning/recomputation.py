@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import places
-from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Parallel, PlanChoice, Synchronous
 from sparsepipe.errors import ConfigError
@@ -21,7 +19,6 @@ from sparsepipe.partition.activation_checkpointing.selection import RecomputedLa
 from sparsepipe.partition.activation_checkpointing.setting import (
     Setting,
     StageSpans,
-    bounds_of,
     check_setting,
     in_words,
     recomputed_spans,
@@ -30,29 +27,27 @@ from sparsepipe.partition.activation_checkpointing.setting import (
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MIB, MemoryModel
 from sparsepipe.partition.problem import SynchronousStages
+from sparsepipe.planning.division import Division
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
 log = logging.getLogger(__name__)
 
-_EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "rank_times_s", "memory_bytes")
-"""Entries of a plan file that its search expected, and that depend on what is recomputed."""
+
+def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
+    """Layers that the strategy is to recompute.
+
+    The plan file decides where the configuration leaves it open: in place of ``auto``, which a plan
+    that was made for the run answers, and of ``none``.
+    """
+    setting = parallel.recompute
+    if division is None or parallel.synchronous is None or setting not in ("auto", "none"):
+        return setting
+    bounds = division.details.get("recomputed")
+    return {"layers": bounds} if bounds else "none"
 
 
-def recompute_of(parallel: Parallel) -> Setting:
-    """The setting of ``parallel.strategy``; ``none`` of one that is no synchronous pipeline."""
-    if parallel.synchronous is None:
-        return "none"
-    setting: Setting = parallel.argument("recompute", "none")
-    return setting
-
-
-def is_automatic(parallel: Parallel) -> bool:
-    """Whether SparsePipe chooses the layers."""
-    return recompute_of(parallel) == "auto"
-
-
-def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
+def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | None) -> None:
     """Refuses what can be refused before anything is prepared.
 
     Raises:
@@ -61,9 +56,9 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
         PlanError: the plan file is missing or is none.
     """
     parallel = spec.parallel
-    check_setting(recompute_of(parallel))
-    _refuse_file(spec)
-    if not is_automatic(parallel):
+    check_setting(parallel.recompute)
+    _refuse_file(parallel, division)
+    if parallel.recompute != "auto":
         return
     plan, search = parallel.plan or PlanChoice(), parallel.search
     by_hand = plan.file is not None or plan.cuts is not None
@@ -92,17 +87,13 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
         )
 
 
-def _refuse_file(spec: RunSpec) -> None:
+def _refuse_file(parallel: Parallel, division: Division | None) -> None:
     """Refuses a plan file whose layers the strategy does not recompute, or not them alone."""
-    parallel = spec.parallel
-    if parallel.plan is None or parallel.plan.file is None:
-        return
-    division = division_of(spec)
     if division is None or not division.details.get("recomputed"):
         return
     if parallel.synchronous is None:
         raise ConfigError(
-            f"{parallel.plan.file} is the plan of a synchronous pipeline that recomputes "
+            f"{division.file} is the plan of a synchronous pipeline that recomputes "
             "layers, which no other one does",
             remedy="choose parallel=gpipe, sync_1f1b or eager_1f1b, or give its stages without "
             "that, as parallel.plan.config and parallel.plan.cuts",
@@ -115,7 +106,7 @@ def _refuse_file(spec: RunSpec) -> None:
         num_layers=division.num_layers,
         grids=division.grids,
     )
-    if not is_automatic(parallel):
+    if parallel.recompute != "auto":
         given_spans(replace(plan, details=division.details), parallel)
 
 
@@ -126,7 +117,7 @@ def synchronous_stages_of(
     if (synchronous := parallel.synchronous) is None:
         return None
     return SynchronousStages(
-        setting=recompute_of(parallel), microbatches=_microbatches(synchronous, profiles)
+        setting=parallel.recompute, microbatches=_microbatches(synchronous, profiles)
     )
 
 
@@ -165,26 +156,13 @@ def choose(
     )
 
 
-def with_spans(plan: Plan, spans: StageSpans) -> Plan:
-    """The plan with what is recomputed in its details.
-
-    What a search has expected of it with other layers to recompute is left out.
-    """
-    bounds = bounds_of(spans)
-    if bounds == bounds_of(spans_in_plan(plan)):
-        return plan
-    left_out = ("recomputed", *_EXPECTED)
-    details = {key: value for key, value in plan.details.items() if key not in left_out}
-    return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
-
-
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
     """The layers that a plan recomputes: those of the setting, or of the plan file without one.
 
     Raises:
         ConfigError: the plan has no such layers or stages, or its file lists others.
     """
-    setting, own = recompute_of(parallel), spans_in_plan(plan)
+    setting, own = parallel.recompute, spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own
     named = recomputed_spans(setting, plan)
@@ -197,16 +175,6 @@ def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
             "parallel.plan.cuts",
         )
     return named
-
-
-def recompute_argument(parallel: Parallel, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The strategy's argument ``recompute`` where the plan file decides it."""
-    bounds = details.get("recomputed")
-    if is_automatic(parallel):
-        return {"recompute": {"layers": bounds} if bounds else "none"}
-    if bounds and parallel.synchronous is not None and recompute_of(parallel) == "none":
-        return {"recompute": {"layers": bounds}}
-    return {}
 
 
 def log_chosen(chosen: RecomputedLayers) -> None:
