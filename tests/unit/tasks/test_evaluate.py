@@ -28,6 +28,7 @@ from sparsepipe.runs.checkpoints import read_checkpoint
 from sparsepipe.tasks.evaluate import Evaluate
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, rows
+from tests.support.resolved import resolved
 
 TRAINED = (
     *("data=shapes", "model=sparse_vgg11_bn", "parallel=single", "optim=sgd_onecycle"),
@@ -228,7 +229,9 @@ def test_what_a_file_says_counts_whatever_else_it_holds(run: Path, place: Path) 
     with torch.serialization.safe_globals([Vouched]):
         content = read_checkpoint(place / "vouched.ckpt")
     with pytest.raises(ConfigError, match="says what it was trained with, but holds values"):
-        Evaluate()._different(spec, content)  # as where the model's module vouches for the class
+        Evaluate()._different(
+            resolved(spec), content
+        )  # as where the model's module vouches for the class
 
 
 @pytest.mark.parametrize("text", ["a: [1\nb: }", "", None])
@@ -253,7 +256,7 @@ def test_what_nobody_knows_is_said(
     settings = [word for word in TRAINED if word.startswith(("data", "model", "seed", "hardware"))]
     found = evaluated(place / "weights.pt", *settings)
     assert found["test/loss"] == read_json(run / "result.json")["test/loss"]
-    assert "nothing says what" in caplog.text
+    assert "is unknown: model and data are configured" in caplog.text
 
 
 def test_the_classifier_is_loaded_from_a_checkpoint_alone(run: Path) -> None:

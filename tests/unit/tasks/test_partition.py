@@ -154,7 +154,7 @@ def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path
                 "task.device=TITAN V",
             ),
             PlanError,
-            "server1 3, server2 4",
+            "different numbers of devices",
         ),
         ((*PAPER, "++task.profiles={TITAN V: nowhere.json}"), ProfileError, "nowhere.json"),
     ],

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import sparsepipe
 from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
 from sparsepipe.launch.job import run_job
 from sparsepipe.tasks.predict import find_files
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 
 TRAINED = (
@@ -156,26 +155,6 @@ def test_the_directory_of_a_prediction_names_that_of_its_training(run: Path) -> 
     ) as refused:
         predicted(directory, "new/round.obj")
     assert refused.value.remedy == f"give checkpoint={run}"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("predictions", value) for value in (7, [7], [{"file": "a", "class": "b"}])),
-        *(("unreadable", value) for value in (None, [{"file": "a", "error": 7, "remedy": ""}])),
-    ],
-)
-def test_malformed_answers_of_a_finished_run_are_named(run: Path, key: str, value: Any) -> None:
-    path = predicted(run, "new/round.obj", "task.gallery=0") / "predictions.json"
-    whole = read_json(path)
-    write_json(path, {**whole, key: value})
-    with pytest.raises(SparsePipeError, match=f"(?s){path}.*{key}") as refused:
-        predicted(run, "new/round.obj", "task.gallery=0")
-    assert "Remove the file, and DONE.json beside it" in refused.value.remedy
-    path.unlink()
-    path.with_name("DONE.json").unlink()
-    predicted(run, "new/round.obj", "task.gallery=0")
-    assert read_json(path) == whole
 
 
 def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) -> None:
