@@ -229,9 +229,7 @@ def test_what_a_file_says_counts_whatever_else_it_holds(run: Path, place: Path) 
     with torch.serialization.safe_globals([Vouched]):
         content = read_checkpoint(place / "vouched.ckpt")
     with pytest.raises(ConfigError, match="says what it was trained with, but holds values"):
-        Evaluate()._different(
-            resolved(spec), content
-        )  # as where the model's module vouches for the class
+        Evaluate()._different(resolved(spec), content)
 
 
 @pytest.mark.parametrize("text", ["a: [1\nb: }", "", None])

@@ -12,11 +12,11 @@ from PIL import Image
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.simulate import in_one_process
 from tests.support.command_line import Shell, composed
 from tests.support.emulated_cases import profile
+from tests.support.resolved import run_directory
 from tests.support.simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
 
 
@@ -298,7 +298,7 @@ SEVEN_GPUS = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches
 def identity(outputs: Path, *overrides: str) -> str:
     config = composed(f"paths.outputs={outputs}", *SEVEN_GPUS, *overrides)
     inventory = build_inventory(config)
-    return prepare(in_one_process(config), inventory).run_id
+    return run_directory(in_one_process(config), inventory).run_id
 
 
 def plan_and_pace(outputs: Path, *overrides: str) -> tuple[list[object], float]:
