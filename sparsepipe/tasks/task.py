@@ -36,7 +36,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
-from sparsepipe.strategies.pipeline.layers import find_layers
+from sparsepipe.strategies.pipeline.stage_plan import find_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
