@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from sparsepipe.data.augment import Axis
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.points import FloatArray
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import Seed, checked
 
 _CELLS = 24
 """Cells along each side of the image in which a view hides points."""
@@ -25,6 +27,7 @@ _LEAST = 16
 """Points that are left of a shape at least."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudShift:
     """What is done to each cloud.
@@ -39,20 +42,14 @@ class CloudShift:
     """
 
     kind: str = "none"
-    strength: float = 1.0
-    seed: int = 0
+    strength: Annotated[float, Field(ge=0, le=2)] = 1.0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        check_numbers(least_1={}, least_0={"shift.seed": self.seed})
         if self.kind not in SHIFTS:
             raise ConfigError(
                 f"data.shift.kind={self.kind!r} is not valid",
                 remedy=f"choose one of {', '.join(SHIFTS)}",
-            )
-        if not 0 <= self.strength <= 2:
-            raise ConfigError(
-                f"data.shift.strength={self.strength} is not valid",
-                remedy="set it to a number from 0 to 2",
             )
 
     def __call__(self, cloud_N3: FloatArray, *, up_axis: Axis, key: tuple[int, ...]) -> FloatArray:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
 import pytorch_lightning as pl
+from pydantic import Field
 from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.checks import check_dense, check_num_points, check_numbers, check_share
 from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import (
     EvalSampler,
@@ -22,7 +23,15 @@ from sparsepipe.data.dataloaders import (
     make_loader,
     split_validation,
 )
-from sparsepipe.data.dataset import Collate, RatioMode, Representation, ShapeDataset, Voxelisation
+from sparsepipe.data.dataset import (
+    Collate,
+    PointRatio,
+    RatioMode,
+    Representation,
+    Resolution,
+    ShapeDataset,
+    Voxelisation,
+)
 from sparsepipe.data.files import log_once
 from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
 from sparsepipe.data.preprocessing import Preprocessing
@@ -30,9 +39,14 @@ from sparsepipe.data.sources.base import CacheSettings, Source
 from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 
 Purpose = Literal["train", "val", "test"]
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""A share of samples that leaves some."""
 
 
 class SplitDataModule(pl.LightningDataModule, ABC):
@@ -47,14 +61,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         stream: distinguishes data that are read beside each other in the seed of the order.
     """
 
+    @checked
     def __init__(
-        self, *, batch_size: int, num_workers: int | None, val_share: float, seed: int
+        self, *, batch_size: Count, num_workers: CountFrom0 | None, val_share: Share, seed: Seed
     ) -> None:
         super().__init__()
-        check_share(val_share)
-        check_numbers(
-            least_1={"batch_size": batch_size}, least_0={"num_workers": num_workers, "seed": seed}
-        )
         self.batch_size, self._val_share, self._seed = batch_size, val_share, seed
         self._num_workers = default_workers() if num_workers is None else num_workers
         self._train_S: IntArray = np.empty(0, np.int64)
@@ -209,24 +220,24 @@ class ShapeDataModule(SplitDataModule):
         *,
         source: Callable[..., Source],
         cache_dir: Path | str,
-        resolution: int = 32,
+        resolution: Resolution = 32,
         span: Span = "extent",
         representation: Representation = "sparse",
-        cached_points: int = 16_384,
-        sampling_seed: int = 0,
-        num_points: int | None = 4_096,
-        point_ratio: float = 1.0,
+        cached_points: Count = 16_384,
+        sampling_seed: Seed = 0,
+        num_points: Count | None = 4_096,
+        point_ratio: PointRatio = 1.0,
         ratio_mode: RatioMode = "fixed",
         augment: Augment | None = None,
         shift: CloudShift | None = None,
         up_axis: Axis = "z",
-        batch_size: int = 32,
-        num_workers: int | None = None,
-        val_share: float = 0.0,
-        seed: int = 0,
+        batch_size: Count = 32,
+        num_workers: CountFrom0 | None = None,
+        val_share: Share = 0.0,
+        seed: Seed = 0,
         split: float | str | None = None,
         strict: bool = False,
-        cache_workers: int = 0,
+        cache_workers: CountFrom0 = 0,
         lock_wait_s: float = 7_200.0,
     ) -> None:
         super().__init__(
@@ -387,3 +398,38 @@ class ShapeDataModule(SplitDataModule):
                 "(data=shapes, modelnet10 or modelnet40)",
             )
         return load_surface
+
+
+def check_num_points(num_points: int | None, *, stored: int) -> None:
+    """Raise ``ConfigError`` if more points are drawn than stored; None is all of them."""
+    if num_points is not None and num_points > stored:
+        raise ConfigError(
+            f"data.num_points={num_points}, but {stored} points are stored per shape",
+            remedy=f"set data.num_points to at most {stored}, or to null for all",
+        )
+
+
+def check_dense(representation: str, *, batch_size: int, resolution: int, whole: bool) -> None:
+    """Raise ``ConfigError`` for dense grids that exceed memory or ignore other settings.
+
+    ``whole`` means that all points are used, without augmentation.
+    """
+    if representation == "sparse":
+        return
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    batch_bytes = 4 * batch_size * resolution**3
+    if batch_bytes > memory_bytes // 4:
+        largest = int((memory_bytes / 16 / batch_size) ** (1 / 3))
+        raise ConfigError(
+            f"a dense batch of {batch_size} grids of {resolution}^3 takes "
+            f"{batch_bytes / 2**30:,.1f} GiB, more than a quarter of this machine's memory",
+            remedy=f"set data.representation=sparse, or data.resolution to at most {largest} "
+            "for this data.batch_size",
+        )
+    if representation == "dense_surface" and not whole:
+        raise ConfigError(
+            "data.representation=dense_surface takes whole meshes, so points cannot be left "
+            "out or augmented",
+            remedy="set data.point_ratio=1 and data.augment.enabled=false, or "
+            "data.representation=dense",
+        )

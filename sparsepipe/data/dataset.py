@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.checks import check_choices, check_numbers, check_ratio, check_resolution
 from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.points import FloatArray, HeldArray, IntArray, MappedArray, PointSet
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.sparse import sparse_collate
+from sparsepipe.sparse.coordinates import MAX_COORDINATE
+from sparsepipe.utils.arguments import Count, checked
 
 RatioMode = Literal["fixed", "uniform"]
 Representation = Literal["sparse", "dense", "dense_surface"]
@@ -53,6 +55,13 @@ def draw_points(
     return rng.choice(stored, kept, replace=False, shuffle=False)
 
 
+MAX_RESOLUTION = MAX_COORDINATE + 1
+"""Voxels on an axis that sparse coordinates can represent."""
+Resolution = Annotated[int, Field(ge=1, le=MAX_RESOLUTION)]
+PointRatio = Annotated[float, Field(gt=0, le=1)]
+
+
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voxelisation:
     """Settings that turn a stored point cloud into a network's input; see ``ShapeDataModule``.
@@ -61,26 +70,15 @@ class Voxelisation:
         ConfigError: a setting is out of its range.
     """
 
-    resolution: int
+    resolution: Resolution
     span: Span
     representation: Representation
-    num_points: int | None
-    point_ratio: float
+    num_points: Count | None
+    point_ratio: PointRatio
     ratio_mode: RatioMode
     up_axis: Axis
     seed: int
     shift: CloudShift | None = None
-
-    def __post_init__(self) -> None:
-        check_resolution(self.resolution)
-        check_ratio(self.point_ratio)
-        check_numbers(least_1={"num_points": self.num_points}, least_0={})
-        check_choices(
-            span=(self.span, Span),
-            representation=(self.representation, Representation),
-            ratio_mode=(self.ratio_mode, RatioMode),
-            up_axis=(self.up_axis, Axis),
-        )
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):

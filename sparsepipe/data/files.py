@@ -346,3 +346,20 @@ def _digest(path: Path) -> str:
         return digest_file(path)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def check_class_names(classes: Sequence[str], where: Path) -> None:
+    """Raise ``DataError`` for names that are no Unicode text, since results could not be written.
+
+    Args:
+        classes: names; those of folders in another encoding contain surrogates.
+        where: the file or folder that they are from.
+    """
+    for name in classes:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where} has a class of the name {name!a}, which is not text in UTF-8",
+                remedy="give it another name",
+            ) from error

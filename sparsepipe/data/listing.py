@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsepipe.data.checks import check_class_names
 from sparsepipe.data.files import (
     LIST_BYTES,
+    check_class_names,
     digest_values,
     explaining_storage,
     log_once,

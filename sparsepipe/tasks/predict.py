@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import differences
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
@@ -116,7 +115,6 @@ class Predict(Task):
                 remedy="give the directory of its run, or a checkpoint that a run has written",
             )
         preprocessing_of(run.training)
-        check_numbers(least_1={"batch_size": run.spec.data.get("batch_size")}, least_0={})
         found = differences(run.spec.to_dict(), run.training)
         if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(

@@ -9,11 +9,15 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from sparsepipe.errors import ConfigError
 
+Count = Annotated[int, Field(ge=1, le=2**32)]
+CountFrom0 = Annotated[int, Field(ge=0, le=2**32)]
+"""A count that may be 0."""
+Seed = Annotated[int, Field(ge=0)]
 C = TypeVar("C", bound=Callable[..., Any])
 _TERMS = {
     "a valid integer": "a whole number",

@@ -14,11 +14,12 @@ import torch
 from torch.utils.data import Dataset
 
 from sparsepipe.data.dataloaders import Access, ShapeLoader
-from sparsepipe.data.datamodule import Purpose, SplitDataModule
+from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.images.shifts import ImageShift
 from sparsepipe.data.images.sources import DIGITS, ImageSet, ImageSource
 from sparsepipe.data.points import SPLITS, IntArray, Split
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import Count, CountFrom0, Seed
 from sparsepipe.utils.files import expanded
 
 
@@ -50,10 +51,10 @@ class ImageDataModule(SplitDataModule):
         source: Callable[[Path | str | None], ImageSource],
         cache_dir: Path | str,
         shift: ImageShift | None = None,
-        batch_size: int = 32,
-        num_workers: int | None = None,
-        val_share: float = 0.0,
-        seed: int = 0,
+        batch_size: Count = 32,
+        num_workers: CountFrom0 | None = None,
+        val_share: Share = 0.0,
+        seed: Seed = 0,
     ) -> None:
         super().__init__(
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import (
     digest_file,
     digest_listing,
@@ -28,6 +27,7 @@ from sparsepipe.data.listing import list_folder
 from sparsepipe.data.points import SPLITS, MappedArray, Split
 from sparsepipe.data.sources.base import LOCK_WAIT_S, require_root
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.arguments import Count, checked
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _VERSION = 1
@@ -54,11 +54,12 @@ class ImageFolder:
         DataError: there is no such folder, or it has another layout.
     """
 
+    @checked
     def __init__(
         self,
         root: Path | str | None,
         *,
-        size: Sequence[int] = (28, 28),
+        size: Sequence[Count] = (28, 28),
         channels: int = 3,
         test_share: float = 0.2,
     ) -> None:
@@ -70,7 +71,6 @@ class ImageFolder:
                 f"size={list(size)} and channels={channels} of images are not valid",
                 remedy="give a height and a width, and 1 channel (grey) or 3 (colours)",
             )
-        check_numbers(least_1={"height": size[0], "width": size[1]}, least_0={})
         self._size, self._channels = tuple(size), channels
         self._listings = list_folder(self.root, suffixes=SUFFIXES, share=test_share)
         self.classes = self._listings["train"].classes

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import Count, Seed, checked
 
 Image = NDArray[np.float32]
 _Draw = Callable[[Image, np.random.Generator], Image]
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShift:
     """What is done to each image, as a function of the seed and its index.
@@ -33,11 +34,10 @@ class ImageShift:
     """
 
     kind: str = "none"
-    channels: int = 1
-    seed: int = 0
+    channels: Count = 1
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        check_numbers(least_1={"shift.channels": self.channels}, least_0={"shift.seed": self.seed})
         if self.kind not in SHIFTS:
             raise ConfigError(
                 f"data.shift.kind={self.kind!r} is not valid",

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import digest_values, explaining_storage, locked
 from sparsepipe.data.points import SPLITS, MappedArray, Split
 from sparsepipe.data.sources.base import LOCK_WAIT_S
+from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.files import replacing
 
 SIDE = 28
@@ -207,19 +207,16 @@ class DrawnDigits:
         ConfigError: no images, or a negative seed.
     """
 
+    @checked
     def __init__(
         self,
         root: Path | str | None = None,
         *,
-        train_images: int = 42_000,
-        test_images: int = 10_000,
-        seed: int = 0,
+        train_images: Count = 42_000,
+        test_images: Count = 10_000,
+        seed: Seed = 0,
     ) -> None:
         del root
-        check_numbers(
-            least_1={"source.train_images": train_images, "source.test_images": test_images},
-            least_0={"source.seed": seed},
-        )
         self._counts = {"train": train_images, "test": test_images}
         self._seed = seed
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import log_once, scan_files
 from sparsepipe.data.listing import Listing
 from sparsepipe.data.mesh_rows import FRAME_NUMBERS, QUANTA
@@ -27,6 +26,7 @@ from sparsepipe.data.points import (
 from sparsepipe.data.row_cache import DONE, RowCache, RowReader
 from sparsepipe.data.shape_files import SHAPE_SUFFIXES
 from sparsepipe.errors import REMEDY, DataError
+from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
 
@@ -39,6 +39,7 @@ _MOST_SEEN = 10_000
 LOCK_WAIT_S = 7_200.0
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
     """Settings of the cache in which a source keeps prepared data; see ``ShapeDataModule``.
@@ -53,17 +54,11 @@ class CacheSettings:
     """
 
     directory: Path
-    points: int = 16_384
-    seed: int = 0
+    points: Count = 16_384
+    seed: Seed = 0
     strict: bool = False
-    workers: int = 0
+    workers: CountFrom0 = 0
     lock_wait_s: float = LOCK_WAIT_S
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            least_1={"cached_points": self.points},
-            least_0={"cache_workers": self.workers, "sampling_seed": self.seed},
-        )
 
 
 class Source(Protocol):

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.checks import check_class_names
-from sparsepipe.data.files import digest_values, explaining_storage, scan_files
+from sparsepipe.data.files import check_class_names, digest_values, explaining_storage, scan_files
 from sparsepipe.data.npz_files import open_npz
 from sparsepipe.data.points import (
     SPLITS,

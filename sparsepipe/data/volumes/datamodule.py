@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sparsepipe.data.checks import check_choices
 from sparsepipe.data.dataloaders import Access, ShapeLoader
-from sparsepipe.data.datamodule import Purpose, SplitDataModule
+from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.points import IntArray, Split
 from sparsepipe.data.sources.base import LOCK_WAIT_S, CacheSettings
 from sparsepipe.data.volumes.samples import (
@@ -27,6 +26,7 @@ from sparsepipe.data.volumes.samples import (
     whole_part,
 )
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 
 
@@ -54,6 +54,7 @@ class VolumeDataModule(SplitDataModule):
         DataError: files are missing.
     """
 
+    @checked
     def __init__(
         self,
         root: Path | str | None = None,
@@ -61,16 +62,15 @@ class VolumeDataModule(SplitDataModule):
         source: Callable[..., VolumeSource],
         cache_dir: Path | str,
         labels: Labels = "sample",
-        batch_size: int = 4,
-        num_workers: int | None = None,
-        val_share: float = 0.0,
-        seed: int = 0,
+        batch_size: Count = 4,
+        num_workers: CountFrom0 | None = None,
+        val_share: Share = 0.0,
+        seed: Seed = 0,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
         super().__init__(
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
         )
-        check_choices(labels=(labels, Labels))
         self._labels: Labels = labels
         cache = CacheSettings(
             directory=expanded(cache_dir).absolute(),

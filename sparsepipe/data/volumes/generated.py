@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, MappedArray, Split
 from sparsepipe.data.sources.base import CacheSettings
@@ -29,6 +28,7 @@ from sparsepipe.data.volumes.drawing import (
 )
 from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.progress import progress
 
 _PIECE_VOXELS = 1 << 18
@@ -84,6 +84,7 @@ class GeneratedVolumes:
         ConfigError: a number is out of its range.
     """
 
+    @checked
     def __init__(
         self,
         root: Path | str | None = None,
@@ -91,10 +92,10 @@ class GeneratedVolumes:
         labels: Labels,
         cache: CacheSettings,
         sizes: Sequence[int],
-        channels: int = 1,
-        train_samples: int = 256,
-        test_samples: int = 64,
-        seed: int = 0,
+        channels: Count = 1,
+        train_samples: Count = 256,
+        test_samples: Count = 64,
+        seed: Seed = 0,
     ) -> None:
         del root
         if not (1 <= len(sizes) <= 3 and min(sizes) >= 1):
@@ -103,14 +104,6 @@ class GeneratedVolumes:
                 remedy="set data.source.sizes to one size for signals, two for images or three for "
                 "volumes, each 1 or more",
             )
-        check_numbers(
-            least_1={
-                "source.channels": channels,
-                "source.train_samples": train_samples,
-                "source.test_samples": test_samples,
-            },
-            least_0={"source.seed": seed},
-        )
         self.sample_sizes = tuple(sizes)
         self.classes = ("background", *TEXTURES) if labels == "voxel" else TEXTURES
         self._cache, self._channels, self._seed = cache, channels, seed

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsepipe.data.checks import check_class_names
-from sparsepipe.data.files import LIST_BYTES, read_text
+from sparsepipe.data.files import LIST_BYTES, check_class_names, read_text
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.volumes.formats import SUFFIXES, suffix_of
 from sparsepipe.data.volumes.samples import Labels

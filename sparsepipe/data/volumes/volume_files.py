@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from sparsepipe.data.checks import check_choices
 from sparsepipe.data.files import digest_values, explaining_storage, locked, scan_files
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
 from sparsepipe.data.sources.base import CacheSettings
@@ -28,6 +28,7 @@ from sparsepipe.data.volumes.formats import (
 from sparsepipe.data.volumes.listing import Entry, Listing, list_samples
 from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.arguments import checked
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.progress import progress
 
@@ -126,6 +127,7 @@ class VolumeFiles:
         ConfigError: a setting is not valid, or there are no names of voxels' classes.
     """
 
+    @checked
     def __init__(
         self,
         root: Path | str | None,
@@ -135,14 +137,8 @@ class VolumeFiles:
         classes: Sequence[str] | None = None,
         channel_axis: ChannelAxis | None = None,
         mean: float = 0.0,
-        std: float = 1.0,
+        std: Annotated[float, Field(gt=0)] = 1.0,
     ) -> None:
-        if channel_axis is not None:
-            check_choices(**{"source.channel_axis": (channel_axis, ChannelAxis)})
-        if not std > 0:
-            raise ConfigError(
-                f"data.source.std={std} is not valid", remedy="set data.source.std to more than 0"
-            )
         if labels == "voxel" and not classes:
             raise ConfigError(
                 "data.labels=voxel needs data.source.classes, which is not set",

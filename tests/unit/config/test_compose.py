@@ -168,6 +168,11 @@ def test_arguments_of_every_model_are_checked(group: str, option: str) -> None:
         composed(f"{group}={option}", "model.width=abc")
 
 
+def test_limits_of_constructors_are_those_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"'data\.batch_size' must be greater than or equal to 1"):
+        composed("data=shapes", "data.batch_size=0")
+
+
 def test_data_follow_the_model() -> None:
     def representation(*overrides: str) -> str:
         return composed(*overrides).data.get("representation")

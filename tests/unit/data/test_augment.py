@@ -7,17 +7,10 @@ import pytest
 from scipy import stats
 
 from sparsepipe.data.augment import Augment
-from sparsepipe.data.checks import check_ratio
 from sparsepipe.data.dataset import draw_points
 from sparsepipe.errors import ConfigError
 
 CUBE = np.random.default_rng(0).uniform(-0.5, 0.5, (2000, 3)).astype(np.float32)
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
-def test_shares_outside_the_range_are_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=r"\(0, 1\]"):
-        check_ratio(share)
 
 
 def test_points_are_drawn_without_repetition_and_uniformly() -> None:

@@ -13,7 +13,7 @@ import torch
 import trimesh
 
 from sparsepipe.data import Augment, GeneratedShapes, NpzBundle
-from sparsepipe.data.checks import MAX_RESOLUTION
+from sparsepipe.data.dataset import MAX_RESOLUTION
 from sparsepipe.data.off import write_off
 from sparsepipe.data.points import PointSet
 from sparsepipe.errors import ConfigError
@@ -166,20 +166,20 @@ def test_validation_is_apart_from_training_and_test(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"resolution": 0}, f"from 1 to {MAX_RESOLUTION}"),
-        ({"resolution": MAX_RESOLUTION + 1}, f"from 1 to {MAX_RESOLUTION}"),
-        ({"point_ratio": 0.0}, r"in \(0, 1\]"),
-        ({"point_ratio": 1.5}, r"in \(0, 1\]"),
-        ({"ratio_mode": "both"}, "fixed, uniform"),
-        ({"span": "box"}, "extent, cube, sphere"),
-        ({"representation": "octree"}, "sparse, dense, dense_surface"),
-        ({"up_axis": "up"}, "x, y, z"),
+        ({"resolution": 0}, "resolution must be greater than or equal to 1"),
+        ({"resolution": MAX_RESOLUTION + 1}, f"less than or equal to {MAX_RESOLUTION}"),
+        ({"point_ratio": 0.0}, "point_ratio must be greater than 0"),
+        ({"point_ratio": 1.5}, "less than or equal to 1"),
+        ({"ratio_mode": "both"}, "'fixed' or 'uniform'"),
+        ({"span": "box"}, "'extent', 'cube' or 'sphere'"),
+        ({"representation": "octree"}, "'sparse', 'dense' or 'dense_surface'"),
+        ({"up_axis": "up"}, "'x', 'y' or 'z'"),
         ({"num_points": 513}, "at most 512, or to null"),
-        ({"num_points": 0}, "1 or more"),
-        ({"cached_points": 0}, "1 or more"),
-        ({"batch_size": 0}, "1 or more"),
-        ({"num_workers": -1}, "0 or more"),
-        ({"val_share": 1.0}, "below 1"),
+        ({"num_points": 0}, "num_points=0"),
+        ({"cached_points": 0}, "points=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"val_share": 1.0}, "val_share must be less than 1"),
         ({"representation": "dense", "resolution": 5000}, "data.representation=sparse"),
         ({"representation": "dense_surface", "augment": STRONG}, "data.augment.enabled=false"),
         ({"representation": "dense_surface", "point_ratio": 0.5}, "data.point_ratio=1"),

@@ -396,8 +396,8 @@ def test_labels_may_be_floating_point_numbers(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"classes": None}, "data.labels=voxel needs data.source.classes"),
-        ({"std": 0.0}, "data.source.std"),
-        ({"channel_axis": "middle"}, "data.source.channel_axis"),
+        ({"std": 0.0}, "std=0.0"),
+        ({"channel_axis": "middle"}, "channel_axis=.middle"),
     ],
 )
 def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -245,10 +245,10 @@ def test_too_little_space_is_seen_beforehand(small_disk: Path) -> None:
         ({"sizes": []}, "data.source.sizes"),
         ({"sizes": [4, 0]}, "data.source.sizes"),
         ({"sizes": [4, 4, 4, 4]}, "data.source.sizes"),
-        ({"channels": 0}, "data.source.channels"),
-        ({"train_samples": 0}, "data.source.train_samples"),
-        ({"seed": -1}, "data.source.seed"),
-        ({"labels": "pixel"}, "data.labels"),
+        ({"channels": 0}, "channels=0"),
+        ({"train_samples": 0}, "train_samples=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"labels": "pixel"}, "labels=.pixel"),
     ],
 )
 def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], named: str) -> None:

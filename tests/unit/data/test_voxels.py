@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from sparsepipe.data.checks import MAX_RESOLUTION, check_dense, check_resolution
+from sparsepipe.data.datamodule import check_dense
+from sparsepipe.data.dataset import MAX_RESOLUTION
 from sparsepipe.data.voxels import grid_box, occupancy, voxelise
 from sparsepipe.errors import ConfigError
 
@@ -84,12 +85,6 @@ def test_flat_and_single_point_shapes_lie_mid_grid(span: str) -> None:
     point_13 = np.full((1, 3), 2.5, np.float32)
     middle_3, half_3 = box_of(point_13, span)
     assert voxelise((point_13 - middle_3) / half_3, resolution=9).tolist() == [[4, 4, 4]]
-
-
-@pytest.mark.parametrize("resolution", [0, -3, MAX_RESOLUTION + 1, 2.5, True])
-def test_impossible_resolutions_name_the_range(resolution: int) -> None:
-    with pytest.raises(ConfigError, match=f"from 1 to {MAX_RESOLUTION}"):
-        check_resolution(resolution)
 
 
 def test_dense_beyond_memory_names_what_fits() -> None:
