@@ -81,7 +81,12 @@ def describe(
         if not plain.permute(order).is_contiguous():
             plain = plain.contiguous()
     where = {"cpu": "host", "meta": "meta"}.get(plain.device.type, "device")
-    flat = _flat_bytes(plain)
+    if plain.is_meta:
+        flat = torch.empty(0, dtype=torch.uint8)
+    else:
+        flat = torch.empty(0, dtype=torch.uint8, device=plain.device)
+        start, size = plain.storage_offset() * plain.element_size(), plain.nbytes
+        flat.set_(plain.untyped_storage(), start, (size,), (1,))
     inline = flat.numel() == 0 or (where == "host" and flat.numel() <= inline_bytes)
     spec = TensorSpec(
         dtype=plain.dtype,
@@ -92,37 +97,6 @@ def describe(
         data=flat.cpu().numpy().tobytes() if inline else None,
     )
     return spec, flat
-
-
-def materialise(spec: TensorSpec, storage: Tensor | None, *, device: torch.device) -> Tensor:
-    """The tensor that ``spec`` describes.
-
-    Args:
-        spec: its description.
-        storage: uint8 [at least size_bytes] that holds its bytes and is not copied: the tensor is
-            made of this memory. None where the bytes are in the spec.
-        device: where an empty tensor for the device goes.
-    """
-    if spec.where == "meta":
-        tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
-        return tensor.requires_grad_(spec.requires_grad)
-    if storage is None:
-        assert spec.data is not None
-        # One more byte, since torch makes no tensor of an empty buffer.
-        storage = torch.frombuffer(bytearray(spec.data + b"\0"), dtype=torch.uint8)
-        storage = storage.to(device) if spec.where == "device" else storage
-    tensor = torch.empty(0, dtype=spec.dtype, device=storage.device)
-    tensor.set_(storage.untyped_storage(), 0, spec.shape, spec.stride)
-    return tensor.requires_grad_(spec.requires_grad)
-
-
-def _flat_bytes(dense: Tensor) -> Tensor:
-    """The memory of a dense tensor; a "meta" tensor has none."""
-    if dense.is_meta:
-        return torch.empty(0, dtype=torch.uint8)
-    flat = torch.empty(0, dtype=torch.uint8, device=dense.device)
-    start = dense.storage_offset() * dense.element_size()
-    return flat.set_(dense.untyped_storage(), start, (dense.numel() * dense.element_size(),), (1,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +140,25 @@ class Header:
     def assemble(
         self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
     ) -> Messages:
-        """The messages, on uint8 memory of each tensor that follows, on host and device."""
+        """The messages; their tensors are made of the uint8 memory that is given for each tensor
+        that follows, on host and device, without a copy.
+        """
         followed = {"host": iter(host), "device": iter(on_device)}
         tensors = []
         for spec in self.specs:
-            storage = next(followed[spec.where]) if spec.data is None else None
-            tensors.append(materialise(spec, storage, device=device))
+            if spec.where == "meta":
+                tensor = torch.empty_strided(
+                    spec.shape, spec.stride, dtype=spec.dtype, device="meta"
+                )
+            else:
+                if spec.data is None:
+                    storage = next(followed[spec.where])
+                else:  # one more byte, since torch makes no tensor of an empty buffer
+                    storage = torch.frombuffer(bytearray(spec.data + b"\0"), dtype=torch.uint8)
+                    storage = storage.to(device) if spec.where == "device" else storage
+                tensor = torch.empty(0, dtype=spec.dtype, device=storage.device)
+                tensor.set_(storage.untyped_storage(), 0, spec.shape, spec.stride)
+            tensors.append(tensor.requires_grad_(spec.requires_grad))
         messages = []
         for data in self.pickled:
             kind, minibatch, meta, tree = safe_pickle.read(data, tensors)
@@ -208,11 +195,16 @@ def encode(messages: Messages) -> Packet:
         try:
             pickled.append(_pickled(kind, message, table))
         except Unsendable as error:
-            raise _refusal(kind, message, error.what, error.remedy) from None
+            what, remedy = error.what, error.remedy
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            what = f"what cannot be pickled ({error})"
             remedy = "hand on tensors and plain values, or classes defined at a module's top level"
-            raise _refusal(kind, message, f"what cannot be pickled ({error})", remedy) from None
-        payload_bytes.append(table.size_bytes - before)
+        else:
+            payload_bytes.append(table.size_bytes - before)
+            continue
+        raise ConfigError(
+            f"the {kind.value} of minibatch {message.minibatch} holds {what}", remedy=remedy
+        )
     # As plain tuples, which pickle without a call into Python, as classes do not.
     specs = tuple((str(dtype), *rest) for dtype, *rest in table.specs)
     header = pickle.dumps((specs, tuple(pickled)), protocol=5)
@@ -247,12 +239,6 @@ def parse(blocks: Sequence[Tensor]) -> Header:
     specs, pickled = safe_pickle.read(memoryview(whole)[_PREFIX_BYTES:])
     found = tuple(TensorSpec(_DTYPES[dtype], *rest) for dtype, *rest in specs)
     return Header(specs=found, pickled=pickled)
-
-
-def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> ConfigError:
-    return ConfigError(
-        f"the {kind.value} of minibatch {message.minibatch} holds {what}", remedy=remedy
-    )
 
 
 class _TensorTable:
