@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """A microbatch.
 
     Args:
@@ -41,7 +41,7 @@ class Part:
     batch: Any
 
 
-def split(batch: Any, parts: int) -> list[Part]:
+def split(batch: Any, parts: int) -> list[BatchPart]:
     """Cuts a batch into parts; of fewer samples than parts, the last ones are empty.
 
     Tensors and numpy arrays are cut along their first dimension, without a copy. Sparse tensors are
@@ -57,13 +57,13 @@ def split(batch: Any, parts: int) -> list[Part]:
     assert parts > 0
     if parts == 1:
         try:
-            return [Part(num_samples(batch), batch)]
+            return [BatchPart(num_samples(batch), batch)]
         except ConfigError:
-            return [Part(1, batch)]
+            return [BatchPart(1, batch)]
     samples = num_samples(batch)
     sizes = (samples // parts + (part < samples % parts) for part in range(parts))
     return [
-        Part(last - first, _cut(batch, first, last, samples=samples) if last > first else None)
+        BatchPart(last - first, _cut(batch, first, last, samples=samples) if last > first else None)
         for first, last in pairwise(accumulate(sizes, initial=0))
     ]
 

@@ -44,7 +44,7 @@ class Unsendable(Exception):
         self.remedy = remedy
 
 
-class Unreadable(Exception):
+class UnreadableMessage(Exception):
     """A pickle that does something else than to make values."""
 
 
@@ -129,13 +129,13 @@ def _known_class(module_name: str, name: str, needed: type = object) -> Any:
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     if not isinstance(found, type) or not issubclass(found, needed):
-        raise Unreadable(f"{module_name}.{name} is not known on this rank")
+        raise UnreadableMessage(f"{module_name}.{name} is not known on this rank")
     return found
 
 
 def _make_array(data: bytes, kind: str, shape: tuple[int, ...] | None, order: Any) -> Any:
     if type(data) is not bytes or type(kind) is not str or not _NUMPY_KIND.fullmatch(kind):
-        raise Unreadable(f"{kind!r} is not a kind of array that ranks send")
+        raise UnreadableMessage(f"{kind!r} is not a kind of array that ranks send")
     made: Any = np.ndarray(shape or (), np.dtype(kind), bytearray(data), order=order)
     return made[()] if shape is None else made
 
@@ -143,7 +143,7 @@ def _make_array(data: bytes, kind: str, shape: tuple[int, ...] | None, order: An
 def _make_torch(name: str) -> Any:
     found = vars(torch).get(name)
     if not isinstance(found, _TORCH):
-        raise Unreadable(f"torch.{name} is not a value that ranks send")
+        raise UnreadableMessage(f"torch.{name} is not a value that ranks send")
     return found
 
 
@@ -155,7 +155,7 @@ def _make_dataclass(module_name: str, name: str, fields: Mapping[str, Any]) -> A
     kind = _known_class(module_name, name)
     names = {each.name for each in dataclasses.fields(kind)}
     if hasattr(kind, "__del__") or fields.keys() != names:
-        raise Unreadable(f"{module_name}.{name} has other fields on this rank")
+        raise UnreadableMessage(f"{module_name}.{name} has other fields on this rank")
     made = object.__new__(kind)  # without its __init__ and __post_init__
     for field, value in fields.items():
         object.__setattr__(made, field, value)
@@ -220,7 +220,7 @@ class _Reader(pickle.Unpickler):
 
     @override
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise Unreadable(f"{module_name}.{global_name} is named, and ranks send no names")
+        raise UnreadableMessage(f"{module_name}.{global_name} is named, and ranks send no names")
 
 
 class _CarefulReader(pickle._Unpickler):
@@ -258,7 +258,7 @@ def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
         tensors: the table that the pickler has numbered.
 
     Raises:
-        Unreadable: the pickle does something else than to make values.
+        UnreadableMessage: the pickle does something else than to make values.
     """
     try:
         return _Reader(io.BytesIO(data), tensors).load()
@@ -267,7 +267,7 @@ def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
     try:
         return _CarefulReader(io.BytesIO(data), tensors).load()
     except (LookupError, TypeError, ValueError) as error:
-        raise Unreadable(f"a message does not describe values: {error!r}") from error
+        raise UnreadableMessage(f"a message does not describe values: {error!r}") from error
 
 
 def dumps(value: Any) -> bytes:
@@ -304,10 +304,10 @@ def loads(data: bytes) -> Any:
     """The value that :func:`dumps` was given; tensors lie where they did.
 
     Raises:
-        Unreadable: the bytes are not of :func:`dumps`.
+        UnreadableMessage: the bytes are not of :func:`dumps`.
     """
     end = 8 + int.from_bytes(data[:8], "little")
     tensors = torch.load(io.BytesIO(data[8:end]), weights_only=True) if end > 8 else []
     if not isinstance(tensors, list) or not all(isinstance(each, Tensor) for each in tensors):
-        raise Unreadable("something else than tensors is in their place")
+        raise UnreadableMessage("something else than tensors is in their place")
     return read(data[end:], tensors)

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.base_worker import Microbatch, MinibatchEvents, StageWorker, moment
 from sparsepipe.runtime.batch_norm import MinibatchNorms
-from sparsepipe.runtime.microbatches import Part, split
+from sparsepipe.runtime.microbatches import BatchPart, split
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind, Message
 from sparsepipe.schedule import Action, MinibatchSupply
@@ -80,7 +80,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._own = self._plan.microbatches_of(self._rank, microbatches)
         self._rounds = 0
         self._minibatch = 0  # its number in the whole run
-        self._read: dict[int, tuple[Part, float]] = {}
+        self._read: dict[int, tuple[BatchPart, float]] = {}
         self._opened: dict[int, _Opened] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._returned: list[Microbatch] = []
@@ -128,11 +128,11 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._replicas.average_statistics_(buffers)
         self._rounds = 0
 
-    def _cut(self, batch: Any, count: int) -> dict[int, tuple[Part, float]]:
+    def _cut(self, batch: Any, count: int) -> dict[int, tuple[BatchPart, float]]:
         """This rank's microbatches with what their losses count, by number."""
         if batch is None:
             self.sizes_read = []
-            return {number: (Part(0, None), 0.0) for number in self._own}
+            return {number: (BatchPart(0, None), 0.0) for number in self._own}
         parts = split(batch, len(self._own))
         self.sizes_read = [part.samples for part in parts]
         samples = sum(self.sizes_read)

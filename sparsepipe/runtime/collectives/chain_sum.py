@@ -41,7 +41,7 @@ _CLOSED = "Application timeout caused pair closure"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LaneStep:
     """One of a lane's.
 
     Attributes:
@@ -70,7 +70,7 @@ class Lane:
     source: int | None
     target: int | None
     adds: bool
-    steps: tuple[Step, ...]
+    steps: tuple[LaneStep, ...]
 
 
 def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane]:
@@ -117,16 +117,16 @@ def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane
     return up, down
 
 
-def _steps(chunks: int, *, room: int, takes: bool, sends: bool) -> Iterator[Step]:
+def _steps(chunks: int, *, room: int, takes: bool, sends: bool) -> Iterator[LaneStep]:
     if takes:
-        yield from (Step("expect", chunk) for chunk in range(min(room, chunks)))
+        yield from (LaneStep("expect", chunk) for chunk in range(min(room, chunks)))
     for chunk in range(chunks):
         if takes:
-            yield Step("take", chunk)
+            yield LaneStep("take", chunk)
             if chunk + room < chunks:
-                yield Step("expect", chunk + room)
+                yield LaneStep("expect", chunk + room)
         if sends:
-            yield Step("send", chunk)
+            yield LaneStep("send", chunk)
 
 
 class ChainSum:

@@ -20,7 +20,7 @@ from sparsepipe.runtime.failures.missing_ranks import (
     rank_name,
     sign_roll,
 )
-from sparsepipe.runtime.safe_pickle import Unreadable
+from sparsepipe.runtime.safe_pickle import UnreadableMessage
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffer_pool import BufferPool
 from sparsepipe.runtime.transport.channel import (
@@ -317,7 +317,7 @@ class Network:
                 f"{me} while it {doing}",
                 remedy="do not change in place what was returned or passed on; clone it first",
             )
-        if isinstance(fault.error, Unreadable):
+        if isinstance(fault.error, UnreadableMessage):
             return ConfigError(
                 f"{me} does not read the {what} of {peer}: {fault.error}; noticed while it {doing}",
                 remedy="import the class and name it by torch.serialization.add_safe_globals where "

@@ -185,10 +185,10 @@ def test_what_a_stranger_sends_runs_nothing(tmp_path: Path, attack: Any) -> None
 
 
 def assert_refused(attack: bytes) -> None:
-    with pytest.raises((safe_pickle.Unreadable, pickle.UnpicklingError)):
+    with pytest.raises((safe_pickle.UnreadableMessage, pickle.UnpicklingError)):
         safe_pickle.loads((0).to_bytes(8, "little") + attack)
     header = len(attack).to_bytes(8, "little") + b"\0" + attack
-    with pytest.raises((safe_pickle.Unreadable, pickle.UnpicklingError)):
+    with pytest.raises((safe_pickle.UnreadableMessage, pickle.UnpicklingError)):
         parse([torch.frombuffer(bytearray(header), dtype=torch.uint8)])
     with pytest.raises((pickle.UnpicklingError, RuntimeError, EOFError)):  # in place of tensors
         safe_pickle.loads(len(attack).to_bytes(8, "little") + attack)
@@ -226,7 +226,7 @@ HERE = __name__
     ],
 )
 def test_a_description_makes_nothing_but_values(attack: bytes) -> None:
-    with pytest.raises(safe_pickle.Unreadable):
+    with pytest.raises(safe_pickle.UnreadableMessage):
         safe_pickle.loads((0).to_bytes(8, "little") + attack)
 
 
@@ -243,7 +243,7 @@ def test_no_module_is_imported_for_a_stranger(
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("package_in_use.lazy")
     attack = described("dataclass", f"package_in_use.{name}", "Fly", {})
-    with pytest.raises(safe_pickle.Unreadable, match="is not known on this rank"):
+    with pytest.raises(safe_pickle.UnreadableMessage, match="is not known on this rank"):
         safe_pickle.loads((0).to_bytes(8, "little") + attack)
 
 

@@ -149,14 +149,6 @@ def test_gradients_and_replies_are_plain_values(kind: Kind) -> None:
     assert [raw(t) for t in found] == [raw(t) for t in (x, x.sum(), x * 2)]
 
 
-def test_a_batch_may_hold_leaves_but_no_results() -> None:
-    x = torch.randn(3, requires_grad=True)
-    ((_, message),) = received(encode([(Kind.BATCH, Message(minibatch=0, tree=x))]))
-    assert message.tree.requires_grad
-    with pytest.raises(ConfigError, match="batch of minibatch 0 holds a tensor computed from"):
-        encode([(Kind.BATCH, Message(minibatch=0, tree={"y": 2 * x}))])
-
-
 def test_a_waiting_packet_does_not_keep_the_graph() -> None:
     saved = torch.randn(5000)
     output = torch.randn(5000, requires_grad=True) * saved
@@ -167,16 +159,6 @@ def test_a_waiting_packet_does_not_keep_the_graph() -> None:
     del output
     assert in_graph() is None
     assert not packet.changed()
-
-
-def test_other_objects_are_pickled_with_their_tensors_beside() -> None:
-    label = torch.arange(5000)
-    packet = packet_of(Opaque(label, "x"))
-    assert packet.payload_bytes == (40_000,)
-    assert [flat.numel() for flat in packet.host] == [40_000]
-    ((_, message),) = received(packet)
-    assert message.tree.name == "x"
-    assert torch.equal(message.tree.label, label)
 
 
 @pytest.mark.parametrize(

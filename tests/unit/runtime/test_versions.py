@@ -125,23 +125,6 @@ def test_an_update_between_forward_and_backward_changes_no_bit(case: str) -> Non
 
 
 # The actions of one rank and the versions in memory after each, counted by hand.
-STASHED = {
-    "last stage": ("F0 B0 U0 F1 B1 U1", "1 1 1 1 1 1"),
-    "1-1, stage 0": ("F0 F1 B0 U0 F2 B1 U1 F3 B2 U2 B3 U3", "1 1 1 2 2 1 2 2 1 2 1 1"),
-    "1-1-1, stage 0": (
-        "F0 F1 F2 B0 U0 F3 B1 U1 F4 B2 U2 B3 U3 B4 U4",
-        "1  1  1  1  2  2  2  3  3  2  3  2  2  1  1",
-    ),
-    "2-1, replica 1 of stage 0": ("F1 F3 B1 U0 F5 B3 U1 B5 U2", "1 1 1 2 2 1 2 1 1"),
-}
-
-
-@pytest.mark.parametrize("name", STASHED)
-def test_versions_in_memory_are_those_counted_by_hand(name: str) -> None:
-    actions, expected = STASHED[name]
-    runner = Runner(CASES["mlp"], "stash")
-    assert list(alive_after(runner, actions)) == [int(n) for n in expected.split()]
-    assert runner.weights.memory.peak_versions == max(int(n) for n in expected.split())
 
 
 def test_vertical_sync_keeps_versions_that_a_later_minibatch_may_need() -> None:
@@ -153,17 +136,6 @@ def test_vertical_sync_keeps_versions_that_a_later_minibatch_may_need() -> None:
     assert runner.weights.version_of_forward == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}
     runner.weights.restart()
     assert 1 + runner.weights.memory.copies == 1
-
-
-def test_vertical_sync_frees_versions_that_are_not_needed() -> None:
-    runner = Runner(CASES["mlp"], "vertical_sync")
-    runner.forward(0, included=0)
-    runner.weights.keep_from(1)  # the next minibatch will use version 1, which is to come
-    runner.backward(0)
-    runner.update()
-    assert 1 + runner.weights.memory.copies == 1
-    runner.forward(1, included=1)
-    assert runner.weights.memory.peak_versions == 1
 
 
 def test_vertical_sync_counts_minibatches_not_updates() -> None:
@@ -188,15 +160,6 @@ def test_parameters_that_do_not_learn_are_not_copied() -> None:
     assert frozen.data_ptr() == place
     learning = sum(p.nbytes for p in runner.network.parameters() if p.requires_grad)
     assert runner.weights.memory.peak_bytes == frozen.nbytes + 2 * learning
-
-
-def test_memory_layouts_are_kept() -> None:
-    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    weights = Weights(dict(layer.named_parameters()), Mode.STASH)
-    weights.begin(0, version=0)
-    with weights.updating():
-        layer.weight.data.add_(1)
-    assert layer.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("change", ["value", "frozen"])
