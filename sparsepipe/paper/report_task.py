@@ -15,15 +15,12 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, NoRunsError
 from sparsepipe.paper.chapters import CHAPTERS
-from sparsepipe.report.chapter import Row
-from sparsepipe.report.commands import Commands, Request
-from sparsepipe.report.documents import Failure
-from sparsepipe.report.layout import FilledChapter
+from sparsepipe.report.documents import Failure, FilledChapter
 from sparsepipe.report.measurements import plain_rows
-from sparsepipe.report.overrides import composed_values
+from sparsepipe.report.tables import SweepCommand
 from sparsepipe.report.writing import write_report
 from sparsepipe.runs.ledger import load_results
-from sparsepipe.runs.ledger_table import rows_of
+from sparsepipe.runs.ledger_table import Row, rows_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate import in_one_process
 from sparsepipe.tasks.task import ResolvedRun, Task
@@ -34,10 +31,9 @@ from sparsepipe.utils.host import git_commit
 log = logging.getLogger(__name__)
 
 ALL = "all"
-"""The experiment of all."""
+"""The experiment whose report has all chapters."""
 NONE = "default"
 """The name without an experiment."""
-_OUTPUTS = "paths.outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +45,7 @@ class ReportContents:
         name: that runs were given in place of their experiment's own; None: none.
         outputs: the directory that runs are written to.
         source: a directory of runs or a ledger.
-        scale: rows of this scale count alone; None: all.
-        scales: their missing cells are listed even where there is no run at all.
-        requests: likewise, at a scale and with overrides.
+        scale: only runs of this scale count; None: all.
     """
 
     exhibits: tuple[str, ...]
@@ -59,8 +53,6 @@ class ReportContents:
     outputs: str
     source: Path
     scale: str | None
-    scales: tuple[str, ...] = ()
-    requests: tuple[Request, ...] = ()
 
     @classmethod
     def of(
@@ -71,71 +63,50 @@ class ReportContents:
         exhibits: Sequence[str] | None = None,
         where: str | None = None,
         scale: str | None = None,
-        swept: Sequence[str] = (),
-        requests: Sequence[Request] = (),
     ) -> Self:
-        """The contents for the arguments of ``task=report``, or of a sweep with its scales and
-        unfinished requests. Raises a ConfigError for an unknown exhibit or a ``where`` that is
-        not there.
+        """The contents for the arguments of ``task=report``, or of a sweep.
+
+        Raises:
+            ConfigError: an exhibit is unknown, or ``where`` does not exist.
         """
-        names = _names(name, exhibits)
+        names = list(exhibits or [name])
+        if names == [ALL]:
+            names = list(CHAPTERS)
+        for each in names:
+            if each not in CHAPTERS:
+                raise ConfigError(
+                    f"the paper has no table or figure '{each}'{suggest(each, CHAPTERS)}",
+                    remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
+                    f"{', '.join(CHAPTERS)}; runs with a name= of their own need task.exhibits=, "
+                    "such as task.exhibits=[table2]",
+                )
         if where is not None and not expanded(where).exists():
             raise ConfigError(
-                f"task.where={where}: there is no such directory or file",
+                f"task.where={where} does not exist",
                 remedy="give a directory of runs, or the file of a ledger",
             )
-        given = name not in (ALL, NONE, *CHAPTERS)
         return cls(
-            exhibits=tuple(names),
-            name=name if given else None,
+            exhibits=tuple(dict.fromkeys(names)),
+            name=None if name in (ALL, NONE, *CHAPTERS) else name,
             outputs=outputs,
             source=expanded(where or outputs),
             scale=scale,
-            scales=tuple(swept) if scale is None else (scale,),
-            requests=tuple(requests),
         )
 
     def rows(self) -> dict[str, list[Row]]:
-        return {exhibit: self._rows(self.name or exhibit) for exhibit in self.exhibits}
-
-    def commands(self) -> dict[str, Commands]:
-        is_usual = composed_values((), (_OUTPUTS,)).get(_OUTPUTS) == self.outputs
-        return {
-            exhibit: Commands(
-                experiment=exhibit,
-                name=self.name,
-                outputs=None if is_usual else self.outputs,
-                scales=self.scales,
-                requests=self.requests,
-                composed=composed_values,
-            )
-            for exhibit in self.exhibits
-        }
-
-    def _rows(self, experiment: str) -> list[Row]:
-        """Rows of an experiment; empty without finished runs, since gaps are reported too."""
-        try:
-            frame = load_results(self.source, experiment=experiment)
-        except NoRunsError as error:
-            log.warning("%s", error.message)
-            return []
-        rows = plain_rows(rows_of(frame))
-        return [row for row in rows if self.scale is None or row.get("scale") in (None, self.scale)]
-
-
-def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
-    names = list(exhibits or [name])
-    if names == [ALL]:
-        return list(CHAPTERS)
-    for each in names:
-        if each not in CHAPTERS:
-            raise ConfigError(
-                f"the paper has no table or figure '{each}' to report on{suggest(each, CHAPTERS)}",
-                remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
-                f"{', '.join(CHAPTERS)}; of runs with a name= of their own say with task.exhibits= "
-                "what they are of, such as task.exhibits=[table2]",
-            )
-    return list(dict.fromkeys(names))
+        """Finished runs by exhibit; none where there is no finished run."""
+        found: dict[str, list[Row]] = {}
+        for exhibit in self.exhibits:
+            try:
+                frame = load_results(self.source, experiment=self.name or exhibit)
+            except NoRunsError as error:
+                log.warning("%s", error.message)
+                found[exhibit] = []
+                continue
+            rows = plain_rows(rows_of(frame))
+            scales = (None, self.scale)
+            found[exhibit] = [r for r in rows if self.scale is None or r.get("scale") in scales]
+        return found
 
 
 _read: dict[ReportContents, dict[str, list[Row]]] = {}
@@ -222,24 +193,22 @@ def write_chapters(
 ) -> list[FilledChapter]:
     """Writes a report, and logs where it is and how many figures are missing."""
     (title, *others) = [CHAPTERS[name].title for name in reported.exhibits]
+    outputs = None if reported.outputs == "outputs" else reported.outputs
     chapters = write_report(
         directory,
         "SparsePipe: the paper's tables and figures" if others else title,
         [(CHAPTERS[name], rows[name]) for name in reported.exhibits],
-        commands=reported.commands(),
+        sweeps={
+            name: SweepCommand(experiment=name, name=reported.name, outputs=outputs)
+            for name in reported.exhibits
+        },
         failures=failures,
     )
     for chapter in chapters:
         for block in chapter.blocks:
-            filled, total = block.filled
-            setting = f" ({block.title})" if block.title else ""
-            log.info(
-                "%s%s: %d of %d figures%s",
-                chapter.definition.title,
-                setting,
-                filled,
-                total,
-                f"; to fill all: {block.sweep}" if filled < total and block.sweep else "",
-            )
+            setting = f" ({block.block.title})" if block.title else ""
+            missing = f"; to fill all: {block.sweep}" if block.sweep else ""
+            text = "%s%s: %d of %d figures%s"
+            log.info(text, chapter.definition.title, setting, *block.filled, missing)
     log.info("page: %s", directory / "report.html")
     return chapters

@@ -6,21 +6,19 @@ else (Markdown, CSV, pictures, the HTML page) is made of its :class:`Block` s al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from sparsepipe.report.commands import Commands
+from sparsepipe.report.tables import SweepCommand
+from sparsepipe.runs.ledger_table import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MISSING = "missing"
 """Text of a cell that no run has filled yet."""
-
-Row = Mapping[str, Any]
-"""A finished run: keys and values of its ``result.json``; without those that it lacks."""
 
 
 class Compare(Enum):
@@ -125,38 +123,33 @@ class Cell:
         column: the quantity.
         paper: the paper's figure; None where it has none.
         ours: ours; None where no run has it.
-        command: what fills it; empty where there is nothing to fill.
+        expected: a run of the experiment's sweep has the figure, so that without one it is missing.
     """
 
     row: tuple[str, ...]
     column: Column
     paper: Printed | None = None
     ours: Ours | None = None
-    command: str = ""
+    expected: bool = True
 
     @property
     def missing(self) -> bool:
-        return self.ours is None and bool(self.command)
+        return self.ours is None and self.expected
+
+    @property
+    def number(self) -> float | None:
+        """Our value; None where it is missing or text."""
+        return None if self.ours is None or isinstance(self.ours.value, str) else self.ours.value
 
     @property
     def compared(self) -> float | None:
         """Ours against the paper's, as the column says; None where that cannot be."""
-        paper = None if self.paper is None else self.paper.value
-        if paper is None or self.ours is None or not self.ours.counts:
-            return None
-        ours = our_number(self)
-        if ours is None:
+        ours, paper = self.number, None if self.paper is None else self.paper.value
+        if ours is None or paper is None or (self.ours and not self.ours.counts):
             return None
         if self.column.compare is Compare.RATIO:
             return ours / paper
         return ours - paper if self.column.compare is Compare.DIFFERENCE else None
-
-
-def our_number(cell: Cell | None) -> float | None:
-    """Ours as it is drawn and compared; None where there is no cell, nothing in it, or words."""
-    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
-        return None
-    return cell.ours.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +160,7 @@ class Block:
         title: what they have in common; empty where there is nothing to add.
         cells: row by row.
         notes: explanations of the whole block.
-        sweep: the command that fills all of it; empty where there is none.
+        sweep: the command that fills it; empty: that of the experiment.
     """
 
     title: str = ""
@@ -189,17 +182,12 @@ class Block:
 
     @property
     def runs(self) -> list[Row]:
-        """All that its figures come from, each once."""
-        found = {
-            str(run.get("run_id")): run
-            for cell in self.cells
-            if cell.ours
-            for run in cell.ours.runs
-        }
-        return list(found.values())
+        """Runs that figures come from, each once."""
+        found = [run for cell in self.cells if cell.ours for run in cell.ours.runs]
+        return list({str(run.get("run_id")): run for run in found}.values())
 
 
-Find = Callable[[Sequence[Row], Commands], Sequence[Block]]
+Find = Callable[[Sequence[Row], SweepCommand], Sequence[Block]]
 Draw: TypeAlias = "Callable[[Block], Figure | None]"
 
 
@@ -227,11 +215,26 @@ class Chapter:
     pictured: tuple[str, ...] = ()
     draw: Draw | None = None
 
-    def blocks(self, rows: Sequence[Row], commands: Commands | None = None) -> list[Block]:
+    def blocks(self, rows: Sequence[Row], sweep: SweepCommand | None = None) -> list[Block]:
         """Our figures beside the paper's.
 
         Args:
-            rows: finished runs of its experiment.
-            commands: make the commands that fill its cells; None: as nothing is known but its name.
+            rows: finished runs. Those without its name as ``study.exhibit`` in their results are
+                left out with a note, as are trainings that began with trained weights.
+            sweep: makes the command that fills a block; None: the experiment's own.
         """
-        return list(self.find(rows, commands or Commands(experiment=self.name)))
+        command = sweep or SweepCommand(experiment=self.name)
+        own = [
+            row
+            for row in rows
+            if row.get("study.exhibit") == self.name and not row.get("first_weights")
+        ]
+        first, *others = (
+            replace(block, sweep=block.sweep or command.text()) for block in self.find(own, command)
+        )
+        shown = {run.get("run_id") for block in (first, *others) for run in block.runs}
+        rest = [str(row.get("run_id")) for row in rows if row.get("run_id") not in shown]
+        if rest:
+            note = f"Left out: {', '.join(rest)}, which fill no cell of this chapter."
+            first = replace(first, notes=(*first.notes, note))
+        return [first, *others]

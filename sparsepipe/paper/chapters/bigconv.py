@@ -2,100 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from matplotlib.figure import Figure
+from collections.abc import Sequence
 
 from sparsepipe.paper.chapters.measured_steps import (
-    Setting,
     budget_text,
     largest_cells,
     memory_cells,
-    notes_of,
     over_sizes,
-    settings_of,
+    sets_apart,
     size_text,
     sizes_of,
+    tables_of_steps,
 )
 from sparsepipe.paper.printed import CITATION_OF_BIGCONV, printed
-from sparsepipe.report.chapter import Block, Cell, Chapter, Row
-from sparsepipe.report.commands import Commands
+from sparsepipe.report.chapter import Block, Cell, Chapter
+from sparsepipe.report.measurements import unlike_notes
+from sparsepipe.report.tables import SweepCommand
+from sparsepipe.runs.ledger_table import Row
+
+_OF_CELLS = ("paper/network", "paper.workers", "parallel.devices", "parallel.grid")
 
 
-def _printed_workers() -> Mapping[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    """Two blocks of a table: memory at each size, and the largest sizes."""
+    blocks = []
+    printed_workers: dict[str, set[int]] = {}
     for row in printed("bigconv"):
-        found[row["network"]] = (*found.get(row["network"], ()), int(row["workers"]))
-    return found
-
-
-_WORKERS = _printed_workers()
-_NAMES = ("one", "fewer", "most")
-"""Values of ``paper.workers``; the last two are the same of a network with two numbers."""
-
-
-def _overrides(network: str, workers: int) -> tuple[str, ...]:
-    """Overrides of a network on a number of workers, which need not be one of the study's."""
-    known = _WORKERS[network]
-    if workers in known:
-        name = _NAMES[known.index(workers)]
-        return (f"paper/network={network}", f"paper.workers={name}")
-    return (f"paper/network={network}", f"parallel.devices={workers}")
-
-
-def _command_of(row: Row) -> tuple[str, ...] | None:
-    network, ranks = str(row.get("model")), row.get("ranks")
-    return _overrides(network, int(ranks)) if network in _WORKERS and ranks else None
-
-
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found = settings_of(rows, commands, _command_of)
-    return [
-        block
-        for setting, (runs, theirs) in found.items()
-        for block in _of_setting(setting, runs, theirs)
-    ]
-
-
-def _of_setting(setting: Setting, rows: Sequence[Row], commands: Commands) -> list[Block]:
-    memory: list[Cell] = []
-    largest: list[Cell] = []
-    notes: list[str] = []
-    for network, printed_workers in _WORKERS.items():
-        of_network = [row for row in rows if row.get("model") == network]
-        by_workers = {
-            workers: [row for row in of_network if row.get("ranks") == workers]
-            for workers in sorted({*printed_workers, *(int(row["ranks"]) for row in of_network)})
-        }
-        alone = by_workers[1]
-        for workers, runs in by_workers.items():
-            if setting.is_partial and not runs:
-                continue
-            label, command = str(workers), commands.one(*_overrides(network, workers))
-            largest += largest_cells((network, "largest", label), runs, alone, command=command)
-            notes += notes_of(f"{network} on {workers}", runs)
-            for size in sizes_of(of_network):
-                memory += memory_cells(
-                    (network, size_text(size), label),
-                    size,
-                    runs,
-                    alone,
-                    ranks=workers,
-                    command=command,
-                )
-    return [
-        *([Block(title=setting.title, cells=tuple(memory), notes=tuple(notes))] if memory else []),
-        Block(
-            title=f"{setting.title}; budget: {budget_text(rows)}",
-            cells=tuple(largest),
-            sweep=commands.sweep(),
-        ),
-    ]
-
-
-def _draw(block: Block) -> Figure | None:
-    budgets = {float(run["budget_bytes"]) for run in block.runs if run.get("budget_bytes")}
-    return over_sizes(block, budgets_mb=sorted(each / 1e6 for each in budgets), of="worker")
+        printed_workers.setdefault(row["network"], set()).add(int(row["workers"]))
+    for title, scale, runs in tables_of_steps(rows, _OF_CELLS):
+        command = sweep.like(runs, _OF_CELLS)
+        memory: list[Cell] = []
+        largest: list[Cell] = []
+        notes: list[str] = []
+        for network, workers in printed_workers.items():
+            own = [row for row in runs if row.get("study.cell.network") == network]
+            alone = [row for row in own if row["study.cell.workers"] == 1]
+            for count in sorted(workers | {row["study.cell.workers"] for row in own}):
+                those = [row for row in own if row["study.cell.workers"] == count]
+                if scale == "smoke" and not those:  # which does not sweep all of them
+                    continue
+                largest += largest_cells((network, "largest", str(count)), those, alone)
+                notes += [
+                    f"{network} on {count}: {note}" for note in unlike_notes(those, sets_apart)
+                ]
+                for size in sizes_of(own):
+                    label = (network, size_text(size), str(count))
+                    memory += memory_cells(label, size, those, alone, ranks=count)
+        if memory:
+            blocks.append(
+                Block(title=title, cells=tuple(memory), notes=tuple(notes), sweep=command)
+            )
+        budget = f"{title}; budget: {budget_text(runs)}"
+        blocks.append(Block(title=budget, cells=tuple(largest), sweep=command))
+    return blocks
 
 
 BIGCONV = Chapter(
@@ -115,5 +74,5 @@ BIGCONV = Chapter(
     heads=("network", "size", "workers"),
     find=_blocks,
     citation=CITATION_OF_BIGCONV,
-    draw=_draw,
+    draw=lambda block: over_sizes(block, of="worker"),
 )

@@ -7,15 +7,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sparsepipe.paper.chapters.training_settings import USUAL, Setting
+from sparsepipe.paper.chapters.trainings import data_text, threads_text
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import Costs, accumulated_shares_figure
-from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands, missing_commands
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.dot_plot import wrapped
-from sparsepipe.report.measurements import differing
-from sparsepipe.report.overrides import of_training, overrides_of, word
+from sparsepipe.report.tables import SweepCommand, overrides_beside
+from sparsepipe.runs.ledger_table import Row
 
 _LAYERS = 52
 """Layers of the paper's VGG16; rows end at its poolings."""
@@ -25,98 +24,49 @@ _COLUMNS = {
     "layers_parameter_bytes": ("parameter", "parameter size"),
 }
 """Names by the keys of a profile's result with a value for each layer."""
-_OF_TITLE = ("data.batch_size", "data.num_points", "data.resolution", "model.width")
-"""Keys that the title of a block has, beside the source of its shapes."""
+_IN_TITLE = (
+    *("data", "data.batch_size", "data.num_points", "data.resolution", "model", "model.width"),
+)
+"""Settings that the title of a block has in words."""
 _PAPER = printed("fig7")
 _DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
 _TITAN = "TITAN Xp, the authors'"
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    """A block for each profile of the paper's network."""
     runs = [
         row
         for row in rows
-        if row.get("task_name") == "profile"
+        if row["task_name"] == "profile"
         and all(len(row.get(key) or ()) == _LAYERS for key in _COLUMNS)
     ]
-    others = [_others(run, commands) for run in runs]
-    made_by = [
-        commands.giving(*_title_overrides(run, commands), *more)
-        for run, more in zip(runs, others, strict=True)
-    ]
-    missing = missing_commands(commands, made_by)
-    return [
-        *(
-            _block(run, theirs.one(), title=title)
-            for run, theirs, title in zip(runs, made_by, _titles(runs, others), strict=True)
-        ),
-        *(_block(None, theirs.one(), title=title) for title, theirs in missing.items()),
-    ]
-
-
-def _title_overrides(run: Row, commands: Commands) -> tuple[str, ...]:
-    """Overrides that give a run's title, but for its further overrides and its device."""
-    setting = Setting.of(run)
-    root = () if setting.option == USUAL else (f"data.root=${setting.option.upper()}",)
-    words = (*setting.overrides, *root)
-    return (*words, *commands.unlike(words, {key: run[key] for key in _OF_TITLE if key in run}))
-
-
-def _others(run: Row, commands: Commands) -> tuple[str, ...]:
-    """Overrides of a run beside these."""
-    if commands.composed is None:
-        return ()
-    command = (f"experiment={commands.experiment}", *_title_overrides(run, commands))
-    return overrides_of(run, command, commands.composed, _matters)
-
-
-def _matters(key: str) -> bool:
-    of_profile = key.startswith(("backend.", "data.", "model."))
-    return of_profile and of_training(key) and key not in _OF_TITLE
-
-
-def _block(run: Row | None, made_by: str, *, title: str) -> Block:
-    return Block(
-        title=title,
-        cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run, made_by)),
-    )
-
-
-def _titles(runs: Sequence[Row], others: Sequence[Sequence[str]]) -> list[str]:
-    """The title of each run, with what distinguishes it from others of the same title."""
-    plain = ["; ".join((_title(run), *more)) for run, more in zip(runs, others, strict=True)]
-    alike = [
-        [run for run, other in zip(runs, plain, strict=True) if other == title] for title in plain
-    ]
-    return [
-        "; ".join((title, *_difference(run, group)))
-        for run, title, group in zip(runs, plain, alike, strict=True)
-    ]
-
-
-def _difference(run: Row, alike: Sequence[Row]) -> list[str]:
-    """Distinguishes a run from others: settings of its task, its name if these are the same."""
-    keys = [key for key in differing(alike) if key.startswith("task.")]
-    words = [word(key, run.get(key)) for key in keys]
-    same = [each for each in alike if all(each.get(key) == run.get(key) for key in keys)]
-    return [*words, f"run {run.get('run_id')}"] if len(same) > 1 else words
+    titles = [_title(run) for run in runs]
+    blocks = []
+    for run, title in zip(runs, titles, strict=True):
+        own = title if titles.count(title) == 1 else f"{title}; run {run.get('run_id')}"
+        cells = tuple(cell for paper in _PAPER for cell in _cells(paper, run))
+        blocks.append(Block(title=own, cells=cells, sweep=sweep.like([run], ())))
+    without = tuple(cell for paper in _PAPER for cell in _cells(paper, None))
+    return blocks or [Block(cells=without, sweep=sweep.text())]
 
 
 def _title(run: Row) -> str:
-    setting = Setting.of(run)
-    names = [
-        f"scale {setting.scale}" if setting.scale else "",
+    is_one_cpu = run.get("ranks") == 1 and run.get("hardware_accelerator") == "cpu"
+    parts = [
+        f"scale {run['scale']}" if run.get("scale") else "",
         str(run.get("model._target_", "")).rpartition(".")[2],
         f"width {run['model.width']:g}" if "model.width" in run else "",
-        setting.data_text if setting.data else "",
+        data_text(run),
         f"{run.get('data.resolution')}³, batches of {run.get('data.batch_size')}",
         str(run.get("hardware_devices", "")),
-        setting.threads_text,
+        threads_text(run.get("threads_per_rank")) if is_one_cpu else "",
+        *overrides_beside(run, _IN_TITLE),
     ]
-    return "; ".join(name for name in names if name)
+    return "; ".join(part for part in parts if part)
 
 
-def _cells(paper: Mapping[str, str], run: Row | None, made_by: str) -> Iterator[Cell]:
+def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
     last = int(paper["last_layer"])
     for key, (name, heading) in _COLUMNS.items():
         column = Column(
@@ -129,7 +79,6 @@ def _cells(paper: Mapping[str, str], run: Row | None, made_by: str) -> Iterator[
             column=column,
             paper=Printed(text=text, derived=_DERIVED),
             ours=None if run is None else _share(run, key, last),
-            command=made_by,
         )
 
 

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from sparsepipe.paper.chapters.fig9_runs import (
-    GPUS,
-    STRATEGIES,
-    Group,
-    devices_of,
-    dp_minibatch_s,
-    elsewhere,
-    groups_of,
-    matters,
-    minibatch_s,
-    strategy_of,
-)
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.plots.speedups import Bar, Chart, Mark, Panel, speedups_figure
-from sparsepipe.report.chapter import (
-    Block,
-    Cell,
-    Chapter,
-    Column,
-    Compare,
-    Ours,
-    Printed,
-    Row,
-    our_number,
-)
-from sparsepipe.report.commands import Commands
+from sparsepipe.plots.speedups import Bar, Mark, speedups_figure
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.measurements import mean_of, unlike_notes
-from sparsepipe.runs.ledger_table import plan_text
+from sparsepipe.report.tables import SweepCommand, cell_of, is_below, overrides_beside, tables_of
+from sparsepipe.runs.ledger_table import Row, plan_text
+
+STRATEGIES: Mapping[str, str] = {
+    "dp": "DP",
+    "mp": "MP",
+    "paper_mp": "MP, the paper's split",
+    "hete_mp": "HETE-MP",
+    "exact": "exact",
+}
+"""Names by ``parallel``, in the order of the figure."""
+GPUS = (5, 6, 7, 8)
+_OF_CELLS = ("task", "hardware", "parallel", "task.link_bytes_per_s", "task.network")
 
 _PARALLEL = {"MP": "paper_mp", "HETE-MP": "hete_mp"}
 
@@ -67,64 +58,66 @@ PRINTED: Mapping[tuple[int, str], PaperSpeedup] = {
 """Printed of HETE-MP over 5 to 8 GPUs, not of which: by the others, of 6 or 7."""
 
 
-def _bar_speedup(runs: Sequence[Row], own: Sequence[Row], others: Sequence[Row]) -> Ours | None:
-    """Over data parallelism: its own runs, or what other runs have computed for it."""
-    known = [row.get("dp_minibatch_s") for row in others]
-    return _over(runs, dp_minibatch_s([minibatch_s(row) for row in own], known), own)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fig9Setting:
+    """How figures were obtained.
+
+    Attributes:
+        kind: ``simulated`` or ``emulated``.
+        link_bytes_per_s: between hosts; None if unknown.
+        network: of what is emulated, ``namespaces`` or ``loopback``.
+        overrides: beside those that choose a bar or one of these.
+    """
+
+    kind: str
+    link_bytes_per_s: float | None
+    network: str | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The setting as text."""
+        link = "link unknown"
+        if self.link_bytes_per_s is not None:
+            link = f"{self.link_bytes_per_s / 1e6:g} MB/s between hosts"
+        if self.network == "loopback":
+            link = "links not limited"
+        kind = self.kind if self.network is None else f"{self.kind} ({self.network})"
+        return "; ".join((f"{kind}, {link}", *self.overrides))
+
+    @property
+    def task(self) -> tuple[str, ...]:
+        """Overrides of the task that makes such figures."""
+        option = "emulated"
+        if self.kind == "simulated":
+            option = f"simulated_{(self.link_bytes_per_s or 0) / 1e6:g}"
+        if replace(self, overrides=()) in _SWEPT:
+            return (f"task=paper/fig9_{option}",)
+        option = "emulated" if self.kind == "emulated" else "simulated_125"
+        network = (f"task.network={self.network}",) if self.network else ()
+        link = self.link_bytes_per_s
+        speed = (f"task.link_bytes_per_s={link:g}",) if link is not None else ()
+        return (f"task=paper/fig9_{option}", *network, *speed)
+
+    @classmethod
+    def of(cls, row: Row) -> Fig9Setting:
+        """The setting of a simulation or an emulation."""
+        is_simulated = row["kind"] == "simulated"
+        link = row.get("task.link_bytes_per_s" if is_simulated else "link_bytes_per_s")
+        link = link or row.get("hardware.value.link.bytes_per_s")
+        return cls(
+            kind=row["kind"],
+            link_bytes_per_s=None if link is None else float(link),
+            network=None if is_simulated else str(row.get("network")),
+            overrides=overrides_beside(row, _OF_CELLS),
+        )
 
 
-def _bar_speedup_without_overlap(runs: Sequence[Row], others: Sequence[Row]) -> Ours | None:
-    """Over data parallelism that sums gradients after the backward, which simulations compute."""
-    known = [row.get("dp_without_overlap_minibatch_s") for row in others]
-    return _over(runs, dp_minibatch_s([], known), ())
-
-
-def _bar_over_runs(runs: Sequence[Row], base: Sequence[Row]) -> Ours | None:
-    """How many times as fast as other runs, in the mean of these."""
-    return _over(runs, dp_minibatch_s([minibatch_s(row) for row in base], ()), base)
-
-
-def _bar_off_percent(runs: Sequence[Row], simulated: Sequence[Row]) -> Ours | None:
-    """Percent by which the emulation is faster than its simulation."""
-    ratio = _bar_over_runs(runs, simulated)
-    if ratio is None:
-        return None
-    spread = ratio.spread and (_percent(ratio.spread[0]), _percent(ratio.spread[1]))
-    return replace(ratio, value=_percent(float(ratio.value)), spread=spread)
-
-
-def _bar_time_scale(runs: Sequence[Row]) -> Ours | None:
-    """Time scales of emulations, whose results are in the cluster's seconds."""
-    known = [row for row in runs if row.get("time_scale")]
-    texts = dict.fromkeys(f"{row['time_scale']:g}" for row in known)
-    return Ours(value=" or ".join(texts), runs=tuple(known)) if known else None
-
-
-def _bar_plan(runs: Sequence[Row]) -> Ours | None:
-    """The plan as text; several if runs have different ones."""
-    if not runs:
-        return None
-    plans = dict.fromkeys(
-        plan_text(str(run.get("plan_config") or devices_of(run)), run.get("plan_cuts") or ())
-        for run in runs
-    )
-    return Ours(value=" or ".join(plans), runs=tuple(runs))
-
-
-def _over(runs: Sequence[Row], base_s: float | None, base: Sequence[Row]) -> Ours | None:
-    """The base's time over that of the runs, with the base's runs among its sources."""
-    if base_s is None:
-        return None
-    found = mean_of(runs, lambda row: base_s / minibatch_s(row))
-    if found is None:
-        return None
-    others = [run for run in base if not any(run is each for each in found.runs)]
-    return replace(found, runs=(*found.runs, *others))
-
-
-def _percent(ratio: float) -> float:
-    return 100 * (ratio - 1)
-
+_SWEPT = (
+    *(Fig9Setting(kind="simulated", link_bytes_per_s=link) for link in (50e6, 100e6, 125e6)),
+    Fig9Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
+)
+"""Settings of the whole sweep, which have a block whether there are runs or not."""
 
 SPEEDUP = Column(key="speedup", heading="speedup over DP", unit="x", compare=Compare.RATIO)
 APART = Column(
@@ -138,133 +131,140 @@ OFF = Column(
 TIME_SCALE = Column(key="time_scale", heading="time scale", unit="x", printed=False)
 PLAN = Column(key="plan", heading="plan", printed=False)
 
-Runs = Mapping[tuple[int, str], Sequence[Row]]
-"""Runs of a group, by GPUs and strategy."""
+Bars = Mapping[tuple[int, str], Sequence[Row]]
+"""Runs of a setting, by GPUs and strategy."""
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    groups = {group: _by_place(theirs) for group, theirs in groups_of(rows, commands).items()}
-    (first, *others) = [_block(group, groups, commands) for group in groups]
-    left_out = elsewhere(rows, commands)
-    if not left_out:
-        return [first, *others]
-    names = ", ".join(str(row.get("run_id")) for row in left_out)
-    note = f"Left out: {names}, whose hosts, GPUs or links inside hosts are not the paper's."
-    return [replace(first, notes=(*first.notes, note)), *others]
-
-
-def _by_place(rows: Sequence[Row]) -> Runs:
-    return {
-        (gpus, strategy): [
-            row for row in rows if (devices_of(row), strategy_of(row)) == (gpus, strategy)
-        ]
-        for gpus in GPUS
-        for strategy in STRATEGIES
-    }
-
-
-def _block(group: Group, groups: Mapping[Group, Runs], commands: Commands) -> Block:
-    cells = [
-        cell
-        for gpus, strategy in groups[group]
-        for cell in _cells(group, gpus, strategy, groups, commands)
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    bars = [
+        row
+        for row in rows
+        if row.get("kind") in ("simulated", "emulated") and row.get("minibatches_per_s")
     ]
+    tables = tables_of(bars, lambda row: {"setting": Fig9Setting.of(row)})
+    found = {key["setting"]: runs for key, runs in tables}
+    found = {setting: [] for setting in _SWEPT} | found
+
+    def order(setting: Fig9Setting) -> tuple[bool, float, str, tuple[str, ...]]:
+        link = math.inf if setting.link_bytes_per_s is None else setting.link_bytes_per_s
+        return setting.kind != "simulated", link, setting.network or "", setting.overrides
+
+    by_bar: dict[Fig9Setting, Bars] = {}
+    for setting in sorted(found, key=order):
+        places: dict[tuple[int, str], list[Row]] = {(g, s): [] for g in GPUS for s in STRATEGIES}
+        for row in found[setting]:
+            places.get(cell_of(row, "gpus", "parallel"), []).append(row)
+        by_bar[setting] = places
+    return [_block(setting, by_bar, sweep) for setting in by_bar]
+
+
+def _block(setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars], sweep: SweepCommand) -> Block:
+    bars = by_bar[setting]
+    simulated = None
+    if setting.network == "namespaces":
+        over_same_link = replace(setting, kind="simulated", network=None)
+        simulated = by_bar.get(over_same_link, {})
+    cells = [cell for place in bars for cell in _cells(setting.kind, place, bars, simulated)]
     notes = [
         f"{STRATEGIES[strategy]} on {gpus} GPUs: {note}"
-        for (gpus, strategy), runs in groups[group].items()
-        for note in unlike_notes(runs, matters)
+        for (gpus, strategy), runs in bars.items()
+        for note in unlike_notes(runs, lambda key: is_below(key, ("parallel", "task")))
     ]
-    return Block(
-        title=group.title,
-        cells=tuple(cells),
-        notes=(*notes, *_unlimited(group, groups)),
-        sweep=commands.sweep(*group.task),
-    )
-
-
-def _unlimited(group: Group, groups: Mapping[Group, Runs]) -> Iterator[str]:
-    """A note where limited links lack runs that exist without limits."""
-    loopback = replace(group, setting=replace(group.setting, network="loopback"))
-    is_missing = group.setting.network == "namespaces" and not any(groups[group].values())
-    if is_missing and loopback in groups:
-        yield (
+    loopback = replace(setting, network="loopback")
+    if setting.network == "namespaces" and not any(bars.values()) and loopback in by_bar:
+        notes.append(
             "There are such runs on loopback, whose links are not limited. A run's identity does "
             "not include the user: as root, who may make namespaces, the same command skips what "
             "is finished; give it force=true."
         )
+    command = sweep.text(*setting.task, *setting.overrides)
+    return Block(title=setting.title, cells=tuple(cells), notes=tuple(notes), sweep=command)
 
 
-def _cells(
-    group: Group, gpus: int, strategy: str, groups: Mapping[Group, Runs], commands: Commands
-) -> Iterator[Cell]:
-    def command_of(made: Group, other: str) -> str:
-        return commands.one(*made.task, f"hardware=paper_{gpus}gpu", f"parallel={other}")
+def _cells(kind: str, place: tuple[int, str], bars: Bars, simulated: Bars | None) -> Iterator[Cell]:
+    gpus, strategy = place
+    own, of_dp = bars[place], bars[gpus, "dp"]
+    of_gpus = [row for (count, _), rows in bars.items() if count == gpus for row in rows]
 
-    beside, runs = group.simulated, groups[group]
-    # Where the bar has runs, it is another one that a figure lacks.
-    bases = {SPEEDUP: (group, "dp"), OVER_HETE_MP: (group, "hete_mp")}
-    if beside is not None:
-        bases[OFF] = beside, strategy
-    there = {} if beside is None else groups.get(beside, {})
-    simulated = None if beside is None else there.get((gpus, strategy), ())
-    for column, ours in _figures(group.setting.kind, runs, gpus, strategy, simulated):
-        lacking = (group, strategy) if not runs[gpus, strategy] else bases.get(column)
+    def told(key: str) -> list[float]:
+        """Minibatch times of data parallelism that other runs have computed."""
+        return list(dict.fromkeys(row[key] for row in of_gpus if row.get(key)))
+
+    times = [_minibatch_s(row) for row in of_dp] or told("dp_minibatch_s")
+    found: list[tuple[Column, Ours | None]] = [(SPEEDUP, _over(own, times, of_dp))]
+    if kind == "simulated":
+        found.append((APART, _over(own, told("dp_without_overlap_minibatch_s"), ())))
+    if strategy != "hete_mp":
+        base = bars[gpus, "hete_mp"]
+        found.append((OVER_HETE_MP, _over(own, [_minibatch_s(row) for row in base], base)))
+    found.append((TIME, mean_of(own, _minibatch_s, scale=1e3)))
+    if simulated is not None:
+        base = simulated.get(place, ())
+        ratio = _over(own, [_minibatch_s(row) for row in base], base)
+        if ratio is not None:  # percent by which the emulation is faster than its simulation
+            spread = ratio.spread and (100 * (ratio.spread[0] - 1), 100 * (ratio.spread[1] - 1))
+            ratio = replace(ratio, value=100 * (float(ratio.value) - 1), spread=spread)
+        found.append((OFF, ratio))
+    if kind == "emulated":
+        known = tuple(row for row in own if row.get("time_scale"))
+        scales = dict.fromkeys(f"{row['time_scale']:g}" for row in known)
+        found.append((TIME_SCALE, Ours(value=" or ".join(scales), runs=known) if known else None))
+    plans = dict.fromkeys(
+        plan_text(str(row.get("plan_config") or gpus), row.get("plan_cuts") or ()) for row in own
+    )
+    found.append((PLAN, Ours(value=" or ".join(plans), runs=tuple(own)) if own else None))
+    paper = PRINTED.get(place)
+    source = f"not printed: {paper.source}" if paper and paper.derived else ""
+    for column, ours in found:
         yield Cell(
             row=(str(gpus), STRATEGIES[strategy]),
             column=column,
-            paper=_printed(gpus, strategy) if column is SPEEDUP else None,
+            paper=Printed(text=paper.text, derived=source) if paper and column is SPEEDUP else None,
             ours=ours,
-            command="" if lacking is None else command_of(*lacking),
+            # Where the bar has runs, others lack its ratio to a bar without any.
+            expected=not own or column in (SPEEDUP, OVER_HETE_MP, OFF),
         )
 
 
-def _figures(
-    kind: str, runs: Runs, gpus: int, strategy: str, simulated: Sequence[Row] | None
-) -> Iterator[tuple[Column, Ours | None]]:
-    own = runs[gpus, strategy]
-    of_gpus = [row for (count, _), rows in runs.items() if count == gpus for row in rows]
-    yield SPEEDUP, _bar_speedup(own, runs[gpus, "dp"], of_gpus)
-    if kind == "simulated":
-        yield APART, _bar_speedup_without_overlap(own, of_gpus)
-    if strategy != "hete_mp":
-        yield OVER_HETE_MP, _bar_over_runs(own, runs[gpus, "hete_mp"])
-    yield TIME, mean_of(own, minibatch_s, scale=1e3)
-    if simulated is not None:
-        yield OFF, _bar_off_percent(own, simulated)
-    if kind == "emulated":
-        yield TIME_SCALE, _bar_time_scale(own)
-    yield PLAN, _bar_plan(own)
+def _minibatch_s(row: Row) -> float:
+    """Seconds between two minibatches at the steady pace of a run."""
+    return 1 / float(row["minibatches_per_s"])
 
 
-def _printed(gpus: int, strategy: str) -> Printed | None:
-    paper = PRINTED.get((gpus, strategy))
-    if paper is None:
+def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> Ours | None:
+    """How many times as fast as the base in the mean, whose runs are among the sources."""
+    if not base_s:
         return None
-    return Printed(text=paper.text, derived=f"not printed: {paper.source}" if paper.derived else "")
+    found = mean_of(rows, lambda row: fmean(base_s) / _minibatch_s(row))
+    if found is None:
+        return None
+    others = [run for run in base if not any(run is each for each in found.runs)]
+    return replace(found, runs=(*found.runs, *others))
 
 
 def _draw(block: Block) -> Figure | None:
     """Bars by GPUs and strategy, as in the paper; None where there is none of ours."""
-    drawn: dict[tuple[str, str], Bar] = {}
+    bars: dict[tuple[str, str], Bar] = {}
     marks: dict[tuple[str, str], Mark] = {}
     for (gpus, strategy), cells in block.rows.items():
         place, cell = (f"{gpus} GPUs", strategy), cells[SPEEDUP]
-        if (ours := our_number(cell)) is not None:
-            drawn[place] = Bar(value=ours, frame=our_number(cells.get(APART)))
+        if cell.number is not None:
+            apart = cells.get(APART)
+            bars[place] = Bar(value=cell.number, frame=apart.number if apart else None)
         if cell.paper is not None and cell.paper.value is not None:
             marks[place] = Mark(value=cell.paper.value, derived=bool(cell.paper.derived))
-    if not drawn:
+    if not bars:
         return None
-    chart = Chart(
+    return speedups_figure(
+        block.title,
+        bars,
+        marks,
         groups=[f"{gpus} GPUs" for gpus in GPUS],
         strategies=list(STRATEGIES.values()),
-        panels=[Panel(title=block.title, bars=drawn)],
-        marks=marks,
         bar_label=SPEEDUP.title,
         frame_label="over DP without overlap",
         mark_label="the paper's",
     )
-    return speedups_figure(chart)
 
 
 FIG9 = Chapter(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from sparsepipe.plots import style
-from sparsepipe.report.chapter import Block, Cell, Column, Ours, Row, our_number
-from sparsepipe.report.commands import Commands, missing_commands
-from sparsepipe.report.measurements import mean_of, ratio_of, unlike_notes
-from sparsepipe.report.overrides import of_training, overrides_of
+from sparsepipe.report.chapter import Block, Cell, Column, Ours
+from sparsepipe.report.measurements import mean_of, ratio_of, words
+from sparsepipe.report.tables import of_training, overrides_beside, tables_of
+from sparsepipe.runs.ledger_table import Row
 
 Size = tuple[int, ...]
 
@@ -35,8 +34,6 @@ TIMES_LARGER = Column(
 
 _ELEMENTS = ("values", "pixels", "voxels")
 """What samples of one, two and three dimensions consist of."""
-_EXTENT = "paper.extent="
-_USUAL = "desk"
 _LOOKS: Sequence[Mapping[str, Any]] = (
     {"color": style.INK, "marker": "o"},
     {"color": style.BLUE, "marker": "s", "markerfacecolor": "white"},
@@ -47,74 +44,44 @@ _LOOKS: Sequence[Mapping[str, Any]] = (
 """Of numbers of ranks; marker and filling distinguish them without colour."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What the runs of a table share.
-
-    Attributes:
-        extent: smoke, desk or paper.
-        others: overrides beside those of the cells' commands.
-    """
-
-    extent: str = _USUAL
-    others: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The setting as text."""
-        return "; ".join((f"scale {self.extent}", *self.others))
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether a sweep does not run all of it, so that what has not run is not missing."""
-        return self.extent == "smoke"
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """Overrides of all commands."""
-        return (f"scale={self.extent}", *self.others)
-
-
-def settings_of(
+def tables_of_steps(
     rows: Sequence[Row],
-    commands: Commands,
-    command_of: Callable[[Row], tuple[str, ...] | None],
+    of_cells: Sequence[str],
     *,
     task: str = "measure_steps",
-) -> dict[Setting, tuple[list[Row], Commands]]:
-    """Runs by their settings, with commands that make such runs; without runs the usual setting.
+    of_scale: Mapping[str, str] | None = None,
+) -> list[tuple[str, str, list[Row]]]:
+    """Title, scale and runs of each table; one of the scale ``desk`` where there is no run.
 
     Args:
-        rows: finished runs.
-        commands: that make any run.
-        command_of: overrides that select the cell of a run; None: it is of none.
-        task: whose runs they are.
+        rows: finished runs of an exhibit.
+        of_cells: keys and groups that choose a cell.
+        task: whose runs count.
+        of_scale: an override that a scale implies.
     """
-    found: dict[Setting, list[Row]] = {}
-    for row in rows:
-        words = command_of(row)
-        if words is None or row.get("task_name") != task:
-            continue
-        given = (str(each) for each in row.get("hydra.overrides") or ())
-        extents = [each.removeprefix(_EXTENT) for each in given if each.startswith(_EXTENT)]
-        setting = Setting(extent=extents[-1] if extents else _USUAL)
-        if commands.composed is not None:
-            command = (f"experiment={commands.experiment}", *setting.given, *words)
-            setting = replace(
-                setting, others=overrides_of(row, command, commands.composed, _sets_apart)
-            )
-        found.setdefault(setting, []).append(row)
-    blocks = {each: (runs, commands.giving(*each.given)) for each, runs in found.items()}
-    missing = missing_commands(commands, [theirs for _, theirs in blocks.values()])
-    for theirs in missing.values():
-        given_words = (word.partition("=") for word in theirs.given)
-        extents = [value for name, _, value in given_words if name in ("scale", "paper.extent")]
-        setting = Setting(extent=extents[-1] if extents else _USUAL)
-        blocks.setdefault(setting, ([], theirs))
-    return blocks
+    implied = of_scale or {}
+    tables = tables_of(
+        [row for row in rows if row["task_name"] == task],
+        lambda row: {
+            "scale": str(row.get("study.cell.scale")),
+            # Measurements of steps test nothing.
+            "overrides": overrides_beside(
+                row,
+                (
+                    *(*of_cells, "data.source.test_samples"),
+                    implied.get(str(row.get("study.cell.scale")), ""),
+                ),
+            ),
+        },
+    )
+    return [
+        ("; ".join((f"scale {key['scale']}", *key["overrides"])), key["scale"], runs)
+        for key, runs in tables
+    ] or [("scale desk", "desk", [])]
 
 
-def _sets_apart(key: str) -> bool:
+def sets_apart(key: str) -> bool:
+    """Whether a key of the configuration affects what steps take."""
     return of_training(key) or key.startswith("task.")
 
 
@@ -148,7 +115,6 @@ def memory_cells(
     alone: Sequence[Row],
     *,
     ranks: int,
-    command: str,
 ) -> list[Cell]:
     """Cells of a number of ranks at a size.
 
@@ -158,40 +124,29 @@ def memory_cells(
         runs: on that number of ranks.
         alone: those on one.
         ranks: their number.
-        command: that makes such a run.
     """
     peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
     base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
+    refused = [run for run in runs if values_at(size, "fits")(run) is False]
+    answers = [fits for run in runs if (fits := values_at(size, "fits")(run)) is not None]
+    within = None
+    if answers and any(run.get("budget_bytes") for run in runs):
+        within = words("yes" if all(answers) else "no, not trained", runs)
     found = (
-        (MEMORY, peak or _refused(runs, size)),
-        (OVER_ONE, None if peak is None or base is None else ratio_of(peak, base)),
+        (MEMORY, peak or (words("out of memory", refused) if refused else None)),
+        (OVER_ONE, ratio_of(peak, base)),
         (SHARE, Ours(value=1 / ranks, runs=tuple(runs)) if runs else None),
         (SAVED, mean_of(runs, values_at(size, "saved_bytes"), scale=1e-6)),
-        (WITHIN, _within(runs, size)),
+        (WITHIN, within),
     )
     return [
-        Cell(row=label, column=column, ours=ours, command=command if column is MEMORY else "")
+        Cell(row=label, column=column, ours=ours, expected=column is MEMORY)
         for column, ours in found
     ]
 
 
-def _refused(runs: Sequence[Row], size: Size) -> Ours | None:
-    """Words for a size at which memory ran out."""
-    refused = [run for run in runs if values_at(size, "fits")(run) is False]
-    if not refused:
-        return None
-    return Ours(value="out of memory", runs=tuple(refused), counts=False)
-
-
-def _within(runs: Sequence[Row], size: Size) -> Ours | None:
-    answers = [fits for run in runs if (fits := values_at(size, "fits")(run)) is not None]
-    if not answers or not any(run.get("budget_bytes") for run in runs):
-        return None
-    return Ours(value="yes" if all(answers) else "no, not trained", runs=tuple(runs), counts=False)
-
-
 def largest_cells(
-    label: tuple[str, str, str], runs: Sequence[Row], alone: Sequence[Row], *, command: str
+    label: tuple[str, str, str], runs: Sequence[Row], alone: Sequence[Row]
 ) -> list[Cell]:
     """Cells of the largest size that a number of ranks trains within the budget."""
     own, base = _largest(runs), _largest(alone)
@@ -203,10 +158,10 @@ def largest_cells(
     if own is not None:
         size, after = own
         note = "none larger was tried" if after is None else f"the next, {size_text(after)}, is not"
-        largest = Ours(value=size_text(size), runs=tuple(runs), note=note, counts=False)
+        largest = words(size_text(size), runs, note)
     return [
-        Cell(row=label, column=LARGEST, ours=largest, command=command),
-        Cell(row=label, column=TIMES_LARGER, ours=ratio),
+        Cell(row=label, column=LARGEST, ours=largest),
+        Cell(row=label, column=TIMES_LARGER, ours=ratio, expected=False),
     ]
 
 
@@ -226,28 +181,24 @@ def budget_text(runs: Sequence[Row]) -> str:
     return ", ".join(f"{each / 1e6:,.0f} MB" for each in found) or "all of a device's memory"
 
 
-def notes_of(label: str, runs: Sequence[Row]) -> list[str]:
-    """Notes on runs of a number of ranks that are averaged and not alike."""
-    return [f"{label}: {note}" for note in unlike_notes(runs, _sets_apart)]
-
-
-def over_sizes(block: Block, *, budgets_mb: Sequence[float], of: str) -> Figure | None:
+def over_sizes(block: Block, *, of: str) -> Figure | None:
     """Memory over the size, a panel for each group of rows and a line for each number of ranks.
 
-    Dotted lines are the memory of one rank divided by the number of ranks.
+    Dotted lines are the memory of one rank divided by the number of ranks, dashed ones budgets.
 
     Args:
         block: with rows of a group, a size and a number of ranks.
-        budgets_mb: that are drawn as lines.
         of: what ranks are called.
     """
     found: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for (group, size, ranks), cells in block.rows.items():
-        value = our_number(cells.get(MEMORY))
-        if value is not None:
+        if MEMORY in cells and (value := cells[MEMORY].number) is not None:
             found.setdefault(group, {}).setdefault(int(ranks), []).append((size, value))
     if not found:
         return None
+    budgets_mb = sorted(
+        {run["budget_bytes"] / 1e6 for run in block.runs if run.get("budget_bytes")}
+    )
     columns = min(len(found), 2)
     lines = -(-len(found) // columns)
     figure = style.new_figure(width_in=5.2 * columns, height_in=0.5 + 3.6 * lines)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,39 +11,32 @@ from matplotlib.figure import Figure
 from sparsepipe.paper.chapters.measured_steps import (
     MEMORY,
     SAVED,
-    Setting,
-    Size,
     draw_curves,
-    notes_of,
-    settings_of,
+    sets_apart,
     size_text,
     sizes_of,
+    tables_of_steps,
     values_at,
 )
 from sparsepipe.paper.printed import CITATION_OF_BIGCONV
 from sparsepipe.plots import style
-from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Ours, Row, our_number
-from sparsepipe.report.commands import Commands
-from sparsepipe.report.measurements import mean_of, ratio_of
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Ours
+from sparsepipe.report.measurements import mean_of, ratio_of, unlike_notes
+from sparsepipe.report.tables import SweepCommand
+from sparsepipe.runs.ledger_table import Row
 
 _TARGETS: Mapping[str, tuple[str, ...]] = {
     "digit_domains": (
-        "blended",
-        "inverted",
-        "noisy",
-        "blurred",
-        "thick",
-        "slanted",
-        "low_resolution",
+        *("blended", "inverted", "noisy", "blurred", "thick", "slanted", "low_resolution"),
         "coloured",
     ),
     "shape_domains": ("partial", "noisy", "occluded", "density", "rotated"),
 }
-"""Of each ``paper/network``."""
+"""Targets of each ``paper/network``."""
 _MEAN = "mean of the targets"
-_WAYS = {
-    way: Column(key=way, heading=heading, unit="%", form="{:.1f}", printed=False)
-    for way, heading in {
+_METHODS = {
+    method: Column(key=method, heading=heading, unit="%", form="{:.1f}", printed=False)
+    for method, heading in {
         "source_only": "source only",
         "dsn": "DSN",
         "supervised": "target's labels",
@@ -57,102 +51,76 @@ _WAYS = {
 _GAIN = Column(
     key="gain", heading="DSN over source only", unit="points", form="{:+.1f}", printed=False
 )
-_ALWAYS = {"digit_domains": tuple(_WAYS), "shape_domains": ("source_only", "dsn")}
-"""What the commands of the experiment train, and a table lacks where no run has."""
+_SWEPT = {"digit_domains": tuple(_METHODS), "shape_domains": ("source_only", "dsn")}
+"""Methods that the commands of the experiment train, and a table lacks where no run has."""
+_OF_ACCURACIES = ("paper/network", "paper.training", "data.source")
 
 
-def _network(row: Row) -> str:
-    return str(row.get("hydra.choices.paper/network", "digit_domains"))
+def _accuracies(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    blocks = []
+    for title, scale, table in tables_of_steps(rows, _OF_ACCURACIES, task="train"):
+        for network, targets in _TARGETS.items():
+            runs = [row for row in table if row["study.cell.network"] == network]
+            if not table or runs:
+                block = _accuracy_block(runs, targets, _SWEPT[network] if scale != "smoke" else ())
+                name = network.replace("_", " ")
+                chosen = [f"paper/network={network}"]
+                if network == "shape_domains":
+                    chosen.append("paper.training=source_only,dsn")
+                command = sweep.like(runs, _OF_ACCURACIES, *chosen)
+                if network == "digit_domains" and scale != "smoke":
+                    labels = f"data.source={','.join(targets)}"
+                    supervised = (*chosen, "paper.training=supervised", labels)
+                    command += f" && {sweep.like(runs, _OF_ACCURACIES, *supervised)}"
+                blocks.append(replace(block, title=f"{title}; {name}", sweep=command))
+    return blocks
 
 
-def way_of(row: Row) -> str:
-    """The ``paper.training`` of a run."""
-    words = (str(each).lstrip("+") for each in row.get("hydra.overrides") or ())
-    found = [word.partition("=")[2] for word in words if word.startswith("paper.training=")]
-    return found[-1] if found else "dsn"
-
-
-def _overrides(network: str, way: str, target: str) -> tuple[str, ...]:
-    words = (f"paper/network={network}", f"paper.training={way}")
-    labelled = _TARGETS[network][0] if target == _MEAN else target
-    return (*words, f"data.source={labelled}") if way == "supervised" else words
-
-
-def _accuracy_command(row: Row) -> tuple[str, ...] | None:
-    network, way = _network(row), way_of(row)
-    if network not in _TARGETS or way not in _WAYS:
-        return None
-    return _overrides(network, way, str(row.get("data.source")))
-
-
-def _accuracies(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found = settings_of(rows, commands, _accuracy_command, task="train")
-    return [
-        _accuracy_block(network, setting, [row for row in runs if _network(row) == network], theirs)
-        for setting, (runs, theirs) in found.items()
-        for network in _TARGETS
-        if not runs or any(_network(row) == network for row in runs)
-    ]
-
-
-def _accuracy_block(
-    network: str, setting: Setting, rows: Sequence[Row], commands: Commands
-) -> Block:
-    by_way = {way: [row for row in rows if way_of(row) == way] for way in _WAYS}
-    needed = () if setting.is_partial and rows else _ALWAYS[network]
-    ways = [way for way, runs in by_way.items() if runs or way in needed]
+def _accuracy_block(rows: Sequence[Row], targets: Sequence[str], swept: Sequence[str]) -> Block:
+    by_method = {
+        method: [row for row in rows if row["study.cell.training"] == method] for method in _METHODS
+    }
+    methods = [method for method, runs in by_method.items() if runs or method in swept]
     cells: list[Cell] = []
-    for target in (*_TARGETS[network], _MEAN):
-        for way in ways:
-            made_by = commands.one(*_overrides(network, way, target))
-            ours = _accuracy(network, way, target, by_way[way])
-            cells.append(Cell(row=(target,), column=_WAYS[way], ours=ours, command=made_by))
-        gain = _gain(by_way, _key(target))
-        cells.append(Cell(row=(target,), column=_GAIN, ours=gain))
-    one = commands.sweep(
-        f"paper/network={network}", f"paper.training={','.join(_unlabelled(ways))}"
-    )
-    if "supervised" in ways:
-        sources = f"data.source={','.join(_TARGETS[network])}"
-        words = (f"paper/network={network}", "paper.training=supervised", sources)
-        one = f"{one} && {commands.sweep(*words)}"
-    return Block(
-        title=f"{setting.title}; {network.replace('_', ' ')}",
-        cells=tuple(cells),
-        notes=tuple(
-            note for way in _unlabelled(ways) for note in notes_of(_WAYS[way].heading, by_way[way])
-        ),
-        sweep=one,
-    )
+    for target in (*targets, _MEAN):
+        key = "test/target_accuracy" if target == _MEAN else f"test/{target}/accuracy"
+        for method in methods:
+            runs = by_method[method]
+            if method == "supervised":  # of the runs that had this target's labels
+                ours = _supervised(runs, targets if target == _MEAN else (target,))
+            else:
+                ours = mean_of(runs, key, scale=100)
+            cells.append(Cell(row=(target,), column=_METHODS[method], ours=ours))
+        gain = _gain(by_method, key)
+        cells.append(Cell(row=(target,), column=_GAIN, ours=gain, expected=False))
+    notes = [
+        f"{_METHODS[method].heading}: {note}"
+        for method in methods
+        if method != "supervised"
+        for note in unlike_notes(by_method[method], sets_apart)
+    ]
+    return Block(cells=tuple(cells), notes=tuple(notes))
 
 
-def _unlabelled(ways: Iterable[str]) -> list[str]:
-    return [way for way in ways if way != "supervised"]
-
-
-def _key(target: str) -> str:
-    return "test/target_accuracy" if target == _MEAN else f"test/{target}/accuracy"
-
-
-def _accuracy(network: str, way: str, target: str, runs: Sequence[Row]) -> Ours | None:
-    """Mean over seeds; with a target's labels, of the runs that had these."""
-    if way != "supervised":
-        return mean_of(runs, _key(target), scale=100)
-    if target != _MEAN:
-        own = [row for row in runs if row.get("data.source") == target]
-        return mean_of(own, _key(target), scale=100)
-    each = [_accuracy(network, way, one, runs) for one in _TARGETS[network]]
-    known = [one for one in each if one is not None]
-    if len(known) < len(each):
+def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
+    """Accuracy on a target with its labels, over seeds; or the mean of such over all targets."""
+    found = []
+    for target in targets:
+        own = [row for row in runs if row.get("study.cell.labels") == target]
+        found.append(mean_of(own, f"test/{target}/accuracy", scale=100))
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
         return None
-    total = sum(float(one.value) for one in known)
-    return Ours(value=total / len(known), runs=tuple(run for one in known for run in one.runs))
+    if len(known) == 1:
+        return known[0]
+    total = sum(float(each.value) for each in known)
+    return Ours(value=total / len(known), runs=tuple(run for each in known for run in each.runs))
 
 
-def _gain(by_way: Mapping[str, Sequence[Row]], key: str) -> Ours | None:
+def _gain(by_method: Mapping[str, Sequence[Row]], key: str) -> Ours | None:
     """Points that DSN is above training on the source alone, seed by seed."""
-    alone = {row.get("seed"): row for row in by_way["source_only"] if key in row}
-    both = [(row, alone[row.get("seed")]) for row in by_way["dsn"] if row.get("seed") in alone]
+    alone = {row.get("seed"): row for row in by_method["source_only"] if key in row}
+    both = [(row, alone[row.get("seed")]) for row in by_method["dsn"] if row.get("seed") in alone]
     points = [100 * (float(own[key]) - float(base[key])) for own, base in both if key in own]
     if not points:
         return None
@@ -173,25 +141,25 @@ _LOOKS: Mapping[str, Mapping[str, Any]] = {
 
 def _draw_accuracies(block: Block) -> Figure | None:
     rows = list(block.rows.items())
-    if not any(
-        our_number(cells.get(_WAYS[way])) is not None for way in _LOOKS for _, cells in rows
-    ):
+    if not any(cell.number is not None for cell in block.cells):
         return None
     figure = style.new_figure(width_in=6.6, height_in=1.4 + 0.36 * len(rows))
     axes = figure.subplots()
     style.tidy(axes)
-    for way, look in _LOOKS.items():
+    for method, look in _LOOKS.items():
         shown = [
             (place, cell.ours)
             for place, (_, cells) in enumerate(rows)
-            if (cell := cells.get(_WAYS[way])) is not None and cell.ours is not None
+            if (cell := cells.get(_METHODS[method])) is not None and cell.ours is not None
         ]
         for place, ours in shown:
             if ours.spread is not None:
                 axes.plot(ours.spread, [place] * 2, color=look["color"], linewidth=2, zorder=2)
         values = [float(ours.value) for _, ours in shown]
         places = [place for place, _ in shown]
-        axes.plot(values, places, linestyle="none", label=_WAYS[way].heading, zorder=3, **look)
+        axes.plot(
+            values, places, linestyle="none", label=_METHODS[method].heading, zorder=3, **look
+        )
     axes.set_yticks(range(len(rows)), [label for (label,), _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 102)
@@ -223,61 +191,47 @@ _WORKERS = (1, 2, 5, 8)
 _OVER_TWO = Column(
     key="over_two", heading="over that of a worker of 1 + 1", unit="x", form="{:.3f}", printed=False
 )
+_OF_MEMORY = ("parallel.devices",)
 
 
-def _domains_text(ranks: int) -> str:
-    return f"1 + {max(ranks, 2) - 1}"
-
-
-def _memory_command(row: Row) -> tuple[str, ...] | None:
-    ranks = row.get("ranks")
-    return (f"parallel.devices={ranks}",) if ranks in _WORKERS else None
-
-
-def _memory(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found = settings_of(rows, commands, _memory_command)
-    return [_memory_block(setting, runs, theirs) for setting, (runs, theirs) in found.items()]
-
-
-def _memory_block(setting: Setting, rows: Sequence[Row], commands: Commands) -> Block:
-    by_workers = {each: [row for row in rows if row.get("ranks") == each] for each in _WORKERS}
-    shown = [each for each in _WORKERS if by_workers[each] or not (setting.is_partial and rows)]
-    cells = [
-        cell
-        for workers in shown
-        for size in sizes_of(rows) or [()]
-        for cell in _memory_cells(
-            (_domains_text(workers), size_text(size) or "any", str(workers)),
-            by_workers[workers],
-            by_workers[2] if workers > 1 else (),
-            size,
-            command=commands.one(f"parallel.devices={workers}"),
-        )
-    ]
-    notes = [note for each in shown for note in notes_of(f"{each} workers", by_workers[each])]
-    return Block(
-        title=setting.title, cells=tuple(cells), notes=tuple(notes), sweep=commands.sweep()
-    )
-
-
-def _memory_cells(
-    label: tuple[str, ...], runs: Sequence[Row], two: Sequence[Row], size: Size, *, command: str
-) -> list[Cell]:
-    peak, saved = (
-        mean_of(runs, values_at(size, key), scale=1e-6) for key in ("peak_bytes", "saved_bytes")
-    )
-    base = mean_of(two, values_at(size, "peak_bytes"), scale=1e-6)
-    return [
-        Cell(row=label, column=MEMORY, ours=peak, command=command),
-        Cell(row=label, column=_OVER_TWO, ours=ratio_of(peak, base) if peak and base else None),
-        Cell(row=label, column=SAVED, ours=saved),
-    ]
+def _memory(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    blocks = []
+    for title, scale, table in tables_of_steps(rows, _OF_MEMORY):
+        cells: list[Cell] = []
+        notes: list[str] = []
+        by_workers = {
+            workers: [row for row in table if row["study.cell.workers"] == workers]
+            for workers in _WORKERS
+        }
+        for workers, runs in by_workers.items():
+            if scale == "smoke" and table and not runs:  # which does not sweep all of them
+                continue
+            notes += [f"{workers} workers: {note}" for note in unlike_notes(runs, sets_apart)]
+            two = by_workers[2] if workers > 1 else ()
+            for size in sizes_of(table) or [()]:
+                domains = f"1 + {max(workers, 2) - 1}"
+                label = (domains, size_text(size) or "any", str(workers))
+                peak, saved, base = (
+                    mean_of(those, values_at(size, key), scale=1e-6)
+                    for those, key in (
+                        (runs, "peak_bytes"),
+                        (runs, "saved_bytes"),
+                        (two, "peak_bytes"),
+                    )
+                )
+                over_two = ratio_of(peak, base)
+                cells.append(Cell(row=label, column=MEMORY, ours=peak))
+                cells.append(Cell(row=label, column=_OVER_TWO, ours=over_two, expected=False))
+                cells.append(Cell(row=label, column=SAVED, ours=saved, expected=False))
+        command = sweep.like(table, _OF_MEMORY)
+        blocks.append(Block(title=title, cells=tuple(cells), notes=tuple(notes), sweep=command))
+    return blocks
 
 
 def _draw_memory(block: Block) -> Figure | None:
     curves: dict[str, list[tuple[str, float]]] = {}
     for (domains, size, workers), cells in block.rows.items():
-        if (value := our_number(cells.get(MEMORY))) is not None:
+        if (value := cells[MEMORY].number) is not None:
             several = f"{workers} workers" if workers != "1" else "one process"
             curves.setdefault(f"{domains} on {several}", []).append((size, value))
     if not curves:

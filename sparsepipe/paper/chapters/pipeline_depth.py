@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sparsepipe.paper.chapters.depth_runs import (
-    MICROBATCHES,
-    ROWS,
-    DepthRow,
-    DepthSetting,
-    depth_row_of,
-    mean_notes,
-    override_notes,
-    settings_of,
-)
 from sparsepipe.paper.printed import CITATION_OF_DEPTH, printed
-from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands, missing_commands
-from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of
-from sparsepipe.runs.ledger_table import plan_text
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
+from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of, unlike_notes, words
+from sparsepipe.report.tables import (
+    Key,
+    SweepCommand,
+    cell_of,
+    of_training,
+    overrides_beside,
+    tables_of,
+)
+from sparsepipe.runs.ledger_table import Row, plan_text
 
 IMAGES = 42_000
 """Training images of the study."""
+MICROBATCHES = 32
+"""T, unless ``parallel.strategy.microbatches`` is set."""
 TIME = Column(key="time", heading="time of 42,000 images", unit="min")
 SPEEDUP = Column(key="speedup", heading="speedup over serial", unit="x", compare=Compare.RATIO)
 BUBBLE = Column(key="bubble", heading="bubble", unit="%", form="{:.1f}", printed=False)
@@ -42,158 +41,182 @@ PLAN = Column(key="plan", heading="cuts", printed=False)
 _PAPER: Mapping[int, Mapping[str, str]] = {
     int(row["pipelines"]): row for row in printed("pipeline_depth")
 }
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "sync_1f1b": "1F1B",
+    "eager_1f1b": "eager 1F1B",
+    "asynchronous": "asynchronous",
+}
+"""Names by the option of ``paper/schedule``."""
+_PARTITIONS = {"variance": "variance", "straight": "ours"}
+"""Names by ``paper.partition``."""
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    groups = settings_of([row for row in rows if depth_row_of(row) is not None], commands)
-    made_by = {each: commands.giving(*each.overrides(commands)) for each in groups}
-    notes = {
-        each: override_notes([(row, each.command(row, commands)) for row in runs], commands)
-        for each, runs in groups.items()
+class DepthRow(NamedTuple):
+    """A row of the table, by what ``study.cell`` of its runs has."""
+
+    depth: int
+    emulated: bool
+    schedule: str = "serial"
+    partition: str | None = None
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        return (
+            str(self.depth),
+            "emulated" if self.emulated else "measured",
+            _SCHEDULES.get(self.schedule, self.schedule),
+            _PARTITIONS.get(str(self.partition), "-"),
+        )
+
+
+ROWS = tuple(
+    row
+    for emulated, depths in ((False, (2,)), (True, (4, 8)))
+    for row in (
+        DepthRow(1, emulated),
+        *(
+            DepthRow(depth, emulated, schedule, partition)
+            for depth in depths
+            for schedule in _SCHEDULES
+            for partition in _PARTITIONS
+        ),
+    )
+)
+"""Rows of the whole table."""
+_SERIAL_COUNTED = DepthRow(1, emulated=True)
+"""The row whose memory counts on one device, which does not depend on who counts it."""
+
+_OF_CELLS = ("paper/schedule", "paper/depth", "paper.partition")
+_PARTS = "parallel.strategy.microbatches"
+_PROFILES = "parallel.search.profiles"
+_EFFORT = (
+    *("data.source.test_images", "data.source.train_images", "hardware.time_scale"),
+    *("trainer.limit_test_batches", "trainer.limit_train_batches", "trainer.limit_val_batches"),
+    "trainer.max_epochs",
+)
+"""Settings of how a rate is measured, which a note names where they differ."""
+_IN_TITLE = (_PARTS, "data", "data.batch_size", "model.convolutions", "model.width", _PROFILES)
+
+
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    runs = [row for row in rows if row["task_name"] in ("train", "train_emulated")]
+    tables = tables_of(runs, _key_of) or [(_key_of({}), [])]
+    blocks = []
+    for key, table in sorted(tables, key=lambda table: [*map(str, table[0].values())]):
+        width = "" if key["width"] == 1 else f" of width {key['width']:g}"
+        parts = key.get("microbatches", MICROBATCHES)
+        title = [
+            {"Mnist": "MNIST"}.get(key["source"], "drawn digits"),
+            f"{key['convolutions']} convolutions{width}",
+            f"minibatches of {key['batch_size']} images, T = {parts}",
+            *([key["profile"]] if key.get("profile") else ()),
+            *key["overrides"],
+        ]
+        # Runs on a profile of their own are emulated.
+        entries = [row for row in ROWS if row.emulated or not key.get("profile")]
+        by_row: dict[DepthRow, list[Row]] = {entry: [] for entry in ROWS}
+        for row in table:
+            by_row.get(cell_of(row, *DepthRow._fields), []).append(row)
+        notes = [
+            f"{', '.join(entry.label)}: {note}"
+            for entry in entries
+            for note in unlike_notes(by_row[entry], of_training)
+        ]
+        of_effort = {word for row in table for word in overrides_beside(row, _OF_CELLS)}
+        named = sorted(word for word in of_effort if word.partition("=")[0] in _EFFORT)
+        if named:
+            notes.append(f"Some runs were made with {', '.join(named)}.")
+        blocks.append(
+            Block(
+                title="; ".join(title),
+                cells=tuple(cell for entry in entries for cell in _cells(entry, parts, by_row)),
+                notes=tuple(notes),
+                sweep=_command(sweep, table, parts),
+            )
+        )
+    return blocks
+
+
+def _key_of(row: Row) -> Key:
+    key: dict[str, Any] = {
+        "source": str(row.get("data.source._target_", "")).rpartition(".")[2],
+        "batch_size": row.get("data.batch_size", 1024),
+        "convolutions": row.get("model.convolutions", 24),
+        "width": row.get("model.width", 1.0),
+        "overrides": overrides_beside(row, (*_OF_CELLS, *_IN_TITLE, *_EFFORT)),
     }
-    anywhere = replace(commands, scales=())  # it is the same at any scale
-    existing = [
-        each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()
-    ]
-    missing = missing_commands(anywhere, existing)
-    usual = DepthSetting()
-    return [
-        *(
-            _block(setting, groups[setting], theirs, notes=notes[setting])
-            for setting, theirs in made_by.items()
-        ),
-        *(
-            replace(_block(usual, [], theirs), title=title or usual.title)
-            for title, theirs in missing.items()
-        ),
-    ]
+    if row.get(_PARTS) is not None:  # serial and asynchronous rows belong to every T
+        key["microbatches"] = row[_PARTS]
+    if row.get("kind") == "emulated":
+        key["profile"] = row.get(f"{_PROFILES}.core")
+    return key
 
 
-def _block(
-    setting: DepthSetting, rows: Sequence[Row], commands: Commands, *, notes: Sequence[str] = ()
-) -> Block:
-    """A table: all of it, or emulated rows alone where these have a profile of their own."""
-    entries = ROWS if setting.profile is None else tuple(each for each in ROWS if each.emulated)
-    cells = [cell for each in entries for cell in _cells(each, setting, rows, commands)]
-    means = (note for each in entries for note in mean_notes(each.label, each.runs(rows)))
-    return Block(
-        title=setting.title,
-        cells=tuple(cells),
-        notes=(*notes, *means),
-        sweep=_sweep(entries, setting, commands),
+def _command(sweep: SweepCommand, table: Sequence[Row], parts: int) -> str:
+    """The sweep of all rows; two sweeps where T is set, which not all schedules take."""
+    command = sweep.like(table, (*_OF_CELLS, _PARTS))
+    if parts == MICROBATCHES:
+        return command
+    others = f"{command} paper/schedule=serial,asynchronous"
+    return f"{command} paper/schedule=gpipe,sync_1f1b,eager_1f1b {_PARTS}={parts} && {others}"
+
+
+def _cells(entry: DepthRow, parts: int, by_row: Mapping[DepthRow, Sequence[Row]]) -> Iterator[Cell]:
+    runs, serial = by_row[entry], by_row[DepthRow(1, entry.emulated)]
+    counted = runs if entry.depth > 1 else by_row[_SERIAL_COUNTED]
+    own, base = mean_of(runs, _images_per_s), mean_of(serial, _images_per_s)
+    speedup = ratio_of(own, base)
+    if own and speedup and (reason := no_speedup(runs, serial, of="serial")):
+        speedup = words("no speedup", own.runs, reason)
+    factor = ratio_of(
+        mean_of(counted, "kept_bytes"), mean_of(by_row[_SERIAL_COUNTED], "kept_bytes")
     )
-
-
-def _sweep(entries: Sequence[DepthRow], setting: DepthSetting, commands: Commands) -> str:
-    """The sweep of all rows; two sweeps if not all rows take the setting's microbatches."""
-    schedules: dict[tuple[str, ...], dict[str, None]] = {}
-    for each in entries:
-        schedules.setdefault(setting.parts_of(each.schedule), {})[each.schedule] = None
-    depths: tuple[str, ...] = ()
-    if entries != ROWS:
-        depths = (f"paper/depth={','.join(dict.fromkeys(each.depth_option for each in entries))}",)
-    if len(schedules) == 1:
-        return commands.sweep(*depths)
-    found = (
-        commands.sweep(f"paper/schedule={','.join(names)}", *depths, *parts)
-        for parts, names in schedules.items()
-    )
-    return " && ".join(found)
-
-
-def _cells(
-    entry: DepthRow, setting: DepthSetting, rows: Sequence[Row], commands: Commands
-) -> list[Cell]:
-    runs, paper = entry.runs(rows), _PAPER[entry.depth]
-    threads = () if entry.emulated else ("OMP_NUM_THREADS=1",)
-    one_thread = commands.giving(*commands.given, environment=threads)
-    command = one_thread.one(*entry.overrides, *setting.parts_of(entry.schedule))
-    # What is kept on one device does not depend on who counts it, and an emulation has a profile.
-    counted = runs if entry.depth > 1 else DepthRow(depth=1, emulated=True).runs(rows)
-    memory_command = command if entry.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
-    found: list[tuple[Column, str | None, Ours | None, str]] = [
-        (TIME, paper["total_time_minutes"], mean_of(runs, _minutes), command),
-        (
-            SPEEDUP,
-            paper["speedup"],
-            _speedup(runs, entry.serial.runs(rows)),
-            one_thread.one(*entry.serial.overrides) if runs else command,
-        ),
-        (MEMORY, paper["total_memory_mb"], _scaled(counted, "kept_bytes"), memory_command),
-        (
-            FACTOR,
-            paper["extra_memory_factor"],
-            _factor(counted, _SERIAL_COUNTED.runs(rows)),
-            commands.one(*_SERIAL_COUNTED.overrides) if counted else memory_command,
-        ),
-        (DEVICE, None, _scaled(counted, "kept_bytes_of_device"), memory_command),
+    found: list[tuple[Column, Ours | None]] = [
+        (TIME, mean_of(runs, _minutes)),
+        (SPEEDUP, speedup),
+        (MEMORY, mean_of(counted, "kept_bytes", scale=1e-6)),
+        (FACTOR, factor),
+        (DEVICE, mean_of(counted, "kept_bytes_of_device", scale=1e-6)),
     ]
     if entry.depth > 1:
+        plans = dict.fromkeys(
+            plan_text(str(run.get("plan_config")), run.get("plan_cuts") or ()) for run in runs
+        )
+        # An asynchronous pipeline does not drain after each update.
+        is_drained = entry.schedule != "asynchronous"
+        ideal = 100 * (entry.depth - 1) / (parts + entry.depth - 1)
         found += [
-            (BUBBLE, None, mean_of(runs, "bubble_share", scale=100), command),
-            (BUSIEST, None, mean_of(runs, "bubble_share_of_busiest", scale=100), command),
-            (IDEAL, None, _ideal(entry, setting, runs), command),
-            (PLAN, None, _plan(runs), command),
+            (BUBBLE, mean_of(runs, "bubble_share", scale=100)),
+            (BUSIEST, mean_of(runs, "bubble_share_of_busiest", scale=100)),
+            (IDEAL, Ours(value=ideal, runs=tuple(runs)) if runs and is_drained else None),
+            (PLAN, Ours(value=" or ".join(plans), runs=tuple(runs)) if runs else None),
         ]
-    return [
-        Cell(
+    paper = _PAPER[entry.depth]
+    texts = {
+        TIME: paper["total_time_minutes"],
+        SPEEDUP: paper["speedup"],
+        MEMORY: paper["total_memory_mb"],
+        FACTOR: paper["extra_memory_factor"],
+    }
+    for column, ours in found:
+        yield Cell(
             row=entry.label,
             column=column,
-            paper=None if text is None else Printed(text=text),
+            paper=Printed(text=texts[column]) if column in texts else None,
             ours=ours,
-            command="" if column is IDEAL and entry.schedule == "asynchronous" else made_by,
+            expected=column is not IDEAL or entry.schedule != "asynchronous",
         )
-        for column, text, ours, made_by in found
-    ]
 
 
-_SERIAL_COUNTED = DepthRow(depth=1, emulated=True)
-
-
-def _rate(row: Row) -> float | None:
+def _images_per_s(row: Row) -> float | None:
     """Images a second; of emulations in the steady part."""
-    key = "samples_per_s" if row.get("kind") == "emulated" else "train_shapes_per_s"
-    return row.get(key)
+    return row.get("samples_per_s" if row.get("kind") == "emulated" else "train_shapes_per_s")
 
 
 def _minutes(row: Row) -> float | None:
-    rate = _rate(row)
+    rate = _images_per_s(row)
     return None if not rate else IMAGES / rate / 60
-
-
-def _scaled(rows: Sequence[Row], key: str) -> Ours | None:
-    return mean_of(rows, key, scale=1e-6)
-
-
-def _speedup(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
-    own, base = mean_of(runs, _rate), mean_of(serial, _rate)
-    if own is None or base is None:
-        return None
-    first = serial[0]
-    if reason := next((why for run in runs if (why := no_speedup(run, first, of="serial"))), ""):
-        return Ours(value="no speedup", runs=own.runs, note=reason, counts=False)
-    return ratio_of(own, base)
-
-
-def _factor(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
-    own, base = mean_of(runs, "kept_bytes"), mean_of(serial, "kept_bytes")
-    return None if own is None or base is None else ratio_of(own, base)
-
-
-def _ideal(entry: DepthRow, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
-    """The ideal bubble; None for an asynchronous pipeline, which does not drain after updates."""
-    if entry.schedule == "asynchronous" or not runs:
-        return None
-    return Ours(value=100 * setting.ideal_bubble(entry.depth), runs=tuple(runs))
-
-
-def _plan(runs: Sequence[Row]) -> Ours | None:
-    if not runs:
-        return None
-    texts = dict.fromkeys(
-        plan_text(str(run.get("plan_config")), run.get("plan_cuts") or ()) for run in runs
-    )
-    return Ours(value=" or ".join(texts), runs=tuple(runs))
 
 
 PIPELINE_DEPTH = Chapter(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Printed, Row
-from sparsepipe.report.commands import Commands, missing_commands
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Printed
 from sparsepipe.report.measurements import mean_of, unlike_notes
+from sparsepipe.report.tables import SweepCommand, tables_of
+from sparsepipe.runs.ledger_table import Row
 
 FLOPS = Column(
     key="tflops", heading="float32", unit="TFLOP/s", form="{:.3g}", compare=Compare.RATIO
@@ -17,78 +17,59 @@ MEMORY = Column(key="memory", heading="memory", unit="GB", form="{:.3g}")
 BANDWIDTH = Column(
     key="bandwidth", heading="memory bandwidth", unit="GB/s", form="{:.3g}", compare=Compare.RATIO
 )
-
-_PAPER = printed("table1")
-
-
-_EFFORT = ("task.matrix_size", "task.copy_bytes")
 _COUNTS = ("task.repeats", "task.warmups", "threads_per_rank", "torch")
 """Keys that runs which are averaged are to have in common, beside those of their block."""
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row.get("task_name") == "table1" and row.get("measured_device"):
-            found.setdefault((row.get("scale"), *map(row.get, _EFFORT)), []).append(row)
-    keys = sorted(found, key=lambda key: [str(part) for part in key])
-    made_by = {key: _commands(key, commands) for key in keys}
-    missing = missing_commands(commands, made_by.values())
-    return [
-        *(_block(found[key], theirs, title=_title(*key)) for key, theirs in made_by.items()),
-        *(_block([], theirs, title=title) for title, theirs in missing.items()),
-    ]
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    runs = [row for row in rows if row["task_name"] == "table1" and row.get("measured_device")]
+    tables = tables_of(
+        runs,
+        lambda row: {
+            "scale": row.get("scale"),
+            "size": row.get("task.matrix_size"),
+            "copied": row.get("task.copy_bytes"),
+        },
+    )
+    blocks = []
+    for key, measured in sorted(tables, key=lambda table: [*map(str, table[0].values())]):
+        parts = [
+            f"scale {key['scale']}" if key["scale"] else "",
+            f"matrices of {key['size']:,} by {key['size']:,}" if key["size"] else "",
+            f"copies of {key['copied'] / 1e6:,.0f} MB" if key["copied"] else "",
+        ]
+        title = "; ".join(part for part in parts if part)
+        blocks.append(_block(measured, title=title, command=sweep.like(measured, ())))
+    return blocks or [_block([], title="", command=sweep.text())]
 
 
-def _title(scale: str | None, size: int | None, copied: int | None) -> str:
-    """The method of measurement, as text."""
-    parts = [
-        f"scale {scale}" if scale else "",
-        f"matrices of {size:,} by {size:,}" if size else "",
-        f"copies of {copied / 1e6:,.0f} MB" if copied else "",
-    ]
-    return "; ".join(part for part in parts if part)
-
-
-def _commands(key: Sequence[Any], commands: Commands) -> Commands:
-    scale = (f"scale={key[0]}",) if key[0] else ()
-    known = {name: value for name, value in zip(_EFFORT, key[1:], strict=True) if value}
-    return commands.giving(*scale, *commands.unlike(scale, known))
-
-
-def _block(rows: Sequence[Row], commands: Commands, *, title: str) -> Block:
+def _block(rows: Sequence[Row], *, title: str, command: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
-    of_paper = [
-        (
-            (paper["gpu"], f"server {paper['server']}, {paper['count']} of them"),
-            paper,
-            [run for (name, _), runs in measured.items() if _is(name, paper) for run in runs],
-        )
-        for paper in _PAPER
-    ]
-    others = [
-        (label, runs)
-        for label, runs in measured.items()
-        if not any(_is(label[0], paper) for paper in _PAPER)
-    ]
-    if not measured:
-        others = [(("this machine", "measured here"), [])]
-    cells = [cell for label, paper, runs in of_paper for cell in _cells(label, paper, runs)]
-    for label, runs in others:
-        cells += _cells(label, None, runs, commands.one())
-    averaged = [*((label, runs) for label, _, runs in of_paper), *others]
+    cells: list[Cell] = []
+    averaged = []
+    for paper in printed("table1"):
+        label = (paper["gpu"], f"server {paper['server']}, {paper['count']} of them")
+        own = [each for each in measured if each[0].casefold().endswith(paper["gpu"].casefold())]
+        runs = [run for each in own for run in measured.pop(each)]
+        cells += _cells(label, paper, runs, expected=False)  # such a GPU is measured where it is
+        averaged.append((label, runs))
+    if not rows:
+        measured["this machine", "measured here"] = []
+    for label, runs in measured.items():
+        cells += _cells(label, None, runs, expected=True)
+        averaged.append((label, runs))
     notes = [
         f"{', '.join(label)}: {note}"
         for label, runs in averaged
         for note in unlike_notes(runs, lambda key: key in _COUNTS)
     ]
-    return Block(title=title, cells=tuple(cells), notes=tuple(notes))
+    return Block(title=title, cells=tuple(cells), notes=tuple(notes), sweep=command)
 
 
 def _where(row: Row) -> str:
-    """The device, and for a processor the number of threads."""
+    """The place of the measurement, and for a processor the number of threads."""
     threads = row.get("threads_per_rank")
     is_cpu = row.get("hardware_accelerator") == "cpu"
     if threads is None or not is_cpu:
@@ -96,13 +77,8 @@ def _where(row: Row) -> str:
     return f"measured here, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _is(name: str, paper: Mapping[str, str]) -> bool:
-    """Whether a device is the paper's GPU, with any vendor prefix."""
-    return name.casefold().endswith(paper["gpu"].casefold())
-
-
 def _cells(
-    row: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row], made_by: str = ""
+    label: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row], *, expected: bool
 ) -> list[Cell]:
     found = (
         (FLOPS, "single_precision_tflops", "flops_per_s", 1e-12),
@@ -111,11 +87,11 @@ def _cells(
     )
     return [
         Cell(
-            row=row,
+            row=label,
             column=column,
             paper=None if paper is None else Printed(text=paper[name]),
             ours=mean_of(runs, key, scale=scale),
-            command=made_by,  # none: a GPU of the paper is measured where it is
+            expected=expected,
         )
         for column, name, key, scale in found
     ]

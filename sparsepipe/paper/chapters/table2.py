@@ -2,189 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
-from sparsepipe.paper.chapters.training_settings import (
-    FITTING,
-    OF_TRIALS,
-    Setting,
-    blocks_of,
-    data_notes,
-)
 from sparsepipe.paper.chapters.trainings import (
+    FITTING,
     TEST,
     TRAIN,
-    TrainingRow,
-    accuracy,
+    batch_ratio,
     batch_searches,
-    budget_notes,
-    ratio,
-    run_notes,
-    search_notes,
+    blocks_of,
 )
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands
-from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
+from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of, unlike_notes, words
+from sparsepipe.report.tables import SweepCommand, cell_of, of_memory, of_training, overrides_beside
+from sparsepipe.runs.ledger_table import Row
 
 TIME = Column(key="epoch_time", heading="epoch time", unit="s")
 SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Compare.RATIO)
 BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", form="{:.0f}")
 BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=Compare.RATIO)
 
-_OF_SEARCHES = (*OF_TRIALS, *(f"task.{key}" for key in ("most", "precision", "start", "timeout_s")))
-"""Settings of a search for the largest batch."""
-_PAPER: Mapping[TrainingRow, Mapping[str, str]] = {
-    TrainingRow(
-        resolution=int(row["resolution"]),
-        devices=int(row["num_gpus"]),
-        network=row["network"],
-        point_ratio=float(row["point_ratio_p"]),
+_OF_CELLS = ("paper/network", "paper/trial", "data.resolution")
+Place = tuple[int, int, str, float]
+"""Grid, devices, network and share of the points."""
+_PAPER: Mapping[Place, Mapping[str, str]] = {
+    (
+        int(row["resolution"]),
+        int(row["num_gpus"]),
+        row["network"],
+        float(row["point_ratio_p"]),
     ): row
     for row in printed("table2")
 }
+_ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"
 
 
-def _first(entry: TrainingRow) -> TrainingRow:
-    """D-1, the dense network on one device at the same resolution."""
-    return TrainingRow(resolution=entry.resolution, network="dense")
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    def make(runs: Sequence[Row], command: str) -> Block:
+        of_searches = [row for row in runs if row["task_name"] == FITTING]
+        beside = [word for row in of_searches for word in overrides_beside(row, _OF_CELLS)]
+        if any(word.startswith("task.") for word in beside):  # which trainings refuse
+            searches = sweep.like(of_searches, _OF_CELLS, "paper/trial=largest_batch")
+            command = f"{command} paper/trial=one_device,four_devices && {searches}"
+        return _block(runs, command)
+
+    return blocks_of(rows, sweep, of_cells=_OF_CELLS, make=make)
 
 
-def _cell_of(row: Row) -> tuple[str, ...] | None:
-    entry = next((each for each in _PAPER if each.has(row)), None)
-    if entry is None:
-        return None
-    return _fit(entry) if row.get("task_name") == FITTING else _train(entry)
-
-
-def _train(entry: TrainingRow) -> tuple[str, ...]:
-    trial = "one_device" if entry.devices == 1 else "four_devices"
-    return (f"paper/trial={trial}", *entry.overrides)
-
-
-def _fit(entry: TrainingRow) -> tuple[str, ...]:
-    return ("paper/trial=largest_batch", *entry.overrides)
-
-
-def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
-    if setting is None:  # trainings refuse what is requested of searches
-        trial = tuple(word for word in commands.of_task if word.partition("=")[0] in _OF_SEARCHES)
-    else:
-        trial = _trial(setting, rows, commands)
+def _block(rows: Sequence[Row], command: str) -> Block:
+    trainings: dict[Place, list[Row]] = {place: [] for place in _PAPER}
+    searches: dict[Place, list[Row]] = {place: [] for place in _PAPER}
+    names = ("resolution", "devices", "network", "point_ratio")
+    for row in rows:
+        found = {FITTING: searches, "train": trainings}.get(row["task_name"], {})
+        found.get(cell_of(row, *names), []).append(row)
+    notes = []
+    budgets = {row["budget_bytes"] for row in rows if "budget_bytes" in row}
+    for budget in sorted(budgets):
+        notes.append(f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB.")
+    for place in _PAPER:
+        label = ", ".join(_label(place))
+        notes += [f"{label}: {note}" for note in unlike_notes(trainings[place], of_training)]
+        kept = unlike_notes(
+            searches[place], of_memory, of_one_seed="sizes that any has tried count"
+        )
+        notes += [f"largest batch, {label}: {note}" for note in kept]
     return Block(
-        title="" if setting is None else setting.title,
-        cells=tuple(cell for entry in _PAPER for cell in _cells(entry, rows, commands, trial)),
-        notes=(
-            *budget_notes(rows),
-            *data_notes(commands),
-            *(note for entry in _PAPER for note in run_notes(entry, entry.runs(rows))),
-            *(note for entry in _PAPER for note in search_notes(entry, _searches(entry, rows))),
-        ),
-        sweep=_sweep(commands, trial),
+        cells=tuple(cell for place in _PAPER for cell in _cells(place, trainings, searches)),
+        notes=tuple(notes),
+        sweep=command,
     )
 
 
-def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
-    """Overrides of unusual searches for the largest batch; trainings do not take them."""
-    searches = [row for row in rows if row.get("task_name") == FITTING]
-    trial = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
-    where = (*setting.overrides, "paper/trial=largest_batch")
-    return commands.unlike(where, trial) if trial else ()
-
-
-def _sweep(commands: Commands, trial: Sequence[str]) -> str:
-    if not trial:
-        return commands.sweep()
-    trainings = commands.sweep("paper/trial=one_device,four_devices")
-    return f"{trainings} && {commands.sweep('paper/trial=largest_batch', *trial)}"
+def _label(place: Place) -> tuple[str, ...]:
+    resolution, devices, network, ratio = place
+    return f"{resolution}³", str(devices), network, f"{ratio:g}"
 
 
 def _cells(
-    entry: TrainingRow, rows: Sequence[Row], commands: Commands, trial: Sequence[str]
-) -> list[Cell]:
-    runs, paper = entry.runs(rows), _PAPER[entry]
-    first, base = _first(entry), _PAPER[_first(entry)]
-    of_first = first.runs(rows)
-    training, fitting = commands.one(*_train(entry)), commands.one(*_fit(entry), *trial)
-    theirs = int(paper["batch_size"]) / int(base["batch_size"])
-    batch, batches = _batches(entry, rows)
-    found: list[tuple[Column, Printed, Ours | None, str]] = [
-        (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
-        (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
-        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs, of_first), training),
-        (
-            SPEEDUP,
-            Printed(text=paper["speedup_over_D1_1gpu"]),
-            _speedup(runs, of_first),
-            commands.one(*_train(first)) if runs else training,  # what it lacks, if it does
-        ),
-        (BATCH, Printed(text=paper["batch_size"]), batch, fitting),
-        (
-            BATCHES,
-            Printed(
-                text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
-            ),
-            batches,
-            commands.one(*_fit(first), *trial) if batch else fitting,
-        ),
-    ]
-    row = (
-        f"{entry.resolution}³",
-        str(entry.devices),
-        entry.network,
-        f"{entry.point_ratio:g}",
-    )
-    return [
-        Cell(row=row, column=column, paper=printed_, ours=ours, command=made_by)
-        for column, printed_, ours, made_by in found
-    ]
+    place: Place, trainings: Mapping[Place, list[Row]], searches: Mapping[Place, list[Row]]
+) -> Iterator[Cell]:
+    resolution, devices, network, point_ratio = place
+    first = (resolution, 1, "dense", 1.0)  # D-1
+    runs, of_first = trainings[place], trainings[first]
+    reason = no_speedup(runs, of_first, of="D-1")
+    time = mean_of(runs, "epoch_time_s")
+    # Epochs may be of unlike length, so that rates are compared.
+    rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(of_first, "train_shapes_per_s")
+    speedup = words("no speedup", rate.runs, reason) if rate and reason else ratio_of(rate, base)
+    batch = batch_searches(searches[resolution, 1, network, point_ratio])
+    batch_of_first = batch_searches(searches[first])
+    largest = batch.ours if batch else None
+    ratio = batch_ratio(batch, batch_of_first, of="D-1") if batch and batch_of_first else None
+    if devices > 1:
+        largest, ratio = _noted(largest, _ELSEWHERE), _noted(ratio, _ELSEWHERE)
+    theirs = _PAPER[place]
+    printed_ratio = int(theirs["batch_size"]) / int(_PAPER[first]["batch_size"])
+    for column, text, ours in (
+        (TRAIN, theirs["train_accuracy_percent"], mean_of(runs, "train/accuracy", scale=100)),
+        (TEST, theirs["test_accuracy_percent"], mean_of(runs, "test/accuracy", scale=100)),
+        (TIME, theirs["epoch_time_s"], _noted(time, reason)),
+        (SPEEDUP, theirs["speedup_over_D1_1gpu"], speedup),
+        (BATCH, theirs["batch_size"], largest),
+        (BATCHES, f"{printed_ratio:g}", ratio),
+    ):
+        derived = "not printed: the ratio of two batch sizes that are" if column is BATCHES else ""
+        paper = Printed(text=text, derived=derived)
+        yield Cell(row=_label(place), column=column, paper=paper, ours=ours)
 
 
-def _time(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
-    found = mean_of(runs, "epoch_time_s")
-    reason = _reason(runs, first)
-    return replace(found, note=reason) if found and reason else found
-
-
-def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
-    """Shapes a second over those of D-1: epochs may be of unlike length."""
-    rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
-    if rate is not None and (reason := _reason(runs, first)):
-        return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
-    return None if rate is None or base is None else ratio_of(rate, base)
-
-
-def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
-    """Why runs have no speedup over D-1; empty where they have one."""
-    base = first[0] if first else None
-    reasons = (no_speedup(run, base, of="D-1") for run in runs)
-    return next((reason for reason in reasons if reason), "")
-
-
-def _searches(entry: TrainingRow, rows: Sequence[Row]) -> list[Row]:
-    """Searches for the largest batch of a row; none with several devices."""
-    return entry.runs(rows, task=FITTING)
-
-
-def _batches(entry: TrainingRow, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
-    """The largest batch and its ratio to that of D-1, both on one device."""
-    found = batch_searches(_searches(replace(entry, devices=1), rows))
-    base = batch_searches(_searches(_first(entry), rows))
-    ours = None if found is None else found.ours
-    over_base = None if found is None or base is None else ratio(found, base, of="D-1")
-    if entry.devices == 1:
-        return ours, over_base
-    return _of_one_device(ours), _of_one_device(over_base)
-
-
-def _of_one_device(ours: Ours | None) -> Ours | None:
-    """The figure, with a note in rows of several devices that it is of one."""
-    if ours is None:
-        return None
-    where = "searched for on one device: each of several holds the whole network and its own batch"
-    return replace(ours, note=f"{ours.note}; {where}" if ours.note else where)
+def _noted(ours: Ours | None, note: str) -> Ours | None:
+    if ours is None or not note:
+        return ours
+    return replace(ours, note=f"{ours.note}; {note}" if ours.note else note)
 
 
 TABLE2 = Chapter(
@@ -199,7 +131,7 @@ TABLE2 = Chapter(
         "epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
-    find=partial(blocks_of, cell_of=_cell_of, make=_block),
+    find=_blocks,
     citation=CITATION,
     pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
 )

@@ -3,76 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from sparsepipe.paper.printed import CITATION, printed, stages_of
-from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands, missing_commands
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
+from sparsepipe.report.tables import SweepCommand
+from sparsepipe.runs.ledger_table import Row
 
 SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
 DEVICES = Column(key="devices", heading="devices of each stage")
 BOTTLENECK = Column(key="bottleneck", heading="bottleneck", unit="ms", form="{:.1f}")
-
-_OF_TITLE = (
-    *("task.bandwidth_bytes_per_s", "task.mp_cost_model", "task.hete_cost_model"),
-    "task.order",
-)
-"""Keys that the title of a block has."""
-_PAPER = printed("table3")
 _COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
 
 
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    runs = [row for row in rows if row.get("task_name") == "table3"]
-    made_by = [_made_by(run, commands) for run in runs]
-    anywhere = replace(commands, scales=())  # it is the same at any scale
-    missing = missing_commands(anywhere, made_by)
-    return [
-        *(_block(run, theirs.one()) for run, theirs in zip(runs, made_by, strict=True)),
-        *(replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()),
-    ]
+def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+    """A block for each run, which has all rows."""
+    runs = [row for row in rows if row["task_name"] == "table3"]
+    return [_block(run, sweep) for run in runs] or [_block({}, sweep)]
 
 
-def _made_by(run: Row, commands: Commands) -> Commands:
-    settings = {key: run[key] for key in _OF_TITLE if key in run}
-    return commands.giving(*commands.unlike((), settings))
-
-
-def _block(run: Row | None, made_by: str) -> Block:
+def _block(run: Row, sweep: SweepCommand) -> Block:
+    title = ""
+    if run:
+        title = (
+            f"{run['task.bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP by the cost "
+            f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
+            f"{run['task.order']}"
+        )
     return Block(
-        title="" if run is None else _title(run),
-        cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run, made_by)),
+        title=title,
+        cells=tuple(cell for paper in printed("table3") for cell in _cells(paper, run)),
+        sweep=sweep.like([run], ()),
     )
 
 
-def _title(run: Row) -> str:
-    return (
-        f"{float(run['task.bandwidth_bytes_per_s']) / 1e6:g} MB/s between all GPUs; MP by the cost "
-        f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
-        f"{run['task.order']}"
-    )
-
-
-def _cells(paper: Mapping[str, str], run: Row | None, made_by: str) -> Iterator[Cell]:
-    gpus, strategy = paper["num_gpus"], paper["strategy"]
-    key = f"{gpus}gpu/{strategy}"
+def _cells(paper: Mapping[str, str], run: Row) -> Iterator[Cell]:
+    key = f"{paper['num_gpus']}gpu/{paper['strategy']}"
     stages = ", ".join(stages_of(paper["stage_assignment"]))
-    found = (
+    theirs_ms = run.get(f"{key}/paper_bottleneck_ms")
+    computed = None
+    if theirs_ms is not None:
+        computed = Printed(text=f"{theirs_ms:.1f}", derived=_COMPUTED)
+    for column, printed_, name, note in (
         (SPLIT, Printed(text=paper["split_config"]), "config", "verdict"),
         (DEVICES, Printed(text=stages) if stages else None, "devices", ""),
-        (BOTTLENECK, _bottleneck(run, key), "bottleneck_ms", ""),
-    )
-    for column, printed_, name, note in found:
-        value = None if run is None else run.get(f"{key}/{name}")
+        (BOTTLENECK, computed, "bottleneck_ms", ""),
+    ):
+        value = run.get(f"{key}/{name}")
         ours = None
-        if run is not None and value is not None:
+        if value is not None:
             ours = Ours(value=value, runs=(run,), note=str(run.get(f"{key}/{note}", "")))
-        yield Cell(row=(gpus, strategy), column=column, paper=printed_, ours=ours, command=made_by)
-
-
-def _bottleneck(run: Row | None, key: str) -> Printed | None:
-    value = None if run is None else run.get(f"{key}/paper_bottleneck_ms")
-    return None if value is None else Printed(text=f"{value:.1f}", derived=_COMPUTED)
+        row = (paper["num_gpus"], paper["strategy"])
+        yield Cell(row=row, column=column, paper=printed_, ours=ours)
 
 
 TABLE3 = Chapter(

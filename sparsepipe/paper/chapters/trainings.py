@@ -1,77 +1,176 @@
-"""Trainings of the paper's network on shapes: rows of Table II and Fig. 8, and largest batches."""
+"""Trainings of the paper's network on shapes, for Table II and Fig. 8, and largest batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from sparsepipe.report.chapter import Column, Compare, Ours, Row
-from sparsepipe.report.measurements import mean_of, unlike_notes
-from sparsepipe.report.overrides import of_memory, of_training
+from sparsepipe.report.chapter import Block, Column, Compare, Ours
+from sparsepipe.report.measurements import words
+from sparsepipe.report.tables import Key, SweepCommand, of_memory, overrides_beside, tables_of
+from sparsepipe.runs.ledger_table import Row
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
 TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
+FITTING = "fit_batch"
+"""The task that searches for the largest batch."""
+GENERATED = "GeneratedShapes"
+_DATA = {
+    GENERATED: "generated shapes",
+    "NpzBundle": "ModelNet40 as point clouds",
+    "OffTree": "meshes as OFF files",
+    "NormalResampled": "ModelNet40 with normals",
+}
+"""Sources in words."""
+IN_TITLES = (
+    *("data.num_points", "data.source._target_", "data.source.train_per_class"),
+    *("data.source.test_per_class", "model.width", "trainer.max_epochs"),
+    "trainer.limit_train_batches",
+)
+"""Settings that the title of a table has in words."""
+
+Make = Callable[[Sequence[Row], str], Block]
+"""Makes a block of runs and of the command that fills it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRow:
-    """A row: which training."""
+def blocks_of(
+    rows: Sequence[Row], sweep: SweepCommand, *, of_cells: Sequence[str], make: Make
+) -> list[Block]:
+    """A block for each table of trainings; one without figures where there is no run.
 
-    resolution: int
-    devices: int = 1
-    network: str
-    point_ratio: float = 1.0
-
-    def runs(self, rows: Sequence[Row], *, task: str = "train") -> list[Row]:
-        """Runs of this row, with any seed."""
-        return [row for row in rows if row.get("task_name") == task and self.has(row)]
-
-    def has(self, row: Row) -> bool:
-        """Whether a run of any task belongs to this row."""
-        ways = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
-        return (
-            row.get("kind", "measured") == "measured"
-            and row.get("data.resolution") == self.resolution
-            and row.get("representation") == self.network
-            and row.get("data.point_ratio", 1.0) == self.point_ratio
-            and row.get("ranks") == self.devices
-            and (self.devices == 1 or ways == "DataParallelStrategy")
-        )
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        ratio = "" if self.point_ratio == 1 else f"_p{100 * self.point_ratio:03.0f}"
-        return (f"paper/network={self.network}{ratio}", f"data.resolution={self.resolution}")
-
-
-def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
-    """Mean accuracy over seeds, in percent."""
-    return mean_of(runs, f"{split}/accuracy", scale=100)
+    Args:
+        rows: finished runs of the exhibit.
+        sweep: makes the command that fills a block.
+        of_cells: keys and groups that choose a cell.
+        make: makes the cells and notes of a block.
+    """
+    if not rows:
+        return [_comparable(make([], sweep.text()), None)]
+    tables = tables_of(rows, lambda row: _key_of(row, (*of_cells, *IN_TITLES, "data")))
+    alike = Counter(_title({**key, "trial": ()}) for key, _ in tables)
+    blocks = []
+    for key, runs in sorted(tables, key=lambda table: [*map(str, _ordered(table[0]))]):
+        is_alone = alike[_title({**key, "trial": ()})] == 1
+        title = _title({**key, "trial": ()} if is_alone else key)
+        trainings = [row for row in runs if row["task_name"] != FITTING]
+        threads = {
+            int(row["threads_per_rank"])
+            for row in trainings
+            if row.get("ranks") == 1
+            and row.get("hardware_accelerator") == "cpu"
+            and (row.get("threads_per_rank") or 0) < (row.get("machine_cores") or 0)
+        }
+        environment = [f"OMP_NUM_THREADS={limit}" for limit in sorted(threads)[:1]]
+        command = sweep.like(trainings or runs, of_cells, environment=environment)
+        block = replace(make(runs, command), title=title)
+        blocks.append(_comparable(block, key["data"]))
+    return blocks
 
 
-def run_notes(entry: TrainingRow, runs: Sequence[Row]) -> list[str]:
-    """Notes on runs of a row that are averaged but differ."""
-    name = " ".join(entry.overrides)
-    return [f"{name}: {note}" for note in unlike_notes(runs, of_training)]
+def _key_of(row: Row, left_out: Sequence[str]) -> Key:
+    """What a training shares with others of its table; the largest batch depends on less of it."""
+    overrides = overrides_beside(row, left_out)
+    of_size = [word for word in overrides if of_memory(word.partition("=")[0])]
+    names = str(row.get("hardware_devices", "")).split(", ")
+    key: dict[str, Any] = {
+        "scale": row.get("scale"),
+        "data": source_of(row),
+        "points": row.get("data.num_points"),
+        "shapes": row.get("data.source.train_per_class"),
+        "width": row.get("model.width"),
+        "device": ", ".join(name.partition(" x ")[2] or name for name in names),
+        "overrides": tuple(of_size),
+    }
+    others = tuple(word for word in overrides if word not in of_size)
+    if row["task_name"] == FITTING:
+        return {**key, "trial": tuple(word for word in others if word.startswith("task."))}
+    key |= {
+        "tested": row.get("data.source.test_per_class"),
+        "epochs": row.get("trainer.max_epochs"),
+        "batches": row.get("trainer.limit_train_batches"),
+        "of_training": others,
+    }
+    if key["shapes"] is not None:
+        key["trained"] = None
+    elif "train_shapes" in row:  # what does not fit has not counted its shapes
+        key["trained"] = row["train_shapes"]
+    if row.get("ranks") == 1:  # several devices go with any number of threads of one
+        is_cpu = row.get("hardware_accelerator") == "cpu"
+        key["threads"] = row.get("threads_per_rank") if is_cpu else None
+    return key
 
 
-def search_notes(entry: TrainingRow, searches: Sequence[Row]) -> list[str]:
-    """Notes on batch searches of a row that are averaged but differ."""
-    name = " ".join(entry.overrides)
-    which = "sizes that any has tried count"
-    notes = unlike_notes(searches, of_memory, of_one_seed=which)
-    return [f"largest batch, {name}: {note}" for note in notes]
+def _ordered(key: Key) -> list[Any]:
+    names = ("scale", "data", "points", "shapes", "tested", "trained", "width", "epochs", "batches")
+    return [*map(key.get, (*names, "device", "threads", "trial")), _overrides(key)]
 
 
-def budget_notes(rows: Sequence[Row]) -> list[str]:
-    """Notes on the memory budgets of batch searches."""
-    budgets = dict.fromkeys(row["budget_bytes"] for row in rows if "budget_bytes" in row)
-    return [
-        f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
-        for budget in sorted(budgets)
+def _overrides(key: Key) -> tuple[str, ...]:
+    return tuple(sorted((*key.get("overrides", ()), *key.get("of_training", ()))))
+
+
+def source_of(row: Row) -> str:
+    """The class of a run's source of shapes."""
+    return str(row.get("data.source._target_", "")).rpartition(".")[2]
+
+
+def data_text(row: Row) -> str:
+    """Text such as ``generated shapes, 4,096 points``."""
+    return _data_text(source_of(row), row.get("data.num_points"))
+
+
+def _data_text(source: str, points: int | None) -> str:
+    number = "all their points" if points is None else f"{points:,} points"
+    return f"{_DATA.get(source, source)}, {number}"
+
+
+def threads_text(threads: int | None) -> str:
+    """Threads of one device in words; empty where unknown."""
+    return "" if threads is None else f"{_counted('thread', threads)} a device"
+
+
+def _title(key: Key) -> str:
+    shapes = " + ".join(str(key[name]) for name in ("shapes", "tested") if key.get(name))
+    batches = key.get("batches")
+    if isinstance(batches, float) and batches <= 1:
+        limit = f"epochs limited to {100 * batches:g} % of their batches"
+    else:
+        limit = f"epochs limited to {_counted('batch', batches or 0, several='batches')}"
+    parts = [
+        f"scale {key['scale']}" if key["scale"] else "",
+        _data_text(key["data"], key["points"]),
+        f"{shapes} shapes of a class" if shapes else "",
+        f"{key['trained']:,} shapes" if key.get("trained") else "",
+        f"width {key['width']:g}" if key["width"] is not None else "",
+        _counted("epoch", key["epochs"]) if key.get("epochs") else "",
+        limit if batches else "",
+        *_overrides(key),
+        *key.get("trial", ()),
+        key["device"],
+        threads_text(key.get("threads")),
     ]
+    return "; ".join(part for part in parts if part)
+
+
+def _counted(what: str, count: float, *, several: str = "") -> str:
+    number = str(count) if isinstance(count, int) else f"{count:g}"
+    return f"{number} {what if count == 1 else several or f'{what}s'}"
+
+
+def _comparable(block: Block, source: str | None) -> Block:
+    """The block; accuracies on generated shapes are not compared with those on ModelNet40."""
+    if source not in (GENERATED, None):
+        return block
+    cells = [
+        replace(cell, column=replace(cell.column, compare=Compare.NOT))
+        if cell.column.compare is Compare.DIFFERENCE
+        else cell
+        for cell in block.cells
+    ]
+    return replace(block, cells=tuple(cells))
 
 
 OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
@@ -106,19 +205,19 @@ class BatchSearches:
         return fmean(self.sizes)
 
     @property
+    def why(self) -> str:
+        return f"not memory ended the search, {' and '.join(self.ended)}"
+
+    @property
     def ours(self) -> Ours:
+        count = len(self.sizes)
         if self.most is None:
-            return Ours(
-                value=f"≥ {self.least:.0f}",
-                count=len(self.sizes),
-                runs=self.runs,
-                note=f"at least: {_because(self)}",
-                counts=False,
-            )
+            bound = words(f"≥ {self.least:.0f}", self.runs, f"at least: {self.why}")
+            return replace(bound, count=count)
         found = Ours(
             value=self.least,
-            spread=(min(self.sizes), max(self.sizes)) if len(self.sizes) > 1 else None,
-            count=len(self.sizes),
+            spread=(min(self.sizes), max(self.sizes)) if count > 1 else None,
+            count=count,
             runs=self.runs,
         )
         if self.most <= self.least:
@@ -128,70 +227,55 @@ class BatchSearches:
 
 
 def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
-    """Summary of batch searches; None without any."""
+    """Summary of batch searches; None without any.
+
+    Searches with the same seed are combined: the largest size that any found to fit, and the
+    smallest that any found not to.
+    """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         if row.get("largest_batch") is not None:
             by_seed.setdefault(row.get("seed"), []).append(row)
     if not by_seed:
         return None
-    limits = [_may_fit(runs) for runs in by_seed.values()]
-    known = [limit for limit in limits if limit is not None]
-    others = [
-        str(run.get("limited_by"))
-        for runs, limit in zip(by_seed.values(), limits, strict=True)
-        for run in runs
-        if limit is None
-    ]
+    sizes, limits, others = [], [], []
+    for runs in by_seed.values():
+        fitting = max(float(run["largest_batch"]) for run in runs)
+        refused = [
+            float(run.get("refused_batch", run["largest_batch"] + 1))
+            for run in runs
+            if run.get("limited_by") in OF_MEMORY
+        ]
+        sizes.append(fitting)
+        if refused:
+            limits.append(max(fitting, min(refused) - 1))
+        else:
+            others += [str(run.get("limited_by")) for run in runs]
     return BatchSearches(
         runs=tuple(run for runs in by_seed.values() for run in runs),
-        sizes=tuple(map(_seen_to_fit, by_seed.values())),
-        most=None if others else fmean(known),
+        sizes=tuple(sizes),
+        most=None if others else fmean(limits),
         ended=tuple(dict.fromkeys(OTHERS.get(reason, reason) for reason in others)),
     )
 
 
-def ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
+def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
     """One largest batch over another; a bound or in words where there is none."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
-        return _words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
+        return words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
     if ours == base:
         return Ours(value=1.0, runs=ours.runs)
     if base.most is None:
         if ours.most is None:
-            why = f"{_because(ours)}; of {of}: {_because(base)}"
-            return _words("no ratio", runs, f"no ratio: {why}")
+            return words("no ratio", runs, f"no ratio: {ours.why}; of {of}: {base.why}")
         highest = ours.most / base.least
-        return _words(f"≤ {highest:.2f}", runs, f"at most: of {of}, {_because(base)}")
+        return words(f"≤ {highest:.2f}", runs, f"at most: of {of}, {base.why}")
     lowest = ours.least / base.most
     if ours.most is None:
-        return _words(f"≥ {lowest:.2f}", runs, f"at least: {_because(ours)}")
+        return words(f"≥ {lowest:.2f}", runs, f"at least: {ours.why}")
     note = ""
     if (ours.least, base.least) != (ours.most, base.most):
         highest = ours.most / base.least
         note = f"the ratio lies between {lowest:.2f} and {highest:.2f}, as the batches do"
     return Ours(value=ours.least / base.least, runs=runs, note=note)
-
-
-def _words(value: str, runs: tuple[Row, ...], note: str) -> Ours:
-    return Ours(value=value, runs=runs, note=note, counts=False)
-
-
-def _because(found: BatchSearches) -> str:
-    return f"not memory ended the search, {' and '.join(found.ended)}"
-
-
-def _seen_to_fit(runs: Sequence[Row]) -> float:
-    """The largest size that fitted in searches with one seed."""
-    return max(float(run["largest_batch"]) for run in runs)
-
-
-def _may_fit(runs: Sequence[Row]) -> float | None:
-    """The largest size that no search has excluded; None where none has ended for memory."""
-    refused = [
-        float(run.get("refused_batch", run["largest_batch"] + 1))
-        for run in runs
-        if run.get("limited_by") in OF_MEMORY
-    ]
-    return max(_seen_to_fit(runs), min(refused) - 1) if refused else None
