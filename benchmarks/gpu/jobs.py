@@ -58,4 +58,5 @@ class Jobs:
         # An experiment comes first, then what it is made of, which counts.
         words = compose.admit([*overrides, *self._common])
         with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-            return compose.resolve(hydra_compose(compose.CONFIG_NAME, words))
+            spec = compose.resolve(hydra_compose(compose.CONFIG_NAME, words))
+        return spec.replace(hydra={"overrides": [*overrides, *self._common]})  # for reports

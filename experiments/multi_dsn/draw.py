@@ -17,7 +17,6 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from sparsepipe.paper.chapters.multi_dsn import way_of
 from sparsepipe.plots import style
 from sparsepipe.plots.curves import curve
 from sparsepipe.runs.metrics import read_metrics
@@ -42,27 +41,27 @@ def finished() -> dict[str, dict[str, list[Rows]]]:
         given = {word.lstrip("+").partition("=")[0] for word in result["hydra.overrides"]}
         if "paper.extent=desk" in result["hydra.overrides"] and given <= KEYS:
             rows = list(read_metrics(done.parent / "metrics.csv"))
-            found[result["hydra.choices.paper/network"]][way_of(result)].append(rows)
+            found[result["study.cell.network"]][result["study.cell.training"]].append(rows)
     return found
 
 
-def draw(ways: dict[str, list[Rows]], file: Path) -> None:
+def draw(methods: dict[str, list[Rows]], file: Path) -> None:
     """A panel for the mean of the targets and one for each."""
-    keys = {key for row in ways["dsn"][0] for key in row}
+    keys = {key for row in methods["dsn"][0] for key in row}
     names = sorted(key.split("/")[1] for key in keys if _is_domain(key))
     panels = ["val/target_accuracy", *(f"val/{name}/accuracy" for name in names)]
     figure = style.new_figure(width_in=10.4, height_in=0.6 + 2.4 * -(-len(panels) // 4))
     every = figure.subplots(-(-len(panels) // 4), 4, sharex=True, sharey=True).flatten()
     for axes, key in zip(every, panels, strict=False):
         style.tidy(axes)
-        for way, (label, colour, line) in LOOKS.items():
-            found = curve(ways[way], key)
+        for method, (label, colour, line) in LOOKS.items():
+            found = curve(methods[method], key)
             low, high = ([100 * each for each in edge] for edge in (found.least, found.largest))
             axes.fill_between(found.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
             mean = [100 * each for each in found.mean]
             axes.plot(
                 found.epochs, mean, color=colour, linestyle=line,
-                label=f"{label} ({len(ways[way])} seeds)",
+                label=f"{label} ({len(methods[method])} seeds)",
             )  # fmt: skip
         title = "mean of the targets" if key == panels[0] else key.split("/")[1]
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -80,9 +79,9 @@ def _is_domain(key: str) -> bool:
 
 
 def main() -> None:
-    for network, ways in finished().items():
-        if all(ways[way] for way in LOOKS):
-            draw(ways, HERE / NETWORKS[network])
+    for network, methods in finished().items():
+        if all(methods[method] for method in LOOKS):
+            draw(methods, HERE / NETWORKS[network])
 
 
 if __name__ == "__main__":

@@ -46,29 +46,11 @@ OF_THE_RUN = {
 MEASURED = re.compile(r"_s$|memory|^hardware_|^bubble_share")
 # Columns of reports that are hashes, or say what recorded runs were made with.
 OF_RECORDED_RUNS = {"versions", "commit", "runs"}
-# Groups and keys in commands that had other names when the reports were recorded.
-RENAMED = (
-    (
-        re.compile(r"\bpaper/schedule=serial paper/depth=measured_2\b"),
-        "trial=pipeline_depth/serial",
-    ),
-    (
-        re.compile(r"\bpaper/schedule=serial paper/depth=emulated_4\b"),
-        "trial=pipeline_depth/serial_emulated",
-    ),
-    (
-        re.compile(r"\bpaper/schedule=(\w+) paper/depth=[a-z]+_(\d)\b"),
-        r"trial=pipeline_depth/\1_\2",
-    ),
-    (re.compile(r"\bpaper\.partition="), "partition="),
-    (re.compile(r"\bpaper/(trial|network)="), r"\1="),
-    (re.compile(r"\btask=paper/fig9_"), "task=fig9/"),
-)
 WITHOUT_UNIT = {
     *(("fig9", "time_scale"), ("multi_dsn_memory", "over_two")),
     *((name, key) for name in ("bigconv", "convnext_tp") for key in ("over_one", "share")),
 }
-TARGET = re.compile(r"(; | )?\S*_target_=[^;\s]*")  # in words and commands of reports
+TARGET = re.compile(r"(; | )?\S*_target_=[^;\s]*")  # in words of reports
 
 TRAINING = (
     "name=golden",
@@ -265,8 +247,6 @@ def chapter(rows: list[dict[str, str]]) -> dict[str, Any]:
     for row in rows:
         words = as_recorded(row)
         words = {k: TARGET.sub("", v) for k, v in words.items() if k not in OF_RECORDED_RUNS}
-        for present, former in RENAMED:
-            words["command"] = present.sub(former, words["command"])
         settings.setdefault(words.pop("setting"), []).append(words)
     now: dict[str, Any] = {}
     for setting, found in settings.items():

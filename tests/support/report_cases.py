@@ -19,7 +19,6 @@ HERE = {
     "sparsepipe": "0.1.0",
     "git_commit": "abc123",
 }
-MODULE = "sparsepipe.strategies.DataParallelStrategy"
 
 
 def run(task: str, name: str, **values: Any) -> dict[str, Any]:
@@ -27,6 +26,7 @@ def run(task: str, name: str, **values: Any) -> dict[str, Any]:
         "run_id": f"{task}{next(_NUMBERS)}",
         "task_name": task,
         "name": name,
+        "study.exhibit": name,
         "seed": 0,
         "ranks": 1,
         **HERE,
@@ -47,6 +47,10 @@ def shapes(network: str, resolution: int, p: float = 1.0) -> dict[str, Any]:
         "data.batch_size": 16,
         "model.width": 0.25,
         "trainer.max_epochs": 4,
+        "study.cell.devices": 1,
+        "study.cell.network": network,
+        "study.cell.resolution": resolution,
+        "study.cell.point_ratio": p,
     }
 
 
@@ -57,7 +61,6 @@ def training(
 ) -> dict[str, Any]:  # fmt: skip
     """A training on 4,000 shapes, by as many threads as there are cores."""
     cores = more.get("machine_cores", HERE["machine_cores"]) or 1
-    several = {"parallel.strategy._target_": MODULE} if ranks > 1 else {}
     return run(
         task,
         name,
@@ -69,7 +72,7 @@ def training(
             "test/accuracy": test,
             "epoch_time_s": epoch_s,
             "train_shapes_per_s": 4000 / epoch_s,
-            **several,
+            "study.cell.devices": ranks,
             **more,
         },
     )

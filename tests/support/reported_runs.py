@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sparsepipe.config import compose
 from sparsepipe.config.run_spec import flatten
 from sparsepipe.tasks.task import task_of
 from sparsepipe.utils.files import write_json, write_text_atomic
@@ -27,6 +33,11 @@ def leave_training(
 ) -> None:
     values = {
         "task_name": "train",
+        "study.exhibit": "table2",
+        "study.cell.devices": 1,
+        "study.cell.network": "sparse",
+        "study.cell.resolution": 32,
+        "study.cell.point_ratio": 1.0,
         "representation": "sparse",
         "data.source._target_": SHAPES,
         "data.num_points": 4096,
@@ -67,3 +78,15 @@ def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
         **{key: item for key, item in settings.items() if item is not None},
         **figures,
     }
+
+
+def jobs_of(words: list[str]) -> set[frozenset[str]]:
+    """Overrides of each job that a command of a sweep makes."""
+    asked = [word for word in words if word != "-m"]
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        experiment = [word for word in asked if word.startswith("experiment=")]
+        config = hydra_compose("config", experiment, return_hydra_config=True)
+    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*params, *compose.admit(asked)])
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    return {frozenset(word.lstrip("+") for word in job) for job in batch}

@@ -47,9 +47,10 @@ def blocks_of(
         of_cells: keys and groups that choose a cell.
         make: makes the cells and notes of a block.
     """
-    if not rows:
+    measured = [row for row in rows if row["task_name"] in ("train", "train_if_fits", FITTING)]
+    if not measured:
         return [_comparable(make([], sweep.text()), None)]
-    tables = tables_of(rows, lambda row: _key_of(row, (*of_cells, *IN_TITLES, "data")))
+    tables = tables_of(measured, lambda row: _key_of(row, (*of_cells, *IN_TITLES, "data")))
     alike = Counter(_title({**key, "trial": ()}) for key, _ in tables)
     blocks = []
     for key, runs in sorted(tables, key=lambda table: [*map(str, _ordered(table[0]))]):
@@ -61,7 +62,8 @@ def blocks_of(
             for row in trainings
             if row.get("ranks") == 1
             and row.get("hardware_accelerator") == "cpu"
-            and (row.get("threads_per_rank") or 0) < (row.get("machine_cores") or 0)
+            and row.get("threads_per_rank")
+            and row["threads_per_rank"] < (row.get("machine_cores") or 0)
         }
         environment = [f"OMP_NUM_THREADS={limit}" for limit in sorted(threads)[:1]]
         command = sweep.like(trainings or runs, of_cells, environment=environment)
@@ -86,7 +88,10 @@ def _key_of(row: Row, left_out: Sequence[str]) -> Key:
     }
     others = tuple(word for word in overrides if word not in of_size)
     if row["task_name"] == FITTING:
-        return {**key, "trial": tuple(word for word in others if word.startswith("task."))}
+        budget, steps = row.get("task.budget_bytes"), row.get("task.steps")
+        within = [] if budget is None else [f"batches within {budget / 1e6:,.0f} MB"]
+        by = [] if steps is None else [f"batches tried by {_counted('step', steps)}"]
+        return {**key, "trial": (*within, *by)}
     key |= {
         "tested": row.get("data.source.test_per_class"),
         "epochs": row.get("trainer.max_epochs"),

@@ -14,7 +14,8 @@ from sparsepipe.paper.chapters.fig9 import FIG9
 from sparsepipe.paper.chapters.table1 import TABLE1
 from sparsepipe.paper.chapters.table3 import TABLE3
 from sparsepipe.paper.printed import printed
-from sparsepipe.report.chapter import Block, Chapter, Row
+from sparsepipe.report.chapter import Block, Chapter
+from sparsepipe.runs.ledger_table import Row
 from tests.support.report_cases import cell, run, training, value
 
 GPUS = {5: "1 x TITAN V, 4 x RTX 2080 Ti", 8: "1 x TITAN V, 3 x TITAN Xp, 4 x RTX 2080 Ti"}
@@ -30,25 +31,21 @@ def test_without_runs_all_is_missing_and_nothing_is_drawn(exhibit: Chapter) -> N
         assert all(len(each.row) == len(exhibit.heads) for each in block.cells)
         if exhibit.draw is not None:
             assert exhibit.draw(block) is None
-    for command in {each.command for block in found for each in block.cells if each.command}:
         # Variables of the environment may come first.
-        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", command)
-        assert bare.startswith(f"sparsepipe experiment={exhibit.name}")
+        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", block.sweep)
+        assert bare.startswith(f"sparsepipe -m experiment={exhibit.name}")
     keys = {column.key for block in found for column in block.columns}
     assert set(exhibit.pictured) <= keys
 
 
 def simulated(strategy: str, gpus: int, minibatch_s: float, **more: Any) -> Row:
     """As task=simulate leaves it."""
-    way: dict[str, Any] = {
-        "dp": {"strategy._target_": "sparsepipe.strategies.DataParallelStrategy"},
-        "paper_mp": {"plan.file": f"plans/paper/mp_{gpus}gpu.json"},
-    }.get(strategy, {"search.search": strategy})
     return run(
         "simulate",
         "fig9",
         **{
-            **{f"task.parallel.{key}": item for key, item in way.items()},
+            "study.cell.gpus": gpus,
+            "study.cell.parallel": strategy,
             "kind": "simulated",
             "hardware_devices": GPUS[gpus],
             "hardware_accelerator": "cuda",
@@ -97,8 +94,7 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
     found = fig9(
         simulated("dp", 5, 0.8),
         simulated("dp", 5, 1.6, **{"task.link_bytes_per_s": 50e6}),
-        simulated("dp", 5, 0.9, **emulated,
-                  **{"parallel.strategy._target_": "sparsepipe.strategies.DataParallelStrategy"}),
+        simulated("dp", 5, 0.9, **emulated),
     )  # fmt: skip
     times = {title: value(block, "minibatch", "5", "DP") for title, block in found.items()}
     assert times == {
@@ -107,32 +103,15 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
         AT_125: pytest.approx(800),
         "emulated (namespaces), 125 MB/s between hosts": pytest.approx(900),
     }
-    lacking = cell(found["simulated, 100 MB/s between hosts"], "speedup", "7", "exact")
-    assert lacking.command == (
-        "sparsepipe experiment=fig9 task=paper/fig9_simulated_100 hardware=paper_7gpu "
-        "parallel=exact"
-    )
-
-
-@pytest.mark.parametrize(
-    "devices", ["5 x RTX 2080 Ti", "2 x TITAN V, 3 x RTX 2080 Ti", "1 x TITAN V, 4 x H100"]
-)
-def test_other_gpus_are_no_bars_of_fig9(devices: str) -> None:
-    rows = [
-        simulated("dp", 5, 0.8),
-        simulated("dp", 5, 1.6, hardware_devices=devices, run_id="other"),
-    ]
-    found = fig9(*rows)
-    assert value(found[AT_125], "minibatch", "5", "DP") == pytest.approx(800)
-    (note,) = [note for block in found.values() for note in block.notes]
-    assert note.startswith("Left out: other, whose hosts, GPUs or links")
+    lacking = found["simulated, 100 MB/s between hosts"]
+    assert lacking.sweep == "sparsepipe -m experiment=fig9 task=paper/fig9_simulated_100"
+    assert cell(lacking, "speedup", "7", "exact").missing
 
 
 def test_commands_of_other_links_name_them() -> None:
     found = fig9(
         simulated("dp", 5, 0.8, **{"task.link_bytes_per_s": 60e6}),
-        simulated("dp", 5, 0.8, kind="emulated", network="loopback", link_bytes_per_s=125e6,
-                  **{"parallel.search.search": "exact"}),
+        simulated("exact", 5, 0.8, kind="emulated", network="loopback", link_bytes_per_s=125e6),
     )  # fmt: skip
     at_60 = found["simulated, 60 MB/s between hosts"]
     assert at_60.sweep == (
@@ -182,11 +161,8 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
         "a training step of 16 shapes does not fit: over budget, the budget is 2,000 MB"
     )
     assert value(block, "memory", "100³", "dense") == "over 2,000"
-    lacking = cell(block, "memory", "200³", "dense")
-    assert lacking.missing
-    assert lacking.command == (
-        "sparsepipe experiment=fig8 scale=desk paper/network=dense data.resolution=200"
-    )
+    assert cell(block, "memory", "200³", "dense").missing
+    assert block.sweep == "sparsepipe -m experiment=fig8 scale=desk"
     assert FIG8.draw is not None
     assert FIG8.draw(block) is not None
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import shlex
 from typing import Any
 
 import pytest
 
 from sparsepipe.paper.chapters.multi_dsn import MULTI_DSN, MULTI_DSN_MEMORY
-from sparsepipe.report.chapter import Block, Row
-from sparsepipe.report.commands import Commands
-from sparsepipe.report.overrides import composed_values
+from sparsepipe.report.chapter import Block
+from sparsepipe.runs.ledger_table import Row
 from sparsepipe.tasks.measure_steps import outcome
 from tests.support.reported_runs import made_by
-from tests.unit.paper.test_report_commands import jobs_of
 
 MB = 1_000_000
 
@@ -49,24 +45,9 @@ def measured(workers: int, peak_mb: int) -> Row:
     return {**made, "ranks": workers, "run_id": f"on{workers}"}
 
 
-def commands(name: str) -> Commands:
-    return Commands(experiment=name, composed=composed_values)
-
-
 def value(block: Block, key: str, *row: str) -> Any:
     (cell,) = [each for each in block.cells if each.column.key == key and each.row == row]
     return None if cell.ours is None else cell.ours.value
-
-
-def expanded(sweep: str) -> set[frozenset[str]]:
-    """The overrides of each job of a command whose values are separated by commas."""
-    program, option, *words = shlex.split(sweep)
-    assert (program, option) == ("sparsepipe", "-m")
-    several = [
-        [f"{key}={value}" for value in values.split(",")]
-        for key, _, values in (word.partition("=") for word in words)
-    ]
-    return {frozenset(job) for job in itertools.product(*several)}
 
 
 def test_gains_are_of_equal_seeds_and_the_labels_are_those_of_each_target() -> None:
@@ -78,7 +59,7 @@ def test_gains_are_of_equal_seeds_and_the_labels_are_those_of_each_target() -> N
         trained("supervised", 0, "data.source=noisy", noisy=0.95, thick=0.2),
         trained("supervised", 0, "data.source=thick", noisy=0.1, thick=0.85),
     ]
-    (block,) = MULTI_DSN.blocks(rows, commands("multi_dsn"))
+    (block,) = MULTI_DSN.blocks(rows)
     assert block.title == "scale desk; digit domains"
     assert value(block, "source_only", "noisy") == pytest.approx(55)
     assert value(block, "gain", "noisy") == pytest.approx(10)
@@ -91,45 +72,12 @@ def test_gains_are_of_equal_seeds_and_the_labels_are_those_of_each_target() -> N
     assert MULTI_DSN.draw(block) is not None
 
 
-def test_without_runs_there_are_commands_for_both_networks() -> None:
-    digits, shapes = MULTI_DSN.blocks([], commands("multi_dsn"))
-    assert {cell.column.key for cell in shapes.cells} == {"source_only", "dsn", "gain"}
-    for block in (digits, shapes):
-        swept = {job for each in block.sweep.split(" && ") for job in expanded(each)}
-        alone = {frozenset(shlex.split(each.command)[1:]) for each in block.cells if each.command}
-        assert alone == swept
-    assert MULTI_DSN.draw is not None
-    assert MULTI_DSN.draw(digits) is None
-
-
-def test_rows_are_the_targets_that_are_trained() -> None:
-    for block in MULTI_DSN.blocks([], commands("multi_dsn")):
-        network = block.title.rpartition("; ")[2].replace(" ", "_")
-        words = ("experiment=multi_dsn", f"paper/network={network}")
-        _, *targets = composed_values(words, ["data.domains"])["data.domains"]
-        rows = [row for (row,) in block.rows]
-        assert rows == [*targets, "mean of the targets"]
-
-
-def test_other_settings_have_tables_of_their_own() -> None:
-    rows = [trained("dsn", 0, noisy=0.5), trained("dsn", 0, "model.width=0.5", noisy=0.6)]
-    titles = [block.title for block in MULTI_DSN.blocks(rows, commands("multi_dsn"))]
-    assert titles == ["scale desk; digit domains", "scale desk; model.width=0.5; digit domains"]
-
-
 def test_memory_of_a_worker_is_set_against_that_of_one_target() -> None:
     rows = [measured(1, 8), measured(2, 4), measured(8, 5)]
-    (block,) = MULTI_DSN_MEMORY.blocks(rows, commands("multi_dsn_memory"))
+    (block,) = MULTI_DSN_MEMORY.blocks(rows)
     assert value(block, "memory", "1 + 1", "128 x 128 pixels", "1") == pytest.approx(16)
     assert value(block, "over_two", "1 + 1", "128 x 128 pixels", "1") is None
     assert value(block, "over_two", "1 + 7", "64 x 64 pixels", "8") == pytest.approx(1.25)
     assert value(block, "memory", "1 + 4", "64 x 64 pixels", "5") is None
     assert MULTI_DSN_MEMORY.draw is not None
     assert MULTI_DSN_MEMORY.draw(block) is not None
-
-
-def test_every_number_of_workers_is_a_job_of_the_sweep() -> None:
-    (block,) = MULTI_DSN_MEMORY.blocks([], commands("multi_dsn_memory"))
-    swept = jobs_of(shlex.split(block.sweep)[1:])
-    alone = {frozenset(shlex.split(each.command)[1:]) for each in block.cells if each.command}
-    assert alone == swept

@@ -18,7 +18,7 @@ from PIL import Image
 
 from sparsepipe.config import compose
 from sparsepipe.launch.job import run_job
-from sparsepipe.paper.chapters.fig9_runs import EXPECTED, GPUS, STRATEGIES
+from sparsepipe.paper.chapters.fig9 import _SWEPT, GPUS, STRATEGIES
 from sparsepipe.paper.report_sweep import SweepReport
 from sparsepipe.tasks.emulate import as_emulated
 from sparsepipe.utils.files import read_json
@@ -82,7 +82,7 @@ def test_each_task_has_the_link_of_its_panel(task: str) -> None:
     name = config.task.locate().name
     kind = "simulated" if name == "simulate" else "emulated"
     link = config.task.get("link_bytes_per_s")
-    (expected,) = [e for e in EXPECTED if (e.kind, e.link_bytes_per_s) == (kind, link)]
+    (expected,) = [e for e in _SWEPT if (e.kind, e.link_bytes_per_s) == (kind, link)]
     assert task == f"paper/fig9_{kind}" + (f"_{link / 1e6:g}" if kind == "simulated" else "")
     if kind == "emulated":
         assert expected.network == "namespaces"

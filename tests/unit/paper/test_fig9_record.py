@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.launch.job import run_job
-from sparsepipe.paper.chapters.fig9_runs import GPUS, STRATEGIES
+from sparsepipe.paper.chapters.fig9 import GPUS, STRATEGIES
 from tests.support.command_line import composed
 
 RECORD = Path(__file__).parents[3] / "experiments" / "fig9" / "fig9.csv"

@@ -14,8 +14,8 @@ import pytest
 
 from sparsepipe.utils.files import write_json
 from tests.support.command_line import composed
+from tests.support.reported_runs import jobs_of
 from tests.support.resolved import resolved
-from tests.unit.paper.test_report_commands import jobs_of
 
 NAME = "experiment=microbatches"
 SCRIPT = Path(__file__).parents[3] / "experiments" / "microbatches" / "draw.py"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import dropwhile, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,8 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare, resolve_run
-from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile
-from sparsepipe.report.commands import Commands
-from sparsepipe.report.overrides import composed_values
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
 from sparsepipe.tasks.emulate import as_emulated, emulated_profiles
@@ -29,8 +24,6 @@ from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import profile
 from tests.support.reported_cells import cells
-from tests.support.reported_runs import made_by
-from tests.unit.paper.test_report_commands import jobs_of
 
 NAME = "experiment=pipeline_depth"
 ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
@@ -44,122 +37,6 @@ def chosen(schedule: str, depth: int) -> tuple[str, str]:
 
 def row(schedule: str, depth: int, *more: str) -> RunSpec:
     return composed(NAME, *chosen(schedule, depth), *more)
-
-
-def options_of(words: Sequence[str]) -> tuple[str, str]:
-    """What a command chooses of the groups ``paper/schedule`` and ``paper/depth``."""
-    told = dict(word.split("=", 1) for word in words)
-    return told["paper/schedule"], told["paper/depth"]
-
-
-def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
-    (block,) = PIPELINE_DEPTH.blocks(
-        [], Commands(experiment="pipeline_depth", composed=composed_values)
-    )
-    swept = jobs_of(shlex.split(block.sweep)[1:])
-    alone = {frozenset(words_of(cell.command)) for cell in block.cells if cell.command}
-    # Serial runs are the same with any partition, and with any number of emulated devices.
-    serial = {job for job in swept if "paper/schedule=serial" in job}
-    assert len(swept) == 30
-    assert len(serial) == 6
-    kinds = {frozenset({NAME, *chosen("serial", depth)}) for depth in (2, 4)}
-    assert (swept - serial) | kinds == alone
-
-
-def words_of(command: str) -> list[str]:
-    """Overrides of a command; before it are variables of the environment."""
-    program, *words = dropwhile(lambda word: "=" in word, shlex.split(command))
-    assert program == "sparsepipe"
-    return words
-
-
-@pytest.mark.usefixtures("workplace")
-@pytest.mark.full
-@pytest.mark.parametrize("profiles", [None, ALIKE])
-def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None) -> None:
-    """As far as can be told before data are read, and an emulation reads none."""
-    asked = [chosen("serial", 4), chosen("gpipe", 8)]
-    given = [] if profiles is None else [profiles]
-    rows = [made_by(NAME, *one, *given, kind="emulated", task_name="train_emulated")
-            for one in asked]  # fmt: skip
-    rows[0] |= {"strategy": "single", "ranks": 1}
-    rows[1] |= {"strategy": "gpipe straight", "ranks": 8, "schedule": "gpipe"}
-    commands = Commands(experiment="pipeline_depth", composed=composed_values)
-    (block,) = PIPELINE_DEPTH.blocks(rows, commands)
-    depths, emulated = set(), set()
-    told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
-    for command in told:
-        run = resolve_run(composed(*words_of(command)))
-        schedule, depth = options_of(words_of(command))
-        assert depth.endswith(f"_{run.ranks}") or (run.ranks == 1 and schedule == "serial"), command
-        depths.add(depth)
-        if run.spec.emulation is not None:
-            emulated.add(prepare(run).directory.path)
-    assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
-    swept = [word for word in words_of(block.sweep) if word.startswith("paper/")]
-    if profiles is None:
-        assert not swept
-    else:
-        assert depths == {"emulated_4", "emulated_8"}
-        assert swept == ["paper/depth=emulated_4,emulated_8"]
-
-
-@pytest.mark.full
-def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() -> None:
-    parts = "parallel.strategy.microbatches=8"
-    ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
-    found = made_by(NAME, *chosen("gpipe", 2), parts, **ran)
-    commands = Commands(experiment="pipeline_depth", composed=composed_values)
-    (block,) = PIPELINE_DEPTH.blocks([found], commands)
-    assert block.title.endswith("T = 8")
-    schedules: dict[bool, set[str]] = {False: set(), True: set()}
-    for command in {cell.command for cell in block.cells if cell.command}:
-        composed(*words_of(command))  # or it would be refused
-        schedule, _ = options_of(words_of(command))
-        is_synchronous = schedule not in ("asynchronous", "serial")
-        assert (parts in words_of(command)) == is_synchronous
-        schedules[is_synchronous].add(schedule)
-    for sweep, more in zip(block.sweep.split(" && "), ([], [parts]), strict=True):
-        *start, swept = words_of(sweep)[:3]
-        assert [*start, *words_of(sweep)[3:]] == ["-m", NAME, *more]
-        assert set(swept.removeprefix("paper/schedule=").split(",")) == schedules[bool(more)]
-
-
-def serial(run_id: str, *more: str) -> dict:
-    """The result of the emulated run of one device, with overrides."""
-    ran = {"kind": "emulated", "task_name": "train_emulated", "strategy": "single", "ranks": 1}
-    return made_by(NAME, *chosen("serial", 4), *more, run_id=run_id, samples_per_s=100.0, **ran)
-
-
-def test_runs_with_overrides_have_a_table_of_their_own() -> None:
-    commands = Commands(experiment="pipeline_depth", composed=composed_values)
-    plain, apart = PIPELINE_DEPTH.blocks([serial("a"), serial("b", "optim=adamw")], commands)
-    assert [[run["run_id"] for run in block.runs] for block in (plain, apart)] == [["a"], ["b"]]
-    assert apart.title == f"{plain.title}; optim=adamw"
-    assert plain.notes == apart.notes == ()
-    for command in {cell.command for cell in apart.cells if cell.command}:
-        assert "optim=adamw" in words_of(command)
-    assert "optim=adamw" in words_of(apart.sweep)
-
-
-def test_a_note_describes_how_a_rate_was_taken() -> None:
-    """It sets nothing apart: depths are trained for unlike numbers of minibatches anyway."""
-    commands = Commands(experiment="pipeline_depth", composed=composed_values)
-    core = "name: core, count: 1, profile: {cnn_5x5: profiles/pipeline_depth/core.json}"
-    host = f"name: server, link: {{bytes_per_s: 1e6}}, devices: [{{{core}}}]"
-    slow = f"hardware.value.hosts=[{{{host}}}]"
-    runs = [
-        serial("a"),
-        serial("b", "trainer.limit_train_batches=8", "hardware.time_scale=30"),
-        serial("c", slow),
-    ]
-    (block,) = PIPELINE_DEPTH.blocks(runs, commands)
-    short, other, mean = block.notes
-    made = "made with trainer.limit_train_batches=8, hardware.time_scale=30"
-    assert short == f"{made} beside the commands of their cells: b"
-    assert other.startswith("made with hardware.value.hosts=[{")
-    assert other.endswith(" beside the commands of their cells: c")
-    assert mean.startswith("1, emulated, serial, -: runs a, b, c all have seed 0 and differ in ")
 
 
 @pytest.mark.parametrize("depth", [2, 4])

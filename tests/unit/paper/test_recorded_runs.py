@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.paper.chapters import CHAPTERS
-from sparsepipe.report.commands import Commands
 from sparsepipe.report.measurements import plain_rows
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import rows_of
@@ -29,6 +28,6 @@ def test_no_recorded_run_is_left_out() -> None:
 def test_runs_come_into_the_chapter_of_their_experiment(data: str) -> None:
     """Also those in a directory of another name than theirs, each setting in a table of its own."""
     rows = plain_rows(rows_of(load_results(EXPERIMENTS, experiment="table2")))
-    blocks = CHAPTERS["table2"].blocks(rows, Commands(experiment="table2"))
+    blocks = CHAPTERS["table2"].blocks(rows)
     (desk, *_) = [block for block in blocks if block.title.startswith(f"scale desk; {data}")]
     assert sum(cell.ours is not None for cell in desk.cells) > 12

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,29 +106,6 @@ def test_runs_are_read_once_and_reports_are_not_among_them(
     assert read == [["a"], ["a"], ["a", "b"]]
 
 
-def test_commands_make_what_is_missing_in_the_same_table(report: Report, tmp_path: Path) -> None:
-    made = {
-        "scale": "smoke",
-        "name": "mine",
-        "data.num_points": 512,
-        "data.source.train_per_class": 1,
-        "data.source.test_per_class": 4,
-        "model.width": 0.125,
-        "trainer.max_epochs": 1,
-        "trainer.limit_train_batches": 4,
-    }
-    leave_training(tmp_path / "outputs", "a", **made)
-    with (report("name=mine", "task.exhibits=[table2]").path / "table2.csv").open() as stream:
-        told = {row["command"] for row in csv.DictReader(stream) if row["status"] == "missing"}
-    assert len(told) == 24, "16 trainings, of one of which the training accuracy, and 8 searches"
-    for command in sorted(told)[::8]:
-        program, *words = shlex.split(command)
-        assert program == "sparsepipe"
-        config = composed(*words).flat()
-        assert {key: config[key] for key in made} == made
-        assert "model.width" not in command, "scale=smoke says so"
-
-
 def test_a_tracker_has_the_table_of_a_report(report: Report, tmp_path: Path) -> None:
     leave_training(tmp_path / "outputs", "a", test=0.80)
     done = report("name=table2", "logger=wandb", "tags=[paper]")
@@ -190,7 +165,9 @@ def test_an_experiment_of_another_name(report: Report, tmp_path: Path) -> None:
 def test_several_of_another_name(report: Report, tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     leave_training(outputs, "a", name="mine")
-    leave_training(outputs, "b", name="mine", task_name="train_if_fits", test=0.7)
+    leave_training(
+        outputs, "b", name="mine", task_name="train_if_fits", test=0.7, **{"study.exhibit": "fig8"}
+    )
     leave_training(outputs, "c", name="table2", test=0.6)
     done = report("name=mine", "task.exhibits=[table2,fig8]")
     told = (done.path / "report.md").read_text()

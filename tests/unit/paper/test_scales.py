@@ -113,17 +113,6 @@ def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
     assert all("scale=desk" in job and "++data.resolution=32" in job for job in desk)
 
 
-@pytest.mark.parametrize(("experiment", "scale"), [("fig7", "smoke"), ("table1", "desk")])
-def test_the_command_for_missing_cells_runs_at_the_scale_of_the_report(
-    experiment: str, scale: str
-) -> None:
-    (job,) = jobs(experiment)
-    assert f"scale={scale}" in job
-    assert config_of(job).to_dict()["scale"] == scale
-    (other,) = jobs(experiment, "scale=paper")
-    assert "scale=paper" in other
-
-
 @pytest.mark.parametrize("scale", ["smoke", "desk"])
 def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     one, four = (

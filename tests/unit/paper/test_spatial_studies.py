@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from itertools import dropwhile
 from typing import Any
 
 import pytest
@@ -11,12 +9,10 @@ import pytest
 from sparsepipe.paper.chapters.bigconv import BIGCONV
 from sparsepipe.paper.chapters.convnext_tp import CONVNEXT_TP
 from sparsepipe.paper.printed import printed
-from sparsepipe.report.chapter import Block, Cell, Row
-from sparsepipe.report.commands import Commands
-from sparsepipe.report.overrides import composed_values
+from sparsepipe.report.chapter import Block, Cell
+from sparsepipe.runs.ledger_table import Row
 from sparsepipe.tasks.measure_steps import outcome
 from tests.support.reported_runs import made_by
-from tests.unit.paper.test_report_commands import jobs_of
 
 WHOLE, HALF = (64, 128), (64, 64)
 MB = 1_000_000
@@ -48,10 +44,6 @@ def convnext(ranks: int, **more: Any) -> Row:
     return measured(*words, name="convnext_tp", ranks=ranks, over=ranks == 1, **more)
 
 
-def commands(name: str) -> Commands:
-    return Commands(experiment=name, composed=composed_values)
-
-
 def cell(block: Block, key: str, *row: str) -> Cell:
     (found,) = [each for each in block.cells if each.column.key == key and each.row == row]
     return found
@@ -60,25 +52,6 @@ def cell(block: Block, key: str, *row: str) -> Cell:
 def value(block: Block, key: str, *row: str) -> Any:
     ours = cell(block, key, *row).ours
     return None if ours is None else ours.value
-
-
-def words_of(command: str) -> list[str]:
-    """Overrides of a command; before it are variables of the environment."""
-    program, *words = dropwhile(lambda word: "=" in word, shlex.split(command))
-    assert program == "sparsepipe"
-    return words
-
-
-@pytest.mark.parametrize(("chapter", "jobs"), [(BIGCONV, 12), (CONVNEXT_TP, 8)])
-def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell(chapter: Any, jobs: int) -> None:
-    block = chapter.blocks([], commands(chapter.name))[0]
-    words = shlex.split(block.sweep)[1:]
-    swept = {frozenset(map(str.lower, job)) for job in jobs_of(words)}
-    alone = {frozenset(words_of(each.command)) for each in block.cells if each.command}
-    again = {job for job in swept if {"paper/network=fcn2d", "paper.workers=most"} <= job}
-    assert len(swept) == jobs
-    # Of two numbers of workers "fewer" and "most" are the same run.
-    assert alone == swept - again
 
 
 def test_only_what_is_known_of_print_counts_as_printed() -> None:
@@ -97,7 +70,7 @@ def test_memory_stands_beside_its_share_and_the_largest_size_beside_that_of_one(
         measured(*network, name="bigconv", over=True),
         measured(*shared, name="bigconv", ranks=4),
     ]
-    memory, largest = BIGCONV.blocks(rows, commands("bigconv"))
+    memory, largest = BIGCONV.blocks(rows)
     assert memory.title == "scale desk"
     assert value(memory, "memory", "cnn2d", "64 x 128 pixels", "1") == pytest.approx(17)
     assert value(memory, "over_one", "cnn2d", "64 x 128 pixels", "4") == pytest.approx(5 / 17)
@@ -109,29 +82,14 @@ def test_memory_stands_beside_its_share_and_the_largest_size_beside_that_of_one(
     assert four is not None
     assert (four.value, four.note) == ("64 x 128 pixels", "none larger was tried")
     assert value(largest, "times_larger", "cnn2d", "largest", "4") == 2
-    assert cell(memory, "memory", "cnn2d", "64 x 128 pixels", "5").command.endswith(
-        "scale=desk paper/network=cnn2d paper.workers=fewer"
-    )
+    assert cell(memory, "memory", "cnn2d", "64 x 128 pixels", "5").missing
     assert BIGCONV.draw is not None
     assert BIGCONV.draw(memory) is not None
     assert BIGCONV.draw(largest) is None
 
 
-def test_another_length_of_training_or_width_has_a_table_of_its_own() -> None:
-    words = ("paper/network=cnn2d", "paper.workers=one")
-    rows = [
-        measured(*words, name="bigconv"),
-        measured(*words, "model.width=0.5", name="bigconv"),
-    ]
-    titles = [block.title for block in BIGCONV.blocks(rows, commands("bigconv"))]
-    assert [title for title in titles if "budget" not in title] == [
-        "scale desk",
-        "scale desk; model.width=0.5",
-    ]
-
-
 def test_times_are_ratios_and_those_of_more_ranks_than_cores_are_no_scaling() -> None:
-    blocks = CONVNEXT_TP.blocks([convnext(each) for each in (1, 2, 4)], commands("convnext_tp"))
+    blocks = CONVNEXT_TP.blocks([convnext(each) for each in (1, 2, 4)])
     memory, _, ratios = blocks
     printed_ratio = cell(ratios, "times", "-", "printed: 952 over 937 ms", "-")
     assert printed_ratio.paper is not None
@@ -163,5 +121,5 @@ def test_a_size_without_memory_is_words_and_the_largest_is_the_one_before() -> N
     assert (found["largest_size"], found["refused_size"]) == ([8], [16])
     assert (found["limited_by"], found["step_memory_bytes"]) == ("out_of_memory", 5)
     row = {**convnext(1), **found}
-    memory = CONVNEXT_TP.blocks([row], commands("convnext_tp"))[0]
+    memory = CONVNEXT_TP.blocks([row])[0]
     assert value(memory, "memory", "none", "16 values", "1") == "out of memory"

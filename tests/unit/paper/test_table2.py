@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sparsepipe.paper.chapters.table2 import TABLE2
-from sparsepipe.report.chapter import Block, Compare, Row, our_number
+from sparsepipe.report.chapter import Block, Compare
+from sparsepipe.runs.ledger_table import Row
 from tests.support.report_cases import cell, fitting, run, training, value
 
 
@@ -188,12 +189,6 @@ def test_one_device_of_more_threads_is_another_device() -> None:
     assert value(one, "batch", *D1) == value(all_four, "batch", *D1) == 60
 
 
-def test_four_ranks_of_a_pipeline_are_not_data_parallelism() -> None:
-    strategy = {"parallel.strategy._target_": "sparsepipe.strategies.PipelineStrategy"}
-    (block,) = blocks(training("sparse", 32, ranks=4, **strategy))
-    assert cell(block, "test_accuracy", *S4).missing
-
-
 def test_batches_are_of_one_device_and_over_those_of_the_dense_network() -> None:
     (block,) = blocks(
         training("dense", 32),
@@ -242,35 +237,17 @@ def test_a_search_for_the_batch_counts_however_long_is_trained() -> None:
     assert value(alone, "batch", *D1) == 60
 
 
-def test_missing_cells_name_the_command_that_fills_them() -> None:
+def test_a_command_makes_what_is_missing() -> None:
     (block,) = blocks(training("dense", 32))
-    lacking = cell(block, "test_accuracy", "50³", "4", "sparse", "0.25")
-    assert lacking.missing
-    assert lacking.command == (
-        "sparsepipe experiment=table2 scale=desk paper/trial=four_devices "
-        "paper/network=sparse_p025 data.resolution=50"
-    )
-    assert cell(block, "batch", "32³", "4", "sparse", "0.5").command == (
-        "sparsepipe experiment=table2 scale=desk paper/trial=largest_batch "
-        "paper/network=sparse_p050 data.resolution=32"
-    )
+    assert cell(block, "test_accuracy", "50³", "4", "sparse", "0.25").missing
     assert block.sweep == "sparsepipe -m experiment=table2 scale=desk"
-
-
-def test_what_a_ratio_lacks_may_be_its_baseline() -> None:
-    (block,) = blocks(training("sparse", 32), fitting("sparse", 32, batch=100))
-    first = "paper/network=dense data.resolution=32"
-    assert cell(block, "speedup", *S1).command.endswith(f"paper/trial=one_device {first}")
-    assert cell(block, "batch_ratio", *S1).command.endswith(f"paper/trial=largest_batch {first}")
-    crowded = training("sparse", 32, ranks=4)
-    (block,) = blocks(crowded)
-    assert value(block, "speedup", *S4) == "no speedup", "whatever the baseline"
 
 
 def test_commands_name_other_data() -> None:
     source = {"data.source._target_": "sparsepipe.data.sources.NpzBundle", "data.num_points": None}
-    (block,) = blocks(training("dense", 32, **source))
-    assert " scale=desk data=modelnet40_points " in cell(block, "test_accuracy", *S1).command
+    given = {"hydra.overrides": ["scale=desk", "data=modelnet40_points"]}
+    (block,) = blocks(training("dense", 32, **source, **given))
+    assert block.sweep.endswith('scale=desk data=modelnet40_points "data.root=$MODELNET40_POINTS"')
     assert "ModelNet40 as point clouds, all their points" in block.title
 
 
@@ -278,27 +255,12 @@ def test_an_empty_ledger_has_every_cell_missing() -> None:
     (block,) = blocks()
     assert len(block.cells) == 16 * 6
     assert all(each.missing for each in block.cells)
-    assert block.cells[0].command == (
-        "sparsepipe experiment=table2 paper/trial=one_device paper/network=dense data.resolution=32"
-    )
+    assert block.sweep == "sparsepipe -m experiment=table2"
 
 
 def test_runs_of_other_tasks_do_not_count() -> None:
     (block,) = blocks(run("report", "table2"), run("profile", "table2"))
     assert not block.runs
-
-
-def test_an_emulated_training_is_not_measured() -> None:
-    (block,) = blocks(training("dense", 32, kind="emulated"))
-    assert cell(block, "test_accuracy", *D1).missing
-
-
-def test_our_number_is_none_where_there_are_words_or_nothing() -> None:
-    (block,) = blocks(training("dense", 32), training("sparse", 32, ranks=4))
-    assert our_number(cell(block, "test_accuracy", *D1)) == pytest.approx(85)
-    assert our_number(cell(block, "test_accuracy", *S1)) is None
-    assert our_number(cell(block, "speedup", *S4)) is None, "no speedup"
-    assert our_number(None) is None
 
 
 def test_cells_that_do_not_count_are_not_compared() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 from pathlib import Path
 
 import pytest
@@ -96,19 +95,3 @@ def test_a_ledger_of_both_has_a_table_of_each(recorded: Path, asked: tuple[str, 
     assert {row["setting"] for row in rows} == {shapes, points}
     there = [row for row in rows if row["quantity"] == "batch" and row["status"] == "there"]
     assert {row["setting"] for row in there} == {shapes, points}, "each has its own search"
-
-
-def test_commands_of_each_table_fill_it(recorded: Path) -> None:
-    commands: dict[str, set[str]] = {}
-    for row in rows_of_report(recorded):
-        if row["status"] == "missing":
-            commands.setdefault(row["setting"], set()).add(row["command"])
-    (of_shapes, of_points) = (commands[setting] for setting in sorted(commands, reverse=True))
-    assert len(of_shapes) == len(of_points) == 23, "of 24 the one search"
-    for told, source in ((of_shapes, "GeneratedShapes"), (of_points, "NpzBundle")):
-        program, *words = shlex.split(sorted(told)[-1])
-        assert program == "sparsepipe"
-        assert composed(*words).data.get("source")["_target_"].endswith(f".{source}")
-    root = ' data=modelnet40_points "data.root=$MODELNET40_POINTS" '
-    assert all(root in command for command in of_points)
-    assert not any("data=" in command or "data.root" in command for command in of_shapes)

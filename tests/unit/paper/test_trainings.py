@@ -10,8 +10,9 @@ import pytest
 
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.paper.chapters.table2 import TABLE2
-from sparsepipe.report.chapter import Cell, Ours, Row
+from sparsepipe.report.chapter import Cell, Ours
 from sparsepipe.report.writing import write_report
+from sparsepipe.runs.ledger_table import Row
 from tests.support.report_cases import fitting, value
 
 D1 = ("32³", "1", "dense", "1")
@@ -115,7 +116,7 @@ def test_searches_with_one_seed_are_taken_together() -> None:
     assert (exact.value, exact.note, exact.counts) == (300, "", True)
     (block,) = TABLE2.blocks([lacking(ended), fitting("dense", 32, **early)])
     assert (
-        "largest batch, paper/network=dense data.resolution=32: runs a, b all have seed 0 and "
+        "largest batch, 32³, 1, dense, 1: runs a, b all have seed 0 and "
         "differ in task.most: sizes that any has tried count"
     ) in block.notes
 

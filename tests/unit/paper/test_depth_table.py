@@ -6,29 +6,20 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.paper.chapters.depth_runs import DepthSetting
 from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.paper.printed import printed
-from sparsepipe.report.chapter import Block, Row
-from sparsepipe.report.layout import fill
-from sparsepipe.report.writing import csv_rows
+from sparsepipe.report.chapter import Block
+from sparsepipe.runs.ledger_table import Row
 from tests.support.report_cases import cell, run, value
 
-STRATEGIES = "sparsepipe.strategies"
 
-
-def trained(depth: int, schedule: str = "", partition: str = "straight", **more: Any) -> Row:
+def trained(
+    depth: int, schedule: str = "asynchronous", partition: str | None = "straight", **more: Any
+) -> Row:
     """As task=train leaves it; emulated where the kind says so."""
-    way: dict[str, Any] = {"strategy": "single"}
-    if depth > 1:
-        name = "PipelineStrategy" if not schedule else "SynchronousPipelineStrategy"
-        way = {
-            "strategy": partition,
-            "parallel.strategy._target_": f"{STRATEGIES}.{name}",
-            "parallel.search.search": partition,
-        }
-        if schedule:
-            way |= {"schedule": schedule, "parallel.strategy.microbatches": 32}
+    parts = {} if schedule == "asynchronous" else {"parallel.strategy.microbatches": 32}
+    if depth == 1:
+        schedule, partition, parts = "serial", None, {}
     is_emulated = more.get("kind") == "emulated"
     return run(
         "train_emulated" if is_emulated else "train",
@@ -40,14 +31,18 @@ def trained(depth: int, schedule: str = "", partition: str = "straight", **more:
             "data.batch_size": 1024,
             "model.convolutions": 24,
             "model.width": 1.0,
-            **way,
+            "study.cell.depth": depth,
+            "study.cell.emulated": is_emulated,
+            "study.cell.schedule": schedule,
+            "study.cell.partition": partition,
+            **parts,
             **more,
         },
     )
 
 
-def emulated(depth: int, rate: float, *way: str, **more: Any) -> Row:
-    return trained(depth, *way, kind="emulated", samples_per_s=rate, **more)
+def emulated(depth: int, rate: float, *of_cell: str, **more: Any) -> Row:
+    return trained(depth, *of_cell, kind="emulated", samples_per_s=rate, **more)
 
 
 def only(*rows: Row) -> Block:
@@ -73,20 +68,12 @@ def test_the_studys_figures_are_in_every_row_of_their_depth() -> None:
         }
 
 
-def test_runs_that_recompute_layers_are_of_no_row() -> None:
-    serial = emulated(1, 200.0)
-    kept = emulated(8, 1200.0, "gpipe")
-    again = {**emulated(8, 900.0, "gpipe"), "recomputed_layers": "[[0, 23]]"}
-    eight = ("8", "emulated", "GPipe", "ours")
-    assert value(only(serial, kept, again), "speedup", *eight) == pytest.approx(6.0)
-
-
 def test_speedups_are_over_the_serial_run_of_their_kind() -> None:
     block = only(
         trained(1, train_shapes_per_s=100.0),
         trained(2, "gpipe", "variance", train_shapes_per_s=175.0, bubble_share=0.04),
         emulated(1, 200.0, kept_bytes=400e6),
-        emulated(8, 1200.0, "1f1b", kept_bytes=60e6, bubble_share=0.2),
+        emulated(8, 1200.0, "sync_1f1b", kept_bytes=60e6, bubble_share=0.2),
         emulated(8, 1300.0, "eager_1f1b", kept_bytes=120e6),
     )
     assert value(block, "time", "1", "measured", "serial", "-") == pytest.approx(7.0)
@@ -104,11 +91,6 @@ def test_speedups_are_over_the_serial_run_of_their_kind() -> None:
     assert value(block, "speedup", *eager) == pytest.approx(6.5)
     assert value(block, "ideal", *eager) == pytest.approx(700 / 39)
     assert value(block, "memory", "1", "measured", "serial", "-") == pytest.approx(400)
-
-
-def test_bubbles_of_stages_that_are_alike() -> None:
-    assert DepthSetting(microbatches=4).ideal_bubble(1) == 0
-    assert DepthSetting(microbatches=32).ideal_bubble(8) == pytest.approx(7 / 39)
 
 
 def test_the_asynchronous_pipeline_has_no_formula_to_reach() -> None:
@@ -146,8 +128,6 @@ def test_devices_with_another_profile_have_a_table_of_their_own() -> None:
     row = ("8", "emulated", "GPipe", "ours")
     assert (value(usual, "bubble", *row), value(other, "bubble", *row)) == (20.0, 18.0)
     assert "alike.json" in other.title
-    command = cell(other, "speedup", "4", "emulated", "GPipe", "ours").command
-    assert "'parallel.search.profiles={core:profiles/pipeline_depth/alike.json}'" in command
     assert {labels[1] for labels in usual.rows} == {"measured", "emulated"}
     assert {labels[1] for labels in other.rows} == {"emulated"}, "it is no profile of a real core"
 
@@ -161,21 +141,20 @@ def test_a_measured_run_is_beside_the_others_whatever_its_plan_was_made_by() -> 
     assert value(block, "speedup", "2", "measured", "GPipe", "ours") == pytest.approx(1.5)
 
 
-def test_the_csv_has_the_kind_of_a_row_and_that_of_its_runs() -> None:
-    found = csv_rows(fill(PIPELINE_DEPTH, [emulated(1, 200.0)], None))
-    serial = [row for row in found if (row["stages"], row["quantity"]) == ("1", "time")]
-    assert [(row["obtained"], row["kind"]) for row in serial] == [
-        ("measured", ""), ("emulated", "emulated"),
-    ]  # fmt: skip
+def test_serial_runs_are_in_the_tables_of_all_microbatches() -> None:
+    eight = {"parallel.strategy.microbatches": 8}
+    rows = [emulated(1, 200.0), emulated(4, 700.0, "gpipe"), emulated(4, 600.0, "gpipe", **eight)]
+    usual, other = sorted(PIPELINE_DEPTH.blocks(rows), key=lambda block: "T = 8" in block.title)
+    row = ("4", "emulated", "GPipe", "ours")
+    assert value(usual, "speedup", *row) == pytest.approx(3.5)
+    assert value(other, "speedup", *row) == pytest.approx(3.0)
+    assert value(other, "ideal", *row) == pytest.approx(300 / 11)
+    trainings, others = other.sweep.split(" && ")
+    assert "paper/schedule=gpipe,sync_1f1b,eager_1f1b parallel.strategy.microbatches=8" in trainings
+    assert others.endswith("paper/schedule=serial,asynchronous")
 
 
-def test_missing_cells_name_the_run_that_they_lack() -> None:
-    block = only(trained(2, "gpipe", train_shapes_per_s=120.0))
-    found = cell(block, "speedup", "2", "measured", "GPipe", "ours")
-    assert found.missing
-    assert found.command.endswith("paper/schedule=serial paper/depth=measured_2"), "what it is over"
-    lacking = cell(block, "time", "8", "emulated", "1F1B", "variance")
-    assert lacking.command == (
-        "sparsepipe experiment=pipeline_depth paper/schedule=sync_1f1b paper/depth=emulated_8 "
-        "paper.partition=variance"
-    )
+def test_a_note_names_how_rates_were_taken() -> None:
+    short = {"hydra.overrides": ["experiment=pipeline_depth", "trainer.limit_train_batches=8"]}
+    block = only(emulated(1, 100.0), emulated(1, 300.0, seed=1, **short))
+    assert block.notes == ("Some runs were made with trainer.limit_train_batches=8.",)
