@@ -59,4 +59,4 @@ class Jobs:
         words = compose.admit([*overrides, *self._common])
         with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
             spec = compose.resolve(hydra_compose(compose.CONFIG_NAME, words))
-        return spec.replace(hydra={"overrides": [*overrides, *self._common]})  # for reports
+        return spec.replace(hydra={"overrides": [*overrides, "data=shapes"]})  # for reports

@@ -79,7 +79,7 @@ def tables_of(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> list[tuple[K
     found: list[Key] = []
     for _, key in sorted(pairs, key=lambda pair: -len(pair[1])):
         alike = [each for each in found if all(each.get(n, key[n]) == key[n] for n in key)]
-        for joined in [{**each, **key} for each in alike] or [key]:
+        for joined in [{**each, **key} for each in alike] or [dict(key)]:
             if joined not in found:
                 found.append(joined)
     whole = [key for key in found if not any(key.items() < other.items() for other in found)]
