@@ -44,6 +44,10 @@ class RunCheckpoint(Checkpoint):
         record: plain values that say what is trained; every checkpoint has them.
         loaders: of the training.
 
+    Attributes:
+        monitor: the metric that says which is best.
+        best: the best value of it so far.
+
     Raises:
         ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
     """
@@ -60,11 +64,11 @@ class RunCheckpoint(Checkpoint):
     ) -> None:
         self._directory = directory
         self._record = dict(record or {})
-        self._monitor = monitor or "val/accuracy"
-        self._monitor_given = monitor is not None
+        self.monitor = monitor or "val/accuracy"
+        self._is_monitor_given = monitor is not None
         self._validated = False
         self._sign = 1.0 if mode == "max" else -1.0
-        self._best: float | None = None
+        self.best: float | None = None
         self._resume = resume
         self._loaders = loaders
         self._loader_states: list[Any] = []
@@ -75,16 +79,6 @@ class RunCheckpoint(Checkpoint):
     @override
     def state_key(self) -> str:
         return STATE_KEY
-
-    @property
-    def monitor(self) -> str:
-        """The metric that says which is best."""
-        return self._monitor
-
-    @property
-    def best(self) -> float | None:
-        """The best value of the monitored metric so far."""
-        return self._best
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -99,15 +93,26 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        value = trainer.callback_metrics.get(self._monitor)
-        if value is None and self._monitor_given and (self._validated or _not_validated(trainer)):
-            raise _unknown_monitor(self._monitor, trainer.callback_metrics)
+        value = trainer.callback_metrics.get(self.monitor)
+        every = trainer.check_val_every_n_epoch
+        due = every is None or (trainer.current_epoch + 1) % every == 0
+        # A validation that was due may have found nothing to do, as it always will.
+        was_validated = self._validated or (due and not any(trainer.num_val_batches))
+        if value is None and self._is_monitor_given and was_validated:
+            logged = [name for name in trainer.callback_metrics if not name.endswith("_step")]
+            names = sorted({name.removesuffix("_epoch") for name in logged})
+            raise ConfigError(
+                f"task.monitor={self.monitor} is not logged; logged: {', '.join(names) or 'none'}",
+                remedy="name one of these, or leave task.monitor=null",
+            )
         # Decided by rank 0 alone: ranks must agree, and metrics may differ in the last bit.
-        better = value is not None and self._improves(float(value))
+        better = value is not None and (
+            self.best is None or self._sign * float(value) > self._sign * self.best
+        )
         improved = process_group.broadcast_object(better)
         if improved:
             assert value is not None
-            self._best = float(value)
+            self.best = float(value)
         if getattr(trainer, "fast_dev_run", False):
             return
         self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
@@ -177,7 +182,7 @@ class RunCheckpoint(Checkpoint):
             "epoch": epoch,
             "batches": batches,
             "steps": steps,
-            "best": self._best,
+            "best": self.best,
             "metrics": self._metrics,
             "randomness": process_group.gather_objects(get_randomness()),
             "loaders": process_group.gather_objects(self._loader_states),
@@ -185,25 +190,7 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._best = state_dict["best"]
-
-    def _improves(self, value: float) -> bool:
-        return self._best is None or self._sign * value > self._sign * self._best
-
-
-def _not_validated(trainer: pl.Trainer) -> bool:
-    """Whether validation was due in this epoch and found nothing to do, as it always will."""
-    every = trainer.check_val_every_n_epoch
-    due = every is None or (trainer.current_epoch + 1) % every == 0
-    return due and not any(trainer.num_val_batches)
-
-
-def _unknown_monitor(name: str, logged: Mapping[str, Any]) -> ConfigError:
-    names = {item.removesuffix("_epoch") for item in logged if not item.endswith("_step")}
-    return ConfigError(
-        f"task.monitor={name} is not logged; there are: {', '.join(sorted(names)) or 'none'}",
-        remedy="name one of these, or leave task.monitor=null",
-    )
+        self.best = state_dict["best"]
 
 
 def _link(source: Path, target: Path) -> None:
@@ -247,7 +234,13 @@ class KeepPlan(pl.Callback):
             return
         if not path.exists():
             with writing(path):
-                plan = with_spans(self._on_devices(strategy.plan), strategy.recomputed)
+                names = iter(self._devices)
+                stages = (
+                    replace(stage, devices=tuple(islice(names, len(stage.devices))))
+                    for stage in strategy.plan.stages
+                )
+                plan = replace(strategy.plan, details=self._details, stages=tuple(stages))
+                plan = with_spans(plan, strategy.recomputed)
                 write_text_atomic(path, plan.to_json())
         kept = Plan.load(path)
         details = {name: kept.details[name] for name in _LOGGED if name in kept.details}
@@ -256,15 +249,3 @@ class KeepPlan(pl.Callback):
         hyperparameters = {"config": kept.config, "cuts": list(kept.cuts), **details}
         for logger in trainer.loggers:
             logger.log_hyperparams({"plan": hyperparameters})
-
-    def _on_devices(self, plan: Plan) -> Plan:
-        """The strategy's plan with the devices of the ranks."""
-        names = iter(self._devices)
-        return replace(
-            plan,
-            details=self._details,
-            stages=tuple(
-                replace(stage, devices=tuple(islice(names, len(stage.devices))))
-                for stage in plan.stages
-            ),
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -137,9 +137,9 @@ class ShapesProgressBar(RichProgressBar):
 
 
 class EpochLines(pl.Callback):
-    """Logs one line at each epoch's end, for output that is no terminal.
+    """Logs one line at each epoch's end, for output that is not a terminal.
 
-    Within epochs, validations and tests that take long, further ones say how far they are.
+    Within epochs that take long, further ones say how far they are.
 
     Args:
         silence: that they break.
@@ -147,20 +147,21 @@ class EpochLines(pl.Callback):
 
     def __init__(self, *, silence: Silence = SILENCE) -> None:
         self._silence = silence
-        self._count = self._of_epoch = Count("starting")
+        self._count = Count("starting")
         self._watched = ExitStack()
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # An epoch that was begun by an earlier process is not announced again.
         self.on_train_epoch_start(trainer, pl_module)
-        self._watch(trainer)
+        if trainer.is_global_zero:
+            self._watched.enter_context(self._silence.watched(lambda: f"{self._count}"))
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
-        self._begin(f"epoch {trainer.current_epoch + 1}/{last}", [trainer.num_training_batches])
-        self._of_epoch = self._count
+        total = trainer.num_training_batches
+        batches = int(total) if math.isfinite(total) else None
+        self._count = Count(f"epoch {_epoch_of(trainer)}, batches", batches)
 
     @override
     def on_train_batch_end(
@@ -174,25 +175,11 @@ class EpochLines(pl.Callback):
         self._count.reached(batch_idx + 1)
 
     @override
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin("validation", trainer.num_val_batches)
-
-    @override
-    def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._count.add()
-
-    @override
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._count = self._of_epoch
-
-    @override
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin("test", trainer.num_test_batches)
-        self._watch(trainer)
-
-    @override
-    def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._count.add()
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        values = epoch_metrics(trainer)
+        if trainer.is_global_zero:
+            shown = " ".join(f"{name}={value:.4g}" for name, value in sorted(values.items()))
+            log.info("epoch %s %s", _epoch_of(trainer), shown)
 
     @override
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -204,21 +191,10 @@ class EpochLines(pl.Callback):
     ) -> None:
         self._watched.close()
 
-    def _watch(self, trainer: pl.Trainer) -> None:
-        if trainer.is_global_zero:
-            self._watched.enter_context(self._silence.watched(lambda: f"{self._count}"))
 
-    def _begin(self, what: str, batches: Sequence[float]) -> None:
-        total = sum(batches)
-        self._count = Count(f"{what}, batches", int(total) if math.isfinite(total) else None)
-
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        values = epoch_metrics(trainer)
-        if trainer.is_global_zero:
-            last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
-            shown = " ".join(f"{name}={_short(value)}" for name, value in sorted(values.items()))
-            log.info("epoch %d/%s %s", trainer.current_epoch + 1, last, shown)
+def _epoch_of(trainer: pl.Trainer) -> str:
+    last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
+    return f"{trainer.current_epoch + 1}/{last}"
 
 
 _PACED_BATCHES, _PACED_S = 3, 5.0
@@ -259,13 +235,19 @@ class Forecast(pl.Callback):
         if not paced or elapsed_s < (_PACED_S if paced >= _PACED_BATCHES else _SLOW_S):
             return
         self._is_done = True
-        left_s = batches_left(trainer, batch_idx + 1) * elapsed_s / paced
+        left = math.inf  # batches
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            epochs = trainer.max_epochs - trainer.current_epoch
+            left = epochs * trainer.num_training_batches - (batch_idx + 1)
+        if trainer.max_steps >= 0:
+            steps = trainer.max_steps - trainer.global_step
+            left = min(left, steps * trainer.accumulate_grad_batches)
         limits_s = [
             limit_s
             for timer in trainer.callbacks  # type: ignore[attr-defined]
             if isinstance(timer, Timer) and (limit_s := timer.time_remaining()) is not None
         ]
-        left_s = min([left_s, *limits_s])
+        left_s = min([left * elapsed_s / paced, *limits_s])
         if _SHORT_S < left_s < math.inf:
             log.info(
                 "about %s of training are left, at %.3g s a batch and without validation%s",
@@ -273,23 +255,3 @@ class Forecast(pl.Callback):
                 elapsed_s / paced,
                 f": {self._shorter}" if left_s > _LONG_S else "",
             )
-
-
-def batches_left(trainer: pl.Trainer, done: int) -> float:
-    """Batches of a training that are left; infinite where its settings do not limit it.
-
-    Args:
-        trainer: amid an epoch.
-        done: batches of this epoch.
-    """
-    left = math.inf
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        left = (trainer.max_epochs - trainer.current_epoch) * trainer.num_training_batches - done
-    if trainer.max_steps >= 0:
-        steps = trainer.max_steps - trainer.global_step
-        left = min(left, steps * trainer.accumulate_grad_batches)
-    return left
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}"

@@ -54,23 +54,22 @@ class StopOnSignal(pl.Callback):
             return  # the epoch's end is near and leaves the better checkpoint
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # a checkpoint does not hold gradients
-        if _validation_follows(trainer, batch_idx):
-            return  # Lightning would leave it out when the run goes on
-        if signum := self._signal_for_all(trainer.global_step):
-            _log_step(trainer)
-            self._checkpoint.save_within(trainer, batches=batch_idx + 1)
-            raise Stopped(signum)
-
-    def _signal_for_all(self, step: int) -> int:
-        """The signal by which all ranks stop after this step, whichever it came to; 0: none.
-
-        Ranks of a pipeline are some steps apart, and must not wait for each other to agree.
-        """
+        if isinstance(every := trainer.val_check_batch, int):
+            across_epochs = trainer.check_val_every_n_epoch is None
+            done = trainer.fit_loop.epoch_loop.total_batch_idx if across_epochs else batch_idx
+            if (done + 1) % every == 0:
+                return  # Lightning would leave out the validation when the run goes on
         own = self._watch.signum or 0
         if self._agreement is None:
-            return process_group.highest(own)
-        stops = self._agreement.reached(step, requested=own != 0, reason=own)
-        return self._agreement.reason if stops else 0
+            signum = process_group.highest(own)
+        else:  # ranks of a pipeline are some steps apart, and must not wait for each other
+            stops = self._agreement.reached(trainer.global_step, requested=own != 0, reason=own)
+            signum = self._agreement.reason if stops else 0
+        if signum:
+            if trainer.loggers:  # which get the step's values, as when Lightning comes back
+                log_step_metrics(trainer)
+            self._checkpoint.save_within(trainer, batches=batch_idx + 1)
+            raise Stopped(signum)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -100,21 +99,6 @@ class StopAtOnce(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Lightning has put its own handler in place of ours by now.
         self._watch.install()
-
-
-def _log_step(trainer: pl.Trainer) -> None:
-    """Gives loggers what the step has measured, as Lightning does when it comes back from here."""
-    if trainer.loggers:
-        log_step_metrics(trainer)
-
-
-def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
-    every = trainer.val_check_batch
-    if not isinstance(every, int):
-        return False
-    across_epochs = trainer.check_val_every_n_epoch is None
-    done = trainer.fit_loop.epoch_loop.total_batch_idx if across_epochs else batch_idx
-    return (done + 1) % every == 0
 
 
 def stop_if_requested(watch: SignalWatch) -> None:

@@ -9,7 +9,6 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import SingleDeviceStrategy, StrategyRegistry
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -111,39 +110,31 @@ class DataParallelStrategy(RankedStrategy):
         internals.disable_signal_broadcast(trainer)
 
     @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._buffers_differ = True
         return super().training_step(*args, **kwargs)
 
     @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        assert self.lightning_module is not None
-        with self.slowdown.slowed(), self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("validation_step", "val_step_context", *args, **kwargs)
 
     @override
-    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        assert self.lightning_module is not None
-        with self.slowdown.slowed(), self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("test_step", "test_step_context", *args, **kwargs)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.lightning_module is not None
-        with self.slowdown.slowed(), self.precision_plugin.predict_step_context():
-            return self.lightning_module.predict_step(*args, **kwargs)
+        return self._evaluate("predict_step", "predict_step_context", *args, **kwargs)
+
+    def _evaluate(self, step: str, context: str, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed(), getattr(self.precision_plugin, context)():
+            return getattr(self.lightning_module, step)(*args, **kwargs)
 
     @override
     def on_validation_start(self) -> None:
         self.synchronize_buffers()
 
-    @override
-    def on_test_start(self) -> None:
-        self.synchronize_buffers()
-
-    @override
-    def on_predict_start(self) -> None:
-        self.synchronize_buffers()
+    on_test_start = on_predict_start = on_validation_start
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

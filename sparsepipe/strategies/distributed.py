@@ -17,7 +17,6 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
@@ -86,6 +85,16 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 """Environment variables that give a process its rank."""
 
 
+def _slowed(name: str) -> Any:
+    """A step of Lightning's strategy, made slower."""
+
+    def step(self: SlowedSteps, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed():
+            return getattr(super(SlowedSteps, self), name)(*args, **kwargs)
+
+    return step
+
+
 class SlowedSteps(Strategy):
     """Makes all steps slower by pauses; their results stay the same.
 
@@ -94,36 +103,9 @@ class SlowedSteps(Strategy):
     """
 
     slowdown: Slowdown
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.slowdown.slowed():
-            return super().training_step(*args, **kwargs)
-
-    @override
-    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self.slowdown.slowed():
-            return super().backward(*args, **kwargs)
-
-    @override
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed():
-            return super().optimizer_step(*args, **kwargs)
-
-    @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.slowdown.slowed():
-            return super().validation_step(*args, **kwargs)
-
-    @override
-    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.slowdown.slowed():
-            return super().test_step(*args, **kwargs)
-
-    @override
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed():
-            return super().predict_step(*args, **kwargs)
+    training_step, backward = _slowed("training_step"), _slowed("backward")
+    optimizer_step, predict_step = _slowed("optimizer_step"), _slowed("predict_step")
+    validation_step, test_step = _slowed("validation_step"), _slowed("test_step")
 
 
 class RankedStrategy(SlowedSteps, DDPStrategy):

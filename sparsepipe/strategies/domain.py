@@ -331,7 +331,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             self._waits_for_more = False
 
     @override
-    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().backward(*args, **kwargs)
         if self._waits_for_more:
             return loss
@@ -356,7 +356,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         with clipping:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
-    def _share_losses(self) -> None:
+    @override
+    def on_validation_start(self) -> None:
         """Gives all ranks decoder, head and discriminator, which one has trained."""
         module, placement = self.lightning_module, self.placement
         assert module is not None
@@ -372,17 +373,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
                 [each for name, each in shared if part.source(name) == source], source=source
             )
 
-    @override
-    def on_validation_start(self) -> None:
-        self._share_losses()
-
-    @override
-    def on_test_start(self) -> None:
-        self._share_losses()
-
-    @override
-    def on_predict_start(self) -> None:
-        self._share_losses()
+    on_test_start = on_predict_start = on_validation_start
 
     @override
     def on_exception(self, exception: BaseException) -> None:

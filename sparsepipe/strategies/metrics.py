@@ -113,7 +113,14 @@ class Metrics:
     @contextmanager
     def tracking(self) -> Iterator[None]:
         """Records which metrics are updated within; the first update after a drain begins anew."""
-        merged = {name: _set_aside(self._metrics[name]) for name in self._stale}
+        merged: dict[str, State] = {}
+        for name in self._stale:
+            metric = self._metrics[name]
+            values = {part: getattr(metric, part) for part in metric._defaults}
+            # Lists are emptied as a metric begins anew, tensors are not.
+            kept = {part: [*v] if isinstance(v, list) else v for part, v in values.items()}
+            merged[name] = {**kept, "updates": metric._update_count}
+            metric.reset()
         before = {name: metric._update_count for name, metric in self._metrics.items()}
         yield
         updated = {
@@ -121,7 +128,10 @@ class Metrics:
         }
         # A validation between two steps leaves the metrics of the training as they were.
         for name in merged.keys() - updated:
-            _restore(self._metrics[name], merged[name])
+            metric = self._metrics[name]
+            for part in metric._defaults:
+                setattr(metric, part, merged[name][part])
+            metric._update_count, metric._computed = merged[name]["updates"], None
         self._updated |= updated
         self._stale -= updated
 
@@ -157,19 +167,3 @@ class Metrics:
             set_state(metric, merged)
         if replica:
             self._stale |= names
-
-
-def _set_aside(metric: Metric) -> State:
-    """Resets a metric; its state before."""
-    state: State = {name: getattr(metric, name) for name in metric._defaults}
-    # Lists are emptied as a metric begins anew, tensors are not.
-    state = {name: list(v) if isinstance(v, list) else v for name, v in state.items()}
-    state["updates"] = metric._update_count
-    metric.reset()
-    return state
-
-
-def _restore(metric: Metric, state: State) -> None:
-    for name in metric._defaults:
-        setattr(metric, name, state[name])
-    metric._update_count, metric._computed = state["updates"], None

@@ -18,7 +18,7 @@ import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 from typing_extensions import override
@@ -204,7 +204,7 @@ class SpatialStrategy(DataParallelStrategy):
         )
 
     @override
-    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
         # DDP's own sums name no rank when one is gone.
         with naming_missing_ranks("adding up gradients"):
             loss = super().backward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is trained by ranks and replayed by one process, and how a rank trains it."""
+"""What is trained by ranks and replayed by one process, how a rank trains it, and grids."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from pytorch_lightning import Callback
 
+from sparsepipe.schedule import Plan
+from tests.support import synchronous_cases
 from tests.support.pipeline_cases import dealt, make_loader, make_net, pipeline_trainer, weights
 
 PLANS = {
@@ -100,3 +103,44 @@ class Recording(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.segments = trainer.strategy.pipeline.worker.segments = []
+
+
+def plan_of_grids(case: Any) -> Plan:
+    """A plan of as many ranks, with other layers."""
+    count = len(case.replicas)
+    return Plan.of(config=case.config, cuts=range(1, count), num_layers=count, grids=case.grids)
+
+
+def num_ranks(case: Any) -> int:
+    return sum(case.replicas) if case.grids is None else plan_of_grids(case).num_ranks
+
+
+def leaders(found: Sequence[Any], case: Any) -> list[Any]:
+    """What the ranks found that speak for their stages; the others of a grid have the same."""
+    plan = plan_of_grids(case)
+    for rank, mine in enumerate(found):
+        for name, value in mine[0].items():
+            assert torch.equal(value, found[plan.leader_of(rank)][0][name]), f"rank {rank}: {name}"
+    return [mine for rank, mine in enumerate(found) if plan.leader_of(rank) == rank]
+
+
+def grid_rows() -> list[Any]:
+    """Cases with stages that are grids, asynchronous and synchronous ones, of 3 and of 4 ranks."""
+    last, both = (None, (1, 2)), ((1, 2), (2, 1))
+    first, middle = ((2, 1), None), (None, (1, 2), None)
+    images: dict[str, Any] = {"net": "image", "precision": "64-true", "samples": 40}
+    drop = {**images, "net": "image_drop"}
+    synchronous = synchronous_cases.Case
+    return [
+        Case("1-1", net="image", grids=last),
+        Case("1-1", net="image", grids=first, mode="spectrain"),
+        Case("1-1", net="image", grids=both),
+        Case("1-1", net="image", grids=both, mode="vertical_sync", optimizer="decay"),
+        Case("1-1-1", net="image", grids=middle, step_size=3),
+        synchronous("1-1", 4, "gpipe", grids=last, **images),
+        synchronous("1-1", 3, "1f1b", grids=first, **drop),
+        synchronous("1-1", 3, "eager_1f1b", grids=last, clip=0.05, optimizer="adam", **images),
+        synchronous("1-1", 3, "1f1b", grids=both, **drop),
+        synchronous("1-1", 4, "1f1b", grids=both, clip=0.05, optimizer="decay", **images),
+        synchronous("1-1-1", 4, "eager_1f1b", grids=middle, **images),
+    ]

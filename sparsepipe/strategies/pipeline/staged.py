@@ -11,7 +11,6 @@ import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.callbacks import ModelSummary
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -451,7 +450,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         self._updated = False
 
     @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
         pipeline = self._pipeline
         if pipeline is None:
             return super().training_step(*args, **kwargs)
@@ -482,7 +481,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     @override
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
-    ) -> Tensor:
+    ) -> Any:
         if self._pipeline is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         return closure_loss  # the worker has run what the schedule had for this step

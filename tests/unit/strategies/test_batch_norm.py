@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,147 +13,16 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from tests.support.norm_cases import Normed, distance, whole
+from tests.support.norm_cases import distance
 from tests.support.pipeline_cases import CLASSES, QUIET, Net, dense_layers, plain_trainer, weights
 from tests.support.processes import run
-from tests.support.synchronous_cases import Case, loader, make_net, train
-
-RUNNING = ("running_mean", "running_var")
-
-
-FP32 = {"dense": 1e-6, "sparse": 1e-6, "residual": 3e-6}
-"""Share of the largest element by which two orders of summing differ after two epochs, at most. In
-the deepest network single biases came to 1.0e-6."""
-
-
-FP64 = 1e-10
-"""The same in double precision: also of the least biases, which are of 1e-6."""
-
-
-def check(case: Case, found: Sequence[Any]) -> None:
-    oracle = Normed(case)
-    oracle.train()
-    expected = oracle.state()
-    for state, _, _ in found:
-        assert state.keys() == expected.keys()
-        for name, value in state.items():
-            statistic = name.endswith(RUNNING)
-            if case.batch_norm == "deferred" and not statistic:
-                # No gradient hangs on what is summed in another order.
-                assert torch.equal(value, expected[name]), f"{case}: {name}"
-            elif name.endswith("num_batches_tracked"):
-                assert torch.equal(value, expected[name]), f"{case}: {name}"
-            else:
-                assert distance(value, expected[name]) < FP32[case.net], f"{case}: {name}"
-    check_same([state for state, _, _ in found], case)
-    if is_whole(case) and case.net == "dense":
-        check_whole(case, found[0][0], FP32[case.net])
-
-
-def is_whole(case: Case) -> bool:
-    """Whether it has the gradients of whole minibatches of one reader."""
-    return case.batch_norm == "running" and case.replicas[0] == 1
-
-
-def check_same(states: Sequence[dict[str, Tensor]], case: Any) -> None:
-    for state in states[1:]:
-        for name, value in state.items():
-            assert torch.equal(value, states[0][name]), f"{case}: {name}"
-
-
-def check_whole(case: Case, state: dict[str, Tensor], bound: float) -> None:
-    """Against the minibatch in one piece, in double precision.
-
-    A deep network has to be trained in double precision, too: of its many values one next to 0
-    may have the other sign in single precision. Then a ReLU lets a gradient pass in one of the
-    two only, which is no rounding any more.
-    """
-    oracle = whole(case, by_hand=case.net == "dense")
-    oracle.train()
-    for name, value in oracle.state().items():
-        assert distance(state[name], value) < bound, f"{case}, whole: {name}"
-
-
-def check_all(cases: Sequence[Case]) -> list[dict[str, Tensor]]:
-    """Trains cases of as many ranks in the same processes, one after the other.
-
-    Those with the gradients of whole minibatches are trained in double precision as well.
-
-    Returns:
-        The final state of each case.
-    """
-    ranks = sum(cases[0].replicas)
-    doubled = [dataclasses.replace(c, precision="64-true") for c in cases if is_whole(c)]
-    every = [*cases, *doubled]
-    if ranks == 1:
-        everyone = [train(0, every)]
-    else:
-        everyone = run(train, ranks, every, limit_s=60 + 20 * len(every))
-    found = list(zip(*everyone, strict=True))
-    for case, ranks_found in zip(cases, found, strict=False):
-        check(case, ranks_found)
-    for case, ((state, _, _), *_) in zip(doubled, found[len(cases) :], strict=True):
-        check_whole(case, state, FP64)
-    return [state for state, _, _ in everyone[0][: len(cases)]]
+from tests.support.synchronous_cases import Case, loader, make_net
 
 
 def of(mode: str, config: str, parts: int, schedule: str = "gpipe", **options: Any) -> Case:
     net = options.pop("net", "dense")
     samples = options.pop("samples", 34)
     return Case(config, parts, schedule, net=net, samples=samples, batch_norm=mode, **options)
-
-
-COVERING = {
-    1: [of("deferred", "1", 3), of("running", "1", 1)],
-    2: [
-        of("deferred", "1-1", 3, "1f1b", net="sparse", samples=23, epochs=1),
-        of("deferred", "1-1", 4, recompute="all"),
-        of("running", "1-1", 8, samples=39),  # three microbatches of the last batch are empty
-    ],
-    3: [
-        of("deferred", "2-1", 4, samples=68),
-        of("deferred", "2-1", 2, dealt=3),  # in the last step the second device has no batch
-        of("running", "1-2", 3, "1f1b", recompute="all"),
-    ],
-}
-
-
-@pytest.mark.parametrize("ranks", COVERING)
-def test_norms_are_those_of_one_process(ranks: int) -> None:
-    check_all(COVERING[ranks])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mode", ["deferred", "running"])
-@pytest.mark.parametrize("net", ["dense", "sparse", "residual"])
-def test_every_depth_and_number_of_microbatches(net: str, mode: str) -> None:
-    """Against one process, and to the last bit against each other where only the plan differs."""
-    found: dict[int, list[Any]] = {}
-    for config in ("1", "1-1", "1-1-1", "1-1-1-1"):
-        cases = [
-            of(mode, config, T, schedule, net=net, optimizer=optimizer)
-            for T in (1, 2, 3, 5, 8)
-            for schedule, optimizer in [("1f1b", "momentum") if T % 2 else ("gpipe", "decay")]
-        ]
-        for case, state in zip(cases, check_all(cases), strict=True):
-            found.setdefault(case.microbatches, []).append(state)
-    for T, states in found.items():
-        check_same(states, T)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mode", ["deferred", "running"])
-@pytest.mark.parametrize("net", ["dense", "sparse"])
-@pytest.mark.parametrize("config", ["2-1", "1-2", "2-2", "1-2-1"])
-def test_replicas(config: str, net: str, mode: str) -> None:
-    readers = int(config[0])
-    check_all(
-        [
-            of(mode, config, parts, schedule, net=net, samples=34 * readers)
-            for parts in (2, 3, 4)
-            for schedule in ("gpipe", "1f1b")
-        ]
-    )
 
 
 @pytest.mark.parametrize("net", ["dense", "sparse"])

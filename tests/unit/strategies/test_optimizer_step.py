@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from torch import nn
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.strategies import SynchronousPipelineStrategy
 from sparsepipe.strategies.sharding import GlobalNorm
-from tests.support.accumulation import Accumulation
 from tests.support.pipeline_cases import QUIET, Net, dense_layers, make_loader, pipeline_trainer
 from tests.support.processes import outcomes, run
-from tests.support.synchronous_cases import Case, loader, make_net, train, train_one
+from tests.support.synchronous_cases import Case, loader, make_net, train_one
 
 
 class Counting(torch.optim.SGD):
@@ -107,65 +105,6 @@ LIMIT = 0.05
 def of(config: str, parts: int, schedule: str = "gpipe", **options: Any) -> Case:
     options = {"net": "dense", "samples": 34, "epochs": 2, **options}
     return Case(config, parts, schedule, clip=LIMIT, **options)
-
-
-def check(case: Case, found: Sequence[Any]) -> None:
-    oracle = Accumulation(case)
-    oracle.train()
-    assert min(oracle.norms) > 2 * LIMIT, f"{case}: nothing is clipped"
-    expected = oracle.state()
-    for state, *_ in found:
-        assert state.keys() == expected.keys()
-        for name, value in state.items():
-            # Norms are put together in the order of the optimizer: not even rounding differs.
-            assert torch.equal(value, expected[name]), f"{case}: {name}"
-
-
-def check_all(cases: Sequence[Case]) -> None:
-    """Trains cases of as many ranks in the same processes, one after the other."""
-    ranks = sum(cases[0].replicas)
-    everyone = run(train, ranks, cases, limit_s=60 + 20 * len(cases))
-    for number, case in enumerate(cases):
-        check(case, [found[number] for found in everyone])
-
-
-COVERING = {
-    1: [of("1", 3), of("1", 4, "1f1b", optimizer="groups")],
-    2: [
-        of("1-1", 3),
-        of("1-1", 4, "1f1b", optimizer="groups"),  # first all that is no matrix, of all stages
-        of("1-1", 2, net="frozen"),  # the first stage has no gradients
-    ],
-    3: [
-        of("1-1-1", 4, "1f1b", net="bare"),  # the second stage has no parameters
-        of("2-1", 4, samples=68),
-        of("1-2", 3, "1f1b", optimizer="adam"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    "ranks", [1, 2, pytest.param(3, marks=pytest.mark.full)], ids=lambda ranks: f"ranks{ranks}"
-)
-def test_weights_are_those_of_one_process_that_clips(ranks: int) -> None:
-    if ranks > 1:
-        check_all(COVERING[ranks])
-        return
-    for case in COVERING[ranks]:
-        check(case, [train_one(case)])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("net", ["dense", "sparse", "frozen"])
-@pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "2-1", "1-2", "2-2", "1-2-1"])
-def test_every_depth(config: str, net: str) -> None:
-    optimizers = itertools.cycle(("momentum", "groups", "adam"))
-    cases = [
-        of(config, parts, schedule, net=net, samples=34 * int(config[0]), optimizer=optimizer)
-        for parts in (2, 3, 5)
-        for schedule, optimizer in zip(("gpipe", "1f1b"), optimizers, strict=False)
-    ]
-    check_all(cases)
 
 
 @pytest.mark.full

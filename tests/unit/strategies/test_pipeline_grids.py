@@ -1,4 +1,4 @@
-"""Pipelines with stages that are grids, on three and four ranks: equal to one process."""
+"""Plans with stages that are grids, and what such stages cannot do."""
 
 from __future__ import annotations
 
@@ -12,79 +12,8 @@ import torch
 from sparsepipe.errors import ConfigError, PlanError, TransportError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
-from tests.support import accumulation, exactness_cases, replayed_cases, synchronous_cases
 from tests.support.pipeline_cases import QUIET, Net, image_layers, make_loader, make_net
-from tests.support.processes import run, run_shared
-
-LAST, BOTH, FIRST, MIDDLE = (
-    (None, (1, 2)),
-    ((1, 2), (2, 1)),
-    ((2, 1), None),
-    (None, (1, 2), None),
-)
-Asynchronous, Synchronous = exactness_cases.Case, synchronous_cases.Case
-_IMAGES: dict[str, Any] = {"net": "image", "precision": "64-true", "samples": 40}
-_DROP = {**_IMAGES, "net": "image_drop"}
-SYNCHRONOUS = {
-    3: [
-        Synchronous("1-1", 4, "gpipe", grids=LAST, **_IMAGES),
-        Synchronous("1-1", 3, "1f1b", grids=FIRST, **_DROP),
-        Synchronous("1-1", 3, "eager_1f1b", grids=LAST, clip=0.05, optimizer="adam", **_IMAGES),
-    ],
-    4: [
-        Synchronous("1-1", 3, "1f1b", grids=BOTH, **_DROP),
-        Synchronous("1-1", 4, "1f1b", grids=BOTH, clip=0.05, optimizer="decay", **_IMAGES),
-        Synchronous("1-1-1", 4, "eager_1f1b", grids=MIDDLE, **_IMAGES),
-    ],
-}
-ASYNCHRONOUS = {
-    3: [
-        Asynchronous("1-1", net="image", grids=LAST),
-        Asynchronous("1-1", net="image", grids=FIRST, mode="spectrain"),
-    ],
-    4: [
-        Asynchronous("1-1", net="image", grids=BOTH),
-        Asynchronous("1-1", net="image", grids=BOTH, mode="vertical_sync", optimizer="decay"),
-        Asynchronous("1-1-1", net="image", grids=MIDDLE, step_size=3),
-    ],
-}
-ROUNDING = 1e-5
-"""Of single precision, in which shards add up in another order."""
-
-
-def leaders(found: list[Any], config: str, grids: Any) -> list[Any]:
-    """What the ranks found that speak for their stages; the others of a grid have the same."""
-    plan = Plan.of(config=config, cuts=range(1, len(grids)), num_layers=len(grids), grids=grids)
-    for rank, mine in enumerate(found):
-        for name, value in mine[0].items():
-            assert torch.equal(value, found[plan.leader_of(rank)][0][name]), f"rank {rank}: {name}"
-    return [mine for rank, mine in enumerate(found) if plan.leader_of(rank) == rank]
-
-
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_a_synchronous_pipeline_equals_gradient_accumulation(ranks: int) -> None:
-    everyone = run_shared(trained_synchronously, ranks)
-    for number, case in enumerate(SYNCHRONOUS[ranks]):
-        found = leaders([each[number] for each in everyone], case.config, case.grids)
-        accumulation.check(case, found, rounding=1e-10)
-
-
-def trained_synchronously(rank: int) -> list[Any]:
-    ranks = torch.distributed.get_world_size()
-    return synchronous_cases.train(rank, SYNCHRONOUS[ranks], devices=ranks)
-
-
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_an_asynchronous_pipeline_equals_a_replay(ranks: int) -> None:
-    everyone = run_shared(trained_asynchronously, ranks)
-    for number, case in enumerate(ASYNCHRONOUS[ranks]):
-        found = leaders([each[number] for each in everyone], case.config, case.grids)
-        replayed_cases.check(case, found, rounding=ROUNDING)
-
-
-def trained_asynchronously(rank: int) -> list[Any]:
-    ranks = torch.distributed.get_world_size()
-    return exactness_cases.train(rank, ASYNCHRONOUS[ranks], devices=ranks)
+from tests.support.processes import run
 
 
 @pytest.mark.parametrize(
