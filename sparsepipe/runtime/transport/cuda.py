@@ -22,7 +22,7 @@ from torch import Tensor
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.transport.buffer_pool import BufferPool
-from sparsepipe.runtime.transport.point_to_point import Line, finish
+from sparsepipe.runtime.transport.channel import Line, finish
 from sparsepipe.runtime.transport.serialization import TensorSpec
 
 

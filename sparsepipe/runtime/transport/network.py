@@ -24,12 +24,15 @@ from sparsepipe.runtime.safe_pickle import UnreadableMessage
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffer_pool import BufferPool
 from sparsepipe.runtime.transport.channel import (
+    Carrier,
     ChannelFailed,
     ChannelFault,
     Ended,
     Incoming,
+    Line,
     Outgoing,
     TensorChanged,
+    Wire,
 )
 from sparsepipe.runtime.transport.messages import (
     Kind,
@@ -41,7 +44,6 @@ from sparsepipe.runtime.transport.messages import (
     routes,
     shares_messages,
 )
-from sparsepipe.runtime.transport.point_to_point import Carrier, Line, Wire
 from sparsepipe.runtime.transport.serialization import encode
 from sparsepipe.schedule import Plan
 

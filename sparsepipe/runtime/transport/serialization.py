@@ -30,7 +30,7 @@ INLINE_BYTES = 2048
 """Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
 LENGTH_BYTES = 8
 _PREFIX_BYTES = LENGTH_BYTES + 1
-"""The length, and how tensors come (:class:`.point_to_point.TransferMode`)."""
+"""The length, and how tensors come (:class:`.channel.TransferMode`)."""
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 Messages = Sequence[tuple[Kind, Message]]
 

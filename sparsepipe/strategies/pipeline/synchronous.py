@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -227,7 +226,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         )
 
     @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)
         if self._pipeline is None or self._warned_of_empty or not self.is_global_zero:
             return loss

@@ -25,7 +25,7 @@ from sparsepipe.runtime.bandwidth import (
     time_reductions,
 )
 from sparsepipe.runtime.transport import Message, Network
-from sparsepipe.runtime.transport.point_to_point import Wire
+from sparsepipe.runtime.transport.channel import Wire
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import complaint
 from tests.support.waiting import LONG_S

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsepipe.runtime.transport.point_to_point import (
+from sparsepipe.runtime.transport.channel import (
     MOST_BYTES,
     RepeatedSizes,
     TransferMode,
