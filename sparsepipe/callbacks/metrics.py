@@ -147,7 +147,13 @@ class EpochSums(pl.Callback):
         """Sums of this process's batches and of those before an earlier stop."""
         for key, item in _logged(trainer):
             mine, before = state_of(_summed(item)), self._before.get(key)
-            whole = mine if before is None else _merged(item, [before, mine])
+            whole: State | None = mine
+            if before is not None and not item.is_tensor:
+                whole = merged_states(item.value, [before, mine])
+            elif before is not None:
+                whole = {name: before[name] + mine[name] for name in mine}
+                if item.meta.is_max_reduction or item.meta.is_min_reduction:
+                    whole["value"] = item.meta.reduce_fx(before["value"], mine["value"])
             if whole is None:
                 log.warning(
                     "%s of this epoch lacks the batches before the stop: %s cannot be merged",
@@ -167,17 +173,8 @@ def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
 
 
 def _summed(item: LoggedValue) -> Any:
-    """The object with the states: Lightning's own sum of a number, or the module's metric."""
+    # Lightning's own sum of a number, or the module's metric.
     return item if item.is_tensor else item.value
-
-
-def _merged(item: LoggedValue, states: list[State]) -> State | None:
-    if not item.is_tensor:
-        return merged_states(item.value, states)
-    whole = {name: sum(state[name] for state in states) for name in states[0]}
-    if item.meta.is_max_reduction or item.meta.is_min_reduction:
-        whole["value"] = item.meta.reduce_fx(*(state["value"] for state in states))
-    return whole
 
 
 class LogRates(pl.Callback):

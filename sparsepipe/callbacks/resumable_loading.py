@@ -139,7 +139,7 @@ class ResumableLoaders(pl.Callback):
         self._resume = None
 
     def states(self) -> list[Any]:
-        """What each loader of this rank needs to go on after the batches that it has given."""
+        """States with which this rank's loaders go on after the batches that they have given."""
         return [loader.state_dict() if has_state(loader) else None for loader in self._loaders]
 
     def batches_to_skip(self) -> int:
@@ -200,7 +200,6 @@ class ResumableLoaders(pl.Callback):
         return None
 
     def _begin(self, epoch: int) -> None:
-        """Gives samplers the epoch, and generators of loaders and samplers a seed of it."""
         for loader in self._loaders:
             batches = getattr(loader, "batch_sampler", None)
             inner = getattr(batches, "sampler", None)

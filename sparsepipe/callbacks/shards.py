@@ -83,12 +83,24 @@ class WriteShards(BasePredictionWriter):
                 f"predict_step has returned {len(shards)} shards, of which one can be written",
                 remedy="return the prediction alone, or a mapping, and give its key",
             )
-        indices = _indices(batch_indices, batch)
+        if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
+            indices = batch["index"].tolist()  # positions of the samples in the data set
+        elif batch_indices is not None:
+            indices = list(batch_indices)
+        else:
+            raise ConfigError(
+                "it is not known which samples of the data set a batch has",
+                remedy="add their positions to the batch as 'index'",
+            )
         self._written += len(indices)
         array = self._opened(shards[0])
+        shard = shards[0]
+        parts = [slice(None) for _ in whole_shape(shard)[1:]]  # of the whole, in this shard
+        for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
+            held = shard.grid.held(axis, full)
+            parts[dim] = slice(held.start, held.stop)
         with writing(self._path):
-            place: tuple[Any, ...] = (indices, *_places(shards[0]))
-            array[place] = _numpy(local_of(shards[0]))
+            array[(indices, *parts)] = _numpy(local_of(shard))
 
     def _opened(self, shard: Shard) -> np.ndarray[Any, Any]:
         if self._array is None:
@@ -118,27 +130,6 @@ class WriteShards(BasePredictionWriter):
             )
 
 
-def _indices(batch_indices: Sequence[int] | None, batch: Any) -> list[int]:
-    """Positions of a batch's samples in the data set."""
-    if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
-        return [int(index) for index in batch["index"]]
-    if batch_indices is not None:
-        return list(batch_indices)
-    raise ConfigError(
-        "it is not known which samples of the data set a batch has",
-        remedy="add their positions to the batch as 'index'",
-    )
-
-
 def _numpy(value: Tensor) -> np.ndarray[Any, Any]:
-    """As numpy has it, which knows no bfloat16."""
+    # Numpy knows no bfloat16.
     return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
-
-
-def _places(shard: Shard) -> list[slice]:
-    """What a shard has of the whole in each dimension but the first."""
-    found = [slice(None) for _ in whole_shape(shard)[1:]]
-    for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
-        held = shard.grid.held(axis, full)
-        found[dim] = slice(held.start, held.stop)
-    return found

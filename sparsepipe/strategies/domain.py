@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnDomains:
-    """What a rank holds of a module: all that is shared, and what belongs to its own domains."""
+    """The part of a module that a rank holds: all that is shared, and its own domains' parts."""
 
     def __init__(
         self, module: pl.LightningModule, placement: Placement, rank: int, grid_size: int
@@ -156,13 +156,11 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         return None if self.placement is None else self.placement.domains_of(self._unit)
 
     @property
-    def _size(self) -> int:
-        """Ranks that share a sample."""
+    def _size(self) -> int:  # ranks that share a sample
         return math.prod(self._shape or (1,))
 
     @property
-    def _unit(self) -> int:
-        """This rank's number, or that of its grid."""
+    def _unit(self) -> int:  # this rank's number, or that of its grid
         return self.global_rank // self._size
 
     @property
@@ -276,7 +274,6 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
     def _ranks_of(self, units: Iterable[int]) -> Iterator[int]:
-        """The ranks of grids."""
         for unit in units:
             yield from range(unit * self._size, (unit + 1) * self._size)
 

@@ -23,7 +23,7 @@ _COMPARED = 4099
 
 
 def stage_of(module: pl.LightningModule | None) -> str:
-    """What a Trainer runs; a sanity check reads by the loaders of validation."""
+    """Name of the stage that a Trainer runs; a sanity check reads by the loaders of validation."""
     assert module is not None
     stage = module.trainer.state.stage
     return str(RunningStage.VALIDATING if stage == RunningStage.SANITY_CHECKING else stage)

@@ -27,7 +27,7 @@ from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gat
 from sparsepipe.strategies import trainer_internals as internals
 
 State = dict[str, Any]
-"""What ``Optimizer.state_dict`` returns."""
+"""State of an optimizer, as ``Optimizer.state_dict`` returns it."""
 
 
 class ShardedOptimizer:
@@ -189,7 +189,7 @@ class GlobalNorm:
 
 
 class ModulePart(Protocol):
-    """What this rank holds of a module."""
+    """The part of a module that this rank holds."""
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer."""

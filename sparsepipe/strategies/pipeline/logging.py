@@ -46,7 +46,7 @@ class Logged:
 
 
 Logs = tuple[Logged, ...]
-"""What one minibatch's step logged, in order."""
+"""Calls of ``self.log`` in one minibatch's step, in order."""
 
 
 class LogRecorder:
@@ -150,7 +150,7 @@ class LogReplay:
                     self._module.log(note.name, value, **note.options)
 
     def _add(self, note: Logged, value: Any) -> bool:
-        """Adds a value to an earlier one with the same options; False where there is none.
+        """Adds a value to an earlier one with the same options; False for the first one.
 
         ``self.log`` checks everything anew in each call, which takes about a millisecond. A
         pipeline would wait for that on every rank and for every minibatch.

@@ -188,7 +188,7 @@ class StepEvents(ABC):
             self._kept += found
 
     def take(self) -> list[tuple[Any, Any]]:
-        """What was kept since the last call."""
+        """Logs kept since the last call."""
         kept, self._kept = self._kept, []
         return kept
 

@@ -1,4 +1,4 @@
-"""What a pipeline cannot train rightly, refused before anything runs."""
+"""Refusals, before anything runs, of what a pipeline would train wrongly or not at all."""
 
 from __future__ import annotations
 

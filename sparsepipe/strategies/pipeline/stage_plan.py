@@ -137,7 +137,7 @@ class StagePlacement:
                 )
         if self.plan.num_stages == 1 and self.plan.has_grids:
             raise ConfigError(
-                "the only stage is a grid, and there is no pipeline",
+                "the only stage is a grid, so that nothing is pipelined",
                 remedy="choose spatial parallelism: parallel=spatial, or SpatialStrategy",
             )
         for entry in self.plan.stages:
