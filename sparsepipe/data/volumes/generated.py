@@ -6,13 +6,11 @@ Shapes: S samples of a split, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, MappedArray, Split
@@ -108,11 +106,12 @@ class GeneratedVolumes:
         self.classes = ("background", *TEXTURES) if labels == "voxel" else TEXTURES
         self._cache, self._channels, self._seed = cache, channels, seed
         self._counts: dict[Split, int] = {"train": train_samples, "test": test_samples}
+        self._settings = [VERSION, self.sample_sizes, channels, seed]
 
     def load(self, split: Split) -> MappedSamples:
         """The samples of a split; see ``VolumeSource.load``."""
         count = self._counts[split]
-        digest = digest_values([*self._settings(), count])
+        digest = digest_values([*self._settings, count])
         folder = self._cache.directory / "volumes" / f"{split}_{digest}"
         inputs, labels = MappedArray(folder / "inputs.npy"), MappedArray(folder / "labels.npy")
         labels_S = np.arange(count, dtype=np.int64) % len(TEXTURES)
@@ -123,52 +122,30 @@ class GeneratedVolumes:
                 locked(folder / "lock", wait_s=self._cache.lock_wait_s),
             ):
                 if not inputs.path.is_file():
-                    self._write(split, labels_S, inputs.path, labels.path)
+                    self._write_samples(split, labels_S, inputs.path, labels.path)
         return MappedSamples(inputs, labels, labels_S)
 
     def fingerprint(self) -> str:
         """Digest of the settings; see ``VolumeSource.fingerprint``."""
-        return digest_values([*self._settings(), self._counts])
+        return digest_values([*self._settings, self._counts])
 
-    def _settings(self) -> list[Any]:
-        return [VERSION, self.sample_sizes, self._channels, self._seed]
-
-    def _write(self, split: Split, labels_S: IntArray, inputs: Path, labels: Path) -> None:
-        shape = (len(labels_S), self._channels, *self.sample_sizes)
+    def _write_samples(self, split: Split, labels_S: IntArray, inputs: Path, labels: Path) -> None:
+        sizes, count = self.sample_sizes, len(labels_S)
+        step = max(1, _PIECE_VOXELS // math.prod(sizes[1:]))
+        pieces = [slice(row, min(row + step, sizes[0])) for row in range(0, sizes[0], step)]
         with (
-            new_array(inputs, dtype="uint8", shape=shape) as inputs_SC,
-            new_array(labels, dtype="uint8", shape=(shape[0], *self.sample_sizes)) as voxels_S,
+            new_array(inputs, dtype="uint8", shape=(count, self._channels, *sizes)) as inputs_SC,
+            new_array(labels, dtype="uint8", shape=(count, *sizes)) as voxels_S,
             progress(f"drawing {split} samples") as advance,
         ):
             for index, label in enumerate(labels_S):
-                self._draw(split, index, int(label), inputs_SC[index], voxels_S[index])
-                advance(len(labels_S))
-
-    def _draw(
-        self,
-        split: Split,
-        index: int,
-        label: int,
-        inputs_C: NDArray[np.uint8],
-        voxels: NDArray[np.uint8],
-    ) -> None:
-        """Write one sample, in pieces."""
-
-        def rng(number: int) -> np.random.Generator:
-            return np.random.default_rng([self._seed, SPLITS.index(split), index, number])
-
-        sizes = self.sample_sizes
-        objects = draw_objects(label, sizes, rng(0))
-        for rows in _pieces(sizes):
-            voxels[rows] = draw_labels(objects, sizes, rows)
-        for channel in range(self._channels):
-            painter = ChannelPainter(objects, sizes, rng(1 + channel))
-            for rows in _pieces(sizes):
-                inputs_C[channel][rows] = painter.paint(rows)
-
-
-def _pieces(sizes: Sequence[int]) -> Iterator[slice]:
-    """Rows of a sample that are drawn at once."""
-    step = max(1, _PIECE_VOXELS // math.prod(sizes[1:]))
-    for first in range(0, sizes[0], step):
-        yield slice(first, min(first + step, sizes[0]))
+                seeds = [self._seed, SPLITS.index(split), index]
+                objects = draw_objects(int(label), sizes, np.random.default_rng([*seeds, 0]))
+                for rows in pieces:
+                    voxels_S[index][rows] = draw_labels(objects, sizes, rows)
+                for channel in range(self._channels):
+                    rng = np.random.default_rng([*seeds, 1 + channel])
+                    painter = ChannelPainter(objects, sizes, rng)
+                    for rows in pieces:
+                        inputs_SC[index][channel][rows] = painter.paint(rows)
+                advance(count)

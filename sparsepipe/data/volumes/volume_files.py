@@ -1,4 +1,4 @@
-"""Source of the user's own signals, images and volumes: a directory of files, or a csv of paths.
+"""Source of the user's own signals, images and volumes: a folder of files, or a csv of paths.
 
 Shapes: S samples of a split, C channels.
 """
@@ -6,7 +6,7 @@ Shapes: S samples of a split, C channels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +18,8 @@ from pydantic import Field
 from sparsepipe.data.files import digest_values, explaining_storage, locked, scan_files
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
 from sparsepipe.data.sources.base import CacheSettings
-from sparsepipe.data.volumes.formats import (
-    decompress,
-    header_of,
-    must_be_decompressed,
-    read_volume,
-    suffix_of,
-)
-from sparsepipe.data.volumes.listing import Entry, Listing, list_samples
+from sparsepipe.data.volumes.formats import CONVERTED, decompress, open_volume, suffix_of
+from sparsepipe.data.volumes.listing import VolumeListing, list_samples
 from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.arguments import checked
@@ -47,11 +41,11 @@ class FileSamples:
         inputs: files of which parts can be read.
         voxels: files of the voxels' labels; none where samples have labels.
         labels_S: the class of each sample.
-        num_classes: classes of voxels.
-        channel_axis: where inputs have channels; None: they have none.
+        num_classes: number of classes of voxels.
+        channel_axis: the axis of inputs that is their channels; None: they have no such axis.
         mean: subtracted from inputs.
         std: inputs are divided by it afterwards.
-        files: of the samples, of which ``inputs`` may have decompressed copies.
+        files: the user's files, of which ``inputs`` may have decompressed copies.
     """
 
     inputs: tuple[Path, ...]
@@ -65,14 +59,14 @@ class FileSamples:
 
     def read_input(self, index: int, part: Part) -> FloatArray:
         """See ``Samples.read_input``."""
-        every = slice(None)
-        if self.channel_axis is None:
-            stored = read_volume(self.inputs[index], part)[None]
-        elif self.channel_axis == "first":
-            stored = read_volume(self.inputs[index], (every, *part))
-        else:
-            stored = np.moveaxis(read_volume(self.inputs[index], (*part, every)), -1, 0)
-        values: FloatArray = np.array(stored, np.float32, order="C")
+        with open_volume(self.inputs[index]) as array:
+            if self.channel_axis is None:
+                stored = np.asarray(array[part])[None]
+            elif self.channel_axis == "first":
+                stored = np.asarray(array[(slice(None), *part)])
+            else:
+                stored = np.moveaxis(np.asarray(array[(*part, slice(None))]), -1, 0)
+            values: FloatArray = np.array(stored, np.float32, order="C")
         if self.mean:
             values -= np.float32(self.mean)
         if self.std != 1:
@@ -82,8 +76,9 @@ class FileSamples:
     def read_label(self, index: int, part: Part) -> IntArray:
         """See ``Samples.read_label``."""
         path = self.voxels[index]
-        stored = read_volume(path, part)
-        labels: IntArray = np.array(stored, np.int64, order="C")
+        with open_volume(path) as array:
+            stored = np.asarray(array[part])
+            labels: IntArray = np.array(stored, np.int64, order="C")
         if stored.dtype.kind == "f" and not np.array_equal(labels, stored):
             raise DataError(
                 f"{path} has labels that are no whole numbers",
@@ -100,31 +95,32 @@ class FileSamples:
 
 
 class VolumeFiles:
-    """Source: ``.npy``, ``.tif``, ``.nii``, ``.nii.gz`` files and zarr arrays, all of one size.
+    """Source: ``.npy``, ``.h5``, ``.tif``, ``.nii``, ``.nii.gz`` files and zarr arrays of one size.
 
-    ``root`` is a directory or a csv file. With labels of voxels, a directory has
-    ``{inputs,labels}/{train,test}`` with files of equal names, whatever their suffixes; with labels
-    of samples, ``<class>/{train,test}``. A csv file has the columns ``input`` (a path), ``label``
-    (a path, or the name of a class) and optionally ``split`` (``train`` or ``test``, without it
+    ``root`` is a folder or a csv file. With labels of voxels, a folder has ``inputs`` and
+    ``labels`` with files of equal names, whatever their suffixes; with labels of samples, folders
+    of classes. Folders ``train`` and ``test`` within these divide the files; without them every
+    fifth file or so is for testing. A csv file has the columns ``input`` (a path), ``label`` (a
+    path, or the name of a class) and optionally ``split`` (``train`` or ``test``, without it
     ``train``); paths are relative to the csv file.
 
-    Only the part of a file that a rank needs is read. ``.nii.gz`` and compressed ``.tif`` files are
-    decompressed once, into the cache.
+    Of ``.npy`` and ``.h5`` files and zarr arrays only the part that a rank needs is read. Files of
+    the other formats are decompressed once, into the cache.
 
     Args:
-        root: the directory or csv file.
+        root: the folder or csv file.
         labels: of samples or of voxels.
         cache: where decompressed files and digests are kept.
         classes: names of the classes. For voxels they are required, from that of label 0 on; for
-            samples, None takes all that there are.
+            samples, None takes all of the folders or the csv file.
         channel_axis: ``first`` or ``last`` axis of inputs, if that is their channels; None: they
-            have none.
+            have no such axis.
         mean: subtracted from inputs. A setting, because a rank that reads a part does not know the
             mean of the whole.
         std: inputs are divided by it afterwards.
 
     Raises:
-        ConfigError: a setting is not valid, or there are no names of voxels' classes.
+        ConfigError: a setting is not valid, or the voxels' classes are not named.
     """
 
     @checked
@@ -150,7 +146,7 @@ class VolumeFiles:
         self._channel_axis, self._mean, self._std = channel_axis, mean, std
 
     @cached_property
-    def _listing(self) -> Listing:
+    def _listing(self) -> VolumeListing:
         return list_samples(self._root, labels=self._labels, classes=self._given)
 
     @property
@@ -161,38 +157,38 @@ class VolumeFiles:
     @property
     def sample_sizes(self) -> tuple[int, ...]:
         """See ``VolumeSource.sample_sizes``."""
-        return self._spatial(self._first_shape)
+        spatial = {"first": slice(1, None), "last": slice(None, -1), None: slice(None)}
+        return self._first_shape[spatial[self._channel_axis]]
 
     @cached_property
     def _first_shape(self) -> tuple[int, ...]:
-        """The shape that all inputs must have."""
         first = self._listing.entries["train"][0].input
-        shape = header_of(first)
+        shape = _shape_of(self._readable([first])[first])
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
             raise DataError(
                 f"{first} has the shape {_product(shape)}, of which {dimensions} are dimensions of "
                 "space",
                 remedy="samples have one to three of them; set data.source.channel_axis to first "
-                "or last if that dimension is of channels, or to null if there are none",
+                "or last if that dimension is of channels, or to null otherwise",
             )
         return shape
-
-    def _spatial(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        match self._channel_axis:
-            case "first":
-                return shape[1:]
-            case "last":
-                return shape[:-1]
-            case _:
-                return shape
 
     def load(self, split: Split) -> FileSamples:
         """The samples of a split; see ``VolumeSource.load``."""
         entries = self._listing.entries[split]
+        readable = self._readable([path for entry in entries for path in entry.paths])
         for entry in entries:
-            self._check_shapes(entry)
-        readable = self._decompressed([path for entry in entries for path in entry.paths], split)
+            for path in entry.paths:
+                shape = _shape_of(readable[path])
+                wanted = self._first_shape if path == entry.input else self.sample_sizes
+                if shape != wanted:
+                    raise DataError(
+                        f"{path} has the shape {_product(shape)}, not {_product(wanted)} as the "
+                        "first input",
+                        remedy="crop, pad or resample all inputs to one shape, and write one label "
+                        "for each voxel, without channels",
+                    )
         return FileSamples(
             inputs=tuple(readable[entry.input] for entry in entries),
             voxels=tuple(readable[path] for entry in entries for path in entry.paths[1:]),
@@ -209,7 +205,7 @@ class VolumeFiles:
     def fingerprint(self) -> str:
         """Digest of the files' contents and labels; see ``VolumeSource.fingerprint``."""
         entries = [self._listing.entries[split] for split in SPLITS]
-        digests = self._digests({path for found in entries for e in found for path in e.paths})
+        digests = self._digests([path for found in entries for e in found for path in e.paths])
         contents = [
             [
                 [digests[e.input], e.label if isinstance(e.label, int) else digests[e.label]]
@@ -219,28 +215,9 @@ class VolumeFiles:
         ]
         return digest_values([self.classes, contents])
 
-    def _check_shapes(self, entry: Entry) -> None:
-        shape = header_of(entry.input)
-        if shape != self._first_shape:
-            first = self._listing.entries["train"][0].input
-            raise DataError(
-                f"{entry.input} has the shape {_product(shape)}, but {first} has "
-                f"{_product(self._first_shape)}",
-                remedy="crop, pad or resample all inputs to one shape",
-            )
-        if not isinstance(entry.label, Path):
-            return
-        found = header_of(entry.label)
-        if found != self.sample_sizes:
-            raise DataError(
-                f"the labels in {entry.label} have the shape {_product(found)}, but the input "
-                f"{entry.input} has {_product(self.sample_sizes)} voxels",
-                remedy="write one label for each voxel of the input, without channels",
-            )
-
-    def _decompressed(self, paths: Sequence[Path], split: Split) -> dict[Path, Path]:
+    def _readable(self, paths: Sequence[Path]) -> dict[Path, Path]:
         """For each file the one to read parts of, decompressed into the cache if necessary."""
-        compressed = [path for path in dict.fromkeys(paths) if must_be_decompressed(path)]
+        compressed = [path for path in dict.fromkeys(paths) if suffix_of(path) in CONVERTED]
         digests = self._digests(compressed)
         folder = self._cache.directory / "volumes" / "decompressed"
         targets = {path: folder / f"{digests[path]}_{_VERSION}.npy" for path in compressed}
@@ -248,15 +225,22 @@ class VolumeFiles:
             with (
                 explaining_storage(folder, setting="data.cache_dir"),
                 locked(folder / "lock", wait_s=self._cache.lock_wait_s),
+                progress("decompressing volumes") as advance,
             ):
-                _decompress_missing(targets, split)
+                missing = {path: each for path, each in targets.items() if not each.is_file()}
+                if missing:  # which no other process has written meanwhile
+                    text = "%d files are decompressed once, into %s"
+                    _LOG.info(text, len(missing), folder)
+                for path, target in missing.items():
+                    decompress(path, target)
+                    advance(len(missing))
         return {path: targets.get(path, path) for path in paths}
 
-    def _digests(self, paths: Iterable[Path]) -> dict[Path, str]:
+    def _digests(self, paths: Sequence[Path]) -> dict[Path, str]:
         """Digests of the contents of volumes; a zarr array is a directory of files."""
         files = {
             path: sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
-            for path in paths
+            for path in dict.fromkeys(paths)
         }
         root = expanded(str(self._root)).absolute()
         names = [str(file) for found in files.values() for file in found]
@@ -270,23 +254,9 @@ class VolumeFiles:
         }
 
 
-def _decompress_missing(targets: dict[Path, Path], split: Split) -> None:
-    missing = {path: target for path, target in targets.items() if not target.is_file()}
-    if not missing:
-        return  # another process has written them
-    suffixes = sorted({suffix_of(path) or "" for path in missing})
-    _LOG.info(
-        "%d %s files of %s are compressed, so that no part of them can be read alone: they are "
-        "decompressed once, into %s",
-        len(missing),
-        " and ".join(suffixes),
-        split,
-        next(iter(missing.values())).parent,
-    )
-    with progress("decompressing volumes") as advance:
-        for path, target in missing.items():
-            decompress(path, target)
-            advance(len(missing))
+def _shape_of(path: Path) -> tuple[int, ...]:
+    with open_volume(path) as array:
+        return tuple(array.shape)
 
 
 def _product(sizes: Sequence[int]) -> str:

@@ -178,14 +178,14 @@ def test_a_small_network_learns_what_no_linear_model_of_means_does(
 
 
 def test_of_several_processes_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = GeneratedVolumes._write
+    write = GeneratedVolumes._write_samples
 
     def noted(self: GeneratedVolumes, split: Any, *rest: Any) -> None:
         with (tmp_path / "written").open("a") as file:
             file.write(f"{split}\n")
         write(self, split, *rest)
 
-    monkeypatch.setattr(GeneratedVolumes, "_write", noted)
+    monkeypatch.setattr(GeneratedVolumes, "_write_samples", noted)
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=drawn, args=(tmp_path / "cache", [96, 96])) for _ in range(3)
@@ -214,14 +214,15 @@ def test_what_is_interrupted_leaves_no_sample_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = drawn(tmp_path / "whole", [16, 16]).samples("train").inputs.array
-    draw = GeneratedVolumes._draw
+    seen: list[int] = []
 
-    def interrupted(self: GeneratedVolumes, split: Any, index: int, *rest: Any) -> None:
-        if index == 5:
+    def interrupted(label: int, *rest: Any) -> Any:
+        seen.append(label)
+        if len(seen) == 6:
             raise KeyboardInterrupt
-        draw(self, split, index, *rest)
+        return draw_objects(label, *rest)
 
-    monkeypatch.setattr(GeneratedVolumes, "_draw", interrupted)
+    monkeypatch.setattr(generated, "draw_objects", interrupted)
     with pytest.raises(KeyboardInterrupt):
         drawn(tmp_path / "cache", [16, 16])
     assert not list(tmp_path.glob("cache/**/*.npy*"))
@@ -279,17 +280,9 @@ def within(mib: float, work: Callable[[], Any]) -> Any:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def write_tif(path: Path, values: np.ndarray) -> None:
-    import_module("tifffile").imwrite(path, values, photometric="minisblack")
-
-
-def write_compressed_tif(path: Path, values: np.ndarray) -> None:
-    import_module("tifffile").imwrite(path, values, photometric="minisblack", compression="zlib")
-
-
-def write_nifti(path: Path, values: np.ndarray) -> None:
-    nibabel = import_module("nibabel")
-    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
+def write_h5(path: Path, values: np.ndarray) -> None:
+    with import_module("h5py").File(path, "w") as file:
+        file.create_dataset("values", data=values, chunks=(16, 128, 128))
 
 
 def write_zarr(path: Path, values: np.ndarray) -> None:
@@ -299,23 +292,20 @@ def write_zarr(path: Path, values: np.ndarray) -> None:
     array[:] = values
 
 
-FILES: dict[str, tuple[str, str | None, Callable[[Path, np.ndarray], None]]] = {
-    "npy": ("npy", None, np.save),
-    "tif": ("tif", "tifffile", write_tif),
-    "compressed tif": ("tif", "tifffile", write_compressed_tif),
-    "nii": ("nii", "nibabel", write_nifti),
-    "nii.gz": ("nii.gz", "nibabel", write_nifti),
-    "zarr": ("zarr", "zarr", write_zarr),
+FILES: dict[str, tuple[str | None, Callable[[Path, np.ndarray], None]]] = {
+    "npy": (None, np.save),
+    "h5": ("h5py", write_h5),
+    "zarr": ("zarr", write_zarr),
 }
-"""By the kind of file: its suffix, the package that reads it, and what writes it."""
+"""By its suffix: the package that reads a file, and what writes it."""
 
 
 def write_volume(rank: int, root: Path, kind: str) -> None:
-    suffix, _, write = FILES[kind]
     values = np.zeros(SIZES_64_MIB, np.int16)
     values[QUARTER] = 7
-    (root / "only" / "train").mkdir(parents=True)
-    write(root / "only" / "train" / f"a.{suffix}", values)
+    for split in ("train", "test"):
+        (root / "only" / split).mkdir(parents=True)
+        FILES[kind][1](root / "only" / split / f"a.{kind}", values)
 
 
 def read_a_quarter(rank: int, root: Path, kind: str) -> tuple[bool, float, bool]:
@@ -323,7 +313,7 @@ def read_a_quarter(rank: int, root: Path, kind: str) -> tuple[bool, float, bool]
     source: Any = VolumeFiles
     if kind == "generated":
         source = functools.partial(GeneratedVolumes, sizes=SIZES_64_MIB, train_samples=1)
-    elif (package := FILES[kind][1]) is not None:
+    elif (package := FILES[kind][0]) is not None:
         import_module(package)  # which takes memory for itself
     data = VolumeDataModule(root, source=source, cache_dir=root, num_workers=0, batch_size=1)
     samples = within(32, lambda: data.samples("train"))
@@ -342,7 +332,7 @@ def read_a_quarter(rank: int, root: Path, kind: str) -> tuple[bool, float, bool]
     give_freed_memory_back()  # here and below: what is free is not held
     before_mib = memory_mib("RssAnon")
     # Parts of mapped files are not copied before they are float32; zarr makes an array of chunks.
-    part = within(40 if kind == "zarr" else 24, read)
+    part = within(40 if kind in ("zarr", "h5") else 24, read)
     assert part is not None, "reading a quarter takes more"
     give_freed_memory_back()
     held_mib = memory_mib("RssAnon") - before_mib
@@ -354,15 +344,15 @@ def read_a_quarter(rank: int, root: Path, kind: str) -> tuple[bool, float, bool]
 def test_a_rank_never_holds_the_whole_sample(tmp_path: Path, kind: str) -> None:
     """A sample of 64 MiB is written with 32 MiB of memory, and a quarter of it is read with 24.
 
-    Compressed files are decompressed once, piece by piece, with 32 MiB as well. A quarter of a zarr
-    array, which is no file to map, is read with 40. What counts is anonymous memory, which a
+    A quarter of a zarr array or an h5 file, which are not mapped, is read with 40. What counts is
+    anonymous memory, which a
     process cannot do without. RLIMIT_DATA limits it, so that a peak above would raise MemoryError,
     as reading the whole does. Pages of mapped files are no measure: they are the kernel's cache,
     which all ranks of a host share and which it drops when memory is short; until then the resident
     size counts them.
     """
     if kind != "generated":
-        if (package := FILES[kind][1]) is not None:
+        if (package := FILES[kind][0]) is not None:
             pytest.importorskip(package)
         run(write_volume, 1, tmp_path, kind, join_group=False)
     # In a new process, whose heap has no room left by earlier tests.
