@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,24 +119,13 @@ def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> 
         return func(shard, *args, **kwargs)
 
 
-@function_rule(Tensor.shape.__get__)  # type: ignore[attr-defined]
-def _shape(_: Any, shard: Shard) -> torch.Size:
-    return whole_shape(shard)
-
-
-@function_rule(Tensor.size)
-def _size(_: Any, shard: Shard, dim: int | None = None) -> Any:
-    return whole_shape(shard) if dim is None else whole_shape(shard)[dim]
-
-
-@function_rule(Tensor.numel, torch.numel, Tensor.nelement)
-def _numel(_: Any, shard: Shard) -> int:
-    return math.prod(whole_shape(shard))
-
-
-@function_rule(Tensor.__len__)
-def _length(_: Any, shard: Shard) -> int:
-    return whole_shape(shard)[0]
+@function_rule(
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    *(Tensor.size, Tensor.numel, torch.numel, Tensor.nelement, Tensor.__len__),
+)
+def _asked_of_whole(func: Callable[..., Any], shard: Shard, *args: Any, **kwargs: Any) -> Any:
+    """Sizes of the whole, as a tensor without values answers."""
+    return func(torch.empty(whole_shape(shard), device="meta"), *args, **kwargs)
 
 
 @function_rule(Tensor.__deepcopy__)
@@ -212,64 +200,33 @@ def _squeeze(_: Any, input: Shard, dim: int) -> Shard:
     return shard_of(local_of(input).squeeze(place), input.grid, dims, input.full)
 
 
-@function_rule(torch.permute, Tensor.permute)
-def _permute(_: Any, input: Shard, *dims: Any) -> Shard:
-    order = list(dims[0]) if len(dims) == 1 and not isinstance(dims[0], int) else list(dims)
-    ndim = len(order)
-    order = [each % ndim for each in order]
-    new = [order.index(each + ndim) - ndim for each in input.dims]
-    return shard_of(local_of(input).permute(order), input.grid, new, input.full)
+@function_rule(
+    *(torch.permute, Tensor.permute, torch.movedim, Tensor.movedim),
+    *(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes),
+)
+def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
+    """Dimensions in another order, which a tensor whose sizes are their numbers tells."""
+    ndim = local_of(input).dim()
+    order = list(func(torch.empty(tuple(range(ndim)), device="meta"), *args, **kwargs).shape)
+    dims = [order.index(each + ndim) - ndim for each in input.dims]
+    return shard_of(local_of(input).permute(order), input.grid, dims, input.full)
 
 
-@function_rule(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes)
-def _transpose(_: Any, input: Shard, dim0: int, dim1: int) -> Shard:
-    order = list(range(local_of(input).dim()))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return _permute(_, input, order)  # type: ignore[no-any-return]
-
-
-@function_rule(torch.movedim, Tensor.movedim)
-def _movedim(_: Any, input: Shard, source: Any, destination: Any) -> Shard:
-    numbered = torch.empty(tuple(range(local_of(input).dim())), device="meta")
-    order = numbered.movedim(source, destination).shape
-    return _permute(_, input, list(order))  # type: ignore[no-any-return]
-
-
-@function_rule(Tensor.view, Tensor.reshape, torch.reshape)
-def _view(_: Any, input: Shard, *shape: Any) -> Any:
-    wanted = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
-    size = math.prod(whole_shape(input))
-    if -1 in wanted:
-        known = math.prod(each for each in wanted if each != -1)
-        wanted[wanted.index(-1)] = size // known
-    return _formed(input, wanted)
-
-
-@function_rule(Tensor.view_as, Tensor.reshape_as)
-def _view_as(_: Any, input: Shard, other: Tensor) -> Any:
-    return _formed(input, list(other.shape))
-
-
-@function_rule(torch.flatten, Tensor.flatten)
-def _flatten(_: Any, input: Shard, start_dim: int = 0, end_dim: int = -1) -> Any:
-    shape = list(whole_shape(input))
-    start, end = start_dim % len(shape), end_dim % len(shape)
-    return _formed(input, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
-
-
-@function_rule(torch.unflatten, Tensor.unflatten)
-def _unflatten(_: Any, input: Shard, dim: int, sizes: Sequence[int]) -> Any:
-    shape = list(whole_shape(input))
-    place = dim % len(shape)
-    sizes = [s if s != -1 else -shape[place] // math.prod(sizes) for s in sizes]
-    return _formed(input, [*shape[:place], *sizes, *shape[place + 1 :]])
-
-
-def _formed(shard: Shard, shape: list[int]) -> Any:
-    """Reshapes to a shard where the cut dimensions are the last and stay, else to the whole."""
-    local, old = local_of(shard), list(whole_shape(shard))
-    count = -min(shard.dims)
-    if len(shape) >= count and shape[-count:] == old[-count:]:
+@function_rule(
+    *(Tensor.view, Tensor.reshape, torch.reshape, Tensor.view_as, Tensor.reshape_as),
+    *(torch.flatten, Tensor.flatten, torch.unflatten, Tensor.unflatten),
+)
+def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
+    """A shard where the cut dimensions are the last and stay, else the whole."""
+    given = [each.shape if isinstance(each, Tensor) else each for each in args]
+    if func in (Tensor.view_as, Tensor.reshape_as):
+        func = Tensor.reshape
+    like = torch.empty(whole_shape(shard), dtype=local_of(shard).dtype, device="meta")
+    found = func(like, *given, **kwargs)
+    if found.dtype != like.dtype:
+        raise without_rule("a view of another dtype")
+    shape, local, count = list(found.shape), local_of(shard), -min(shard.dims)
+    if len(shape) >= count and shape[-count:] == list(like.shape)[-count:]:
         sizes = [*shape[:-count], *local.shape[-count:]]
         return shard_of(local.reshape(sizes), shard.grid, shard.dims, shard.full)
     return whole(shard).reshape(shape)

@@ -176,20 +176,12 @@ def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
     return over_shards(summed, grid).to(losses.dtype)
 
 
-def _dims_of(shard: Shard, dim: int | Sequence[int] | None) -> list[int]:
-    """Reduced dimensions, counted from the end."""
-    count = local_of(shard).dim()
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
-        return list(range(-count, 0))
-    return [
-        each - count if each >= 0 else each for each in ([dim] if isinstance(dim, int) else dim)
-    ]
-
-
 def _reduced(
     how: Callable[..., Tensor], shard: Shard, dim: int | Sequence[int] | None, keepdim: bool
 ) -> Tensor:
-    dims = _dims_of(shard, dim)
+    count = local_of(shard).dim()
+    given = [dim] if isinstance(dim, int) else list(dim or range(count))
+    dims = [each - count if each >= 0 else each for each in given]
     cut = set(dims) & set(shard.dims)
     if cut and cut != set(shard.dims):
         raise without_rule("a reduction over some of the dimensions that are cut")
@@ -224,11 +216,8 @@ def _sum_or_mean(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     how = torch.sum if func in (torch.sum, Tensor.sum) else torch.mean
-    return _reduced(how, _of_dtype(input, dtype), dim, keepdim)
-
-
-def _of_dtype(shard: Shard, dtype: torch.dtype | None) -> Shard:
-    return shard if dtype is None else alike(local_of(shard).to(dtype), shard)
+    shard = input if dtype is None else alike(local_of(input).to(dtype), input)
+    return _reduced(how, shard, dim, keepdim)
 
 
 @function_rule(torch.amax, Tensor.amax)
