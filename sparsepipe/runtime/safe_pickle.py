@@ -102,7 +102,7 @@ def _named_description(value: Any) -> tuple[Any, ...]:
     """The description of a value whose class the reader must know."""
     kind = type(value)
     named = kind.__module__, kind.__qualname__
-    if isinstance(value, enum.Enum) and value.name in kind._member_map_:
+    if isinstance(value, enum.Enum) and value.name in kind.__members__:
         return "member", *named, value.name
     if isinstance(value, SparsePipeError):
         return "error", *named, value.message, value.remedy
