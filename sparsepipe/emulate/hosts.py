@@ -59,7 +59,15 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
             layout = lay_out(inventory, owner=owner, block=block, time_scale=time_scale)
             for command in making(layout):
                 machine.do(command)
-        _log_layout(layout)
+        rate = layout.rate_bytes_per_s
+        hosts = len(layout.stations)
+        log.info("%d hosts as network namespaces, joined at %.4g MB/s", hosts, rate / 1e6)
+        if rate > _FASTEST_BYTES_PER_S:
+            log.warning(
+                "%.4g MB/s between hosts may be more than this machine can move: raise "
+                "hardware.time_scale",
+                rate / 1e6,
+            )
         yield layout
     finally:
         if layout is not None:
@@ -131,23 +139,8 @@ def _check_permission() -> None:
         )
 
 
-def _log_layout(layout: Layout) -> None:
-    log.info(
-        "%d hosts as network namespaces, joined at %.4g MB/s",
-        len(layout.stations),
-        layout.rate_bytes_per_s / 1e6,
-    )
-    if layout.rate_bytes_per_s > _FASTEST_BYTES_PER_S:
-        log.warning(
-            "%.4g MB/s between hosts may be more than this machine can move: raise "
-            "hardware.time_scale",
-            layout.rate_bytes_per_s / 1e6,
-        )
-
-
 @contextmanager
 def _locked() -> Iterator[None]:
-    """Lets one process at a time make a cluster."""
     with ExitStack() as held:
         try:
             held.enter_context(file_lock(_LOCK, wait_s=_LOCK_LIMIT_S))
@@ -170,9 +163,19 @@ def signals_held() -> Iterator[None]:
     anything that was made is removed. Ignored signals stay ignored.
     """
     came: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        del frame
+        came.append(signum)
+
     # Blocked as well, for the commands that are started within, which get a terminal's Ctrl-C
     # too. Blocking alone is not enough: libraries have threads that would take the signals.
-    handlers = _taken_over(came)
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        found = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+        handlers = {s: h for s, h in found.items() if h not in (signal.SIG_IGN, None)}
+        for signum in handlers:
+            signal.signal(signum, note)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -182,19 +185,3 @@ def signals_held() -> Iterator[None]:
             signal.signal(signum, handler)
         if came:
             signal.raise_signal(came[0])
-
-
-def _taken_over(came: list[int]) -> dict[signal.Signals, Any]:
-    """The former handlers of the signals that are now recorded; none outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        del frame
-        came.append(signum)
-
-    handlers = {signum: signal.getsignal(signum) for signum in _SIGNALS}
-    heeded = {s: h for s, h in handlers.items() if h not in (signal.SIG_IGN, None)}
-    for signum in heeded:
-        signal.signal(signum, note)
-    return heeded

@@ -65,8 +65,8 @@ class Station:
         namespace: its name on this machine.
         port: its interface at the bridge.
         cable: the interface of this machine that leads to it.
-        address: in the cluster.
-        control: by which it reaches ``launcher``.
+        address: its address in the cluster.
+        control: address by which it reaches ``launcher``.
         launcher: the launching process's address, the same for all stations: it listens on no
             other.
     """
@@ -102,8 +102,8 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
     """The cluster of an inventory.
 
     Raises:
-        HardwareError: there is no link, it is too slow or too fast to be emulated, or there are
-            too many hosts.
+        HardwareError: the link is unknown, too slow or too fast to be emulated, or the hosts are
+            too many.
     """
     hosts = [host.name for host in inventory.hosts]
     if len(hosts) > _MOST_HOSTS:
@@ -176,33 +176,28 @@ def making(layout: Layout) -> list[Command]:
         ("ip", "-n", layout.switch, "link", "add", "name", _BRIDGE, "type", "bridge"),
         ("ip", "-n", layout.switch, "link", "set", _BRIDGE, "up"),
     ]
-    for station in layout.stations:
-        found += _station(station, layout)
-    return found
-
-
-def _station(station: Station, layout: Layout) -> list[Command]:
-    host, switch = ("ip", "-n", station.namespace), ("ip", "-n", layout.switch)
-    mtu = ("mtu", str(_MTU_BYTES))
+    switch, mtu = ("ip", "-n", layout.switch), ("mtu", str(_MTU_BYTES))
     peer = ("type", "veth", "peer", "name")
-    return [
-        ("ip", "netns", "add", station.namespace),
-        (*host, "link", "set", "lo", "up"),
-        (*switch, "link", "add", "name", station.port, *mtu, *peer, DATA, *mtu,
-         "netns", station.namespace),
-        (*switch, "link", "set", station.port, "master", _BRIDGE),
-        *_buckets(station, layout),
-        (*host, "addr", "add", f"{station.address}/24", "dev", DATA),
-        (*switch, "link", "set", station.port, "up"),
-        (*host, "link", "set", DATA, "up"),
-        ("ip", "link", "add", "name", station.cable, *peer, CONTROL, "netns", station.namespace),
-        ("ip", "addr", "add", station.launcher, "peer", f"{station.control}/32",
-         "dev", station.cable),
-        (*host, "addr", "add", station.control, "peer", f"{station.launcher}/32",
-         "dev", CONTROL),
-        ("ip", "link", "set", station.cable, "up"),
-        (*host, "link", "set", CONTROL, "up"),
-    ]  # fmt: skip
+    for station in layout.stations:
+        host, cable = ("ip", "-n", station.namespace), station.cable
+        found += [
+            ("ip", "netns", "add", station.namespace),
+            (*host, "link", "set", "lo", "up"),
+            (*switch, "link", "add", "name", station.port, *mtu, *peer, DATA, *mtu,
+             "netns", station.namespace),
+            (*switch, "link", "set", station.port, "master", _BRIDGE),
+            *_buckets(station, layout),
+            (*host, "addr", "add", f"{station.address}/24", "dev", DATA),
+            (*switch, "link", "set", station.port, "up"),
+            (*host, "link", "set", DATA, "up"),
+            ("ip", "link", "add", "name", cable, *peer, CONTROL, "netns", station.namespace),
+            ("ip", "addr", "add", station.launcher, "peer", f"{station.control}/32", "dev", cable),
+            (*host, "addr", "add", station.control, "peer", f"{station.launcher}/32",
+             "dev", CONTROL),
+            ("ip", "link", "set", cable, "up"),
+            (*host, "link", "set", CONTROL, "up"),
+        ]  # fmt: skip
+    return found
 
 
 def limiting(layout: Layout) -> list[Command]:
@@ -234,7 +229,7 @@ def _buckets(station: Station, layout: Layout) -> list[Command]:
 
 
 def unmaking(namespaces: Sequence[str], cables: Sequence[str]) -> list[Command]:
-    """Commands that remove what there is of a cluster."""
+    """Commands that remove interfaces and namespaces of a cluster."""
     return [
         *(("ip", "link", "del", cable) for cable in cables),
         *(("ip", "netns", "del", namespace) for namespace in namespaces),
@@ -250,13 +245,13 @@ class Leftovers:
 
 
 def owner_of(namespace: str) -> Owner | None:
-    """The process that made a namespace; None where that is not of an emulated cluster."""
+    """The process that made a namespace; None: it is not of an emulated cluster."""
     found = _NAMESPACE.fullmatch(namespace)
     return None if found is None else Owner(pid=int(found[1]), started=int(found[2]))
 
 
 def owners(namespaces: Iterable[str]) -> set[Owner]:
-    """All processes that made namespaces."""
+    """The processes that made namespaces."""
     return {owner for name in namespaces if (owner := owner_of(name)) is not None}
 
 

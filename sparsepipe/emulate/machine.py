@@ -152,16 +152,12 @@ def end_processes(of: Collection[str]) -> list[int]:
         for pid in handles.keys() & there:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
-        return _still_running({pid: handles[pid] for pid in handles.keys() & there})
+        left = {pid: handles[pid] for pid in handles.keys() & there}
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while left and time.monotonic() < deadline_s:
+            ready, _, _ = select.select(list(left.values()), [], [], 0.1)
+            left = {pid: handle for pid, handle in left.items() if handle not in ready}
+        return sorted(left)
     finally:
         for handle in handles.values():
             os.close(handle)
-
-
-def _still_running(handles: dict[int, int]) -> list[int]:
-    left = dict(handles)
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while left and time.monotonic() < deadline_s:
-        ready, _, _ = select.select(list(left.values()), [], [], 0.1)
-        left = {pid: handle for pid, handle in left.items() if handle not in ready}
-    return sorted(left)

@@ -26,7 +26,7 @@ _MOST_CREDIT_S = 0.1
 """How much too long a pause may have been for the next ones to make up for it."""
 
 
-class Pace:
+class ReplayPace:
     """Pauses whose sum is right: time passes as if something had been computed.
 
     A pause ends late where many processes share few cores; the next ones are shorter by that.
@@ -130,7 +130,7 @@ class ReplayLayer(nn.Module):
 
     weight_p: nn.Parameter | None
 
-    def __init__(self, profile: LayerProfile, pace: Pace, *, rows: int | None = None) -> None:
+    def __init__(self, profile: LayerProfile, pace: ReplayPace, *, rows: int | None = None) -> None:
         super().__init__()
         self.profile = profile
         self.pace = pace

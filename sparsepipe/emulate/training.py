@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from sparsepipe.emulate.replay import ZEROS, Pace, ReplayLayer, shape_of
+from sparsepipe.emulate.replay import ZEROS, ReplayLayer, ReplayPace, shape_of
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule.asynchronous import steady_rounds
@@ -22,13 +22,13 @@ class ReplayModule(pl.LightningModule):
     """A network with the times and sizes of a profile.
 
     Args:
-        profile: of the network on this rank's device.
+        profile: the network's profile on this rank's device.
         pace: lets time pass.
-        momentum: of SGD, for modes that predict weights by it, and compute updates therefore;
-            what they compute is part of the time that updates take.
-        updates: whether updates take the profile's ``update_s``, where it has one; False where the
+        momentum: momentum of SGD, for modes that predict weights by it, and compute updates
+            therefore; that computation is part of the time that updates take.
+        updates: whether updates take the profile's ``update_s``, if it has one; False if the
             profile of another device has none, as in simulations.
-        rows: of a minibatch, where it is cut into microbatches (:class:`ReplayLayer`).
+        rows: rows of a minibatch that is cut into microbatches (:class:`ReplayLayer`).
 
     Raises:
         ProfileError: no layer has parameters.
@@ -37,7 +37,7 @@ class ReplayModule(pl.LightningModule):
     def __init__(
         self,
         profile: Profile,
-        pace: Pace,
+        pace: ReplayPace,
         *,
         momentum: float = 0.0,
         updates: bool = True,
@@ -67,10 +67,20 @@ class ReplayModule(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         made = torch.optim.SGD if self._momentum else UnmovedSGD
         optimizer = made(self.parameters(), lr=1e-3, momentum=self._momentum)
+        # A pipeline's stage removes the parameters of other stages from the optimizer.
+        update_s = {
+            layer.weight_p: layer.profile.update_s or 0.0
+            for layer in self.layers
+            if isinstance(layer, ReplayLayer) and layer.weight_p is not None
+        }
+
+        def pause(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            held = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            seconds = sum(update_s[parameter] for parameter in held)
+            self._pace.take(seconds, since_s=self._computing_since_s)
+
         if self._updates:
-            pause_for_updates(
-                optimizer, self.layers, self._pace, since_s=lambda: self._computing_since_s
-            )
+            optimizer.register_step_post_hook(pause)
         return optimizer
 
     @override
@@ -78,30 +88,6 @@ class ReplayModule(pl.LightningModule):
         # Gradients are there: all that is left of the step is the update.
         if self._momentum:
             self._computing_since_s = self._pace.now_s()
-
-
-def pause_for_updates(
-    optimizer: torch.optim.Optimizer,
-    layers: Iterable[nn.Module],
-    pace: Pace,
-    *,
-    since_s: Callable[[], float | None],
-) -> None:
-    """Lets an optimizer's step take the profiled time of updating the parameters that it holds.
-
-    A pipeline's stage removes the parameters of other stages from the optimizer.
-    """
-    update_s = {
-        layer.weight_p: layer.profile.update_s or 0.0
-        for layer in layers
-        if isinstance(layer, ReplayLayer) and layer.weight_p is not None
-    }
-
-    def pause(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        pace.take(sum(update_s[parameter] for parameter in held), since_s=since_s())
-
-    optimizer.register_step_post_hook(pause)
 
 
 class UnmovedSGD(torch.optim.SGD):

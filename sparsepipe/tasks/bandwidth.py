@@ -6,7 +6,7 @@ import logging
 import math
 import socket
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -51,9 +51,9 @@ class Bandwidth(Task):
     """Times messages and sums between ranks, on all devices of the inventory.
 
     Attributes:
-        sizes_bytes: of messages and sums; None: 64 KiB to 64 MiB.
-        repeats: of each measurement, that count.
-        warmups: before those.
+        sizes_bytes: sizes of messages and sums; None: 64 KiB to 64 MiB.
+        repeats: repetitions of each measurement that count.
+        warmups: repetitions before those.
         most_s: a measurement that has taken longer is not repeated any more.
         timeout_s: limit of every wait for another rank.
         all_pairs_up_to: ranks; of more, one pair for each link is timed.
@@ -89,8 +89,14 @@ class Bandwidth(Task):
         node_of = [next(n for n in range(nodes) if r in by_node[n]) for r in range(run.ranks)]
         host_of = _host_names(run.places, node_of)
         pairs = pairs_of(node_of, all_up_to=self.all_pairs_up_to)
-        _log_pairs(len(pairs), run.ranks, all_pairs_up_to=self.all_pairs_up_to)
-        bench = Benchmark(effort, device=_device(run, nodes), direct=self.direct)
+        possible = run.ranks * (run.ranks - 1) // 2
+        log.info("timing %d of %d pairs of ranks (task.all_pairs_up_to)", len(pairs), possible)
+        device = torch.device("cpu")
+        if run.inventory.accelerator == "cuda":
+            here = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
+            device = torch.device("cuda", here[process_group.local_rank()])
+            torch.cuda.set_device(device)
+        bench = Benchmark(effort, device=device, direct=self.direct)
         sendings = process_group.gather_objects(time_pairs(bench, pairs, sizes))
         groups = groups_of(node_of)
         reductions = process_group.gather_objects(time_reductions(bench, groups, sizes))
@@ -103,7 +109,23 @@ class Bandwidth(Task):
             ),
             reductions=[reduction for of_rank in reductions for reduction in of_rank],
         )
-        _write(run, links)
+        if process_group.rank() == 0:
+            path = run.directory.path
+            log.info("%s", as_text(links))
+            write_json(path / "bandwidth.json", as_json(links))
+            write_csv(path / "bandwidth.csv", as_rows(links))
+            write_text_atomic(path / "hardware.yaml", links.put_into(run.inventory).to_yaml())
+            log.info("for other runs: hardware=file hardware.source=%s", path / "hardware.yaml")
+        values: dict[str, Any] = {"model": None, "strategy": None}  # links belong to none
+        for name, link in links.named.items():
+            values[f"{name}/bytes_per_s"] = link.bytes_per_s
+            values[f"{name}/latency_s"] = link.latency_s
+        largest = max(
+            links.reductions, key=lambda r: (len(r.ranks), r.how == "all_reduce", r.size_bytes)
+        )
+        values["all_reduce_s"] = largest.seconds
+        values["all_reduce_over_eq4"] = largest.seconds / links.eq4_s(largest)
+        write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
         """Which hosts: links belong to them and to what moves bytes, not to what is computed there.
@@ -158,14 +180,9 @@ class Bandwidth(Task):
         for name, limit in _LEAST.items():
             if (value := getattr(self, name)) < limit:
                 raise ConfigError(
-                    f"task.{name}={value} is too little", remedy=f"set it to {limit} or more"
+                    f"task.{name}={value} must be at least {limit}",
+                    remedy=f"set it to {limit} or more",
                 )
-
-
-def _log_pairs(count: int, ranks: int, *, all_pairs_up_to: int) -> None:
-    chosen = ": one inside each host, one between any two (task.all_pairs_up_to)"
-    some = "" if ranks <= all_pairs_up_to else chosen
-    log.info("timing %d of %d pairs of ranks%s", count, ranks * (ranks - 1) // 2, some)
 
 
 def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
@@ -177,45 +194,6 @@ def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
         own = [hostnames[node_of.index(node)] for node in nodes]
         names = own if len({*own}) == len(own) else [f"{names[0]}-{node}" for node in nodes]
     return [names[node] for node in node_of]
-
-
-def _device(run: ResolvedRun, nodes: int) -> torch.device:
-    if run.inventory.accelerator != "cuda":
-        return torch.device("cpu")
-    here = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
-    device = torch.device("cuda", here[process_group.local_rank()])
-    torch.cuda.set_device(device)
-    return device
-
-
-def _write(run: ResolvedRun, links: Links) -> None:
-    """Every rank must call it; rank 0 writes."""
-    values: dict[str, Any] = {"model": None, "strategy": None}  # links belong to none
-    for host, link in links.inside.items():
-        values[f"inside/{host}/bytes_per_s"] = link.bytes_per_s
-        values[f"inside/{host}/latency_s"] = link.latency_s
-    if links.between is not None:
-        values["between/bytes_per_s"] = links.between.bytes_per_s
-        values["between/latency_s"] = links.between.latency_s
-    largest = max(
-        links.reductions, key=lambda r: (len(r.ranks), r.how == "all_reduce", r.size_bytes)
-    )
-    values["all_reduce_s"] = largest.seconds
-    values["all_reduce_over_eq4"] = largest.seconds / links.eq4_s(largest)
-    if process_group.rank() == 0:
-        path = run.directory.path
-        log.info("%s", as_text(links))
-        for doubt in doubts(links):
-            log.warning("%s", doubt)
-        write_json(path / "bandwidth.json", as_json(links))
-        write_csv(path / "bandwidth.csv", as_rows(links))
-        write_text_atomic(path / "hardware.yaml", links.put_into(run.inventory).to_yaml())
-        log.info("for other runs: hardware=file hardware.source=%s", path / "hardware.yaml")
-    write_result(run, values)
-
-
-_UNLIKE = 2.0
-"""Times as fast: pairs that differ by more are warned of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,20 +210,53 @@ class Links:
     sendings: Sequence[MessageTime]
     reductions: Sequence[ReductionTime]
 
+    def over(self, host: str | None) -> list[MessageTime]:
+        """One-way times of the largest messages inside a host; None: between any two hosts."""
+        most = max(sending.size_bytes for sending in self.sendings)
+        largest = [s for s in self.sendings if s.size_bytes == most and not s.both_ways]
+        ends = [{self.host_of[s.source], self.host_of[s.target]} for s in largest]
+        return [
+            sending
+            for sending, hosts in zip(largest, ends, strict=True)
+            if (len(hosts) == 2 if host is None else hosts == {host})
+        ]
+
+    def _link(self, host: str | None) -> Link | None:
+        if not (found := self.over(host)):
+            return None
+        rates, latencies = [s.bytes_per_s for s in found], [s.latency_s for s in found]
+        # No link is measured more exactly than to four digits.
+        return Link(
+            bytes_per_s=float(f"{statistics.median(rates):.4g}"),
+            latency_s=float(f"{statistics.median(latencies):.4g}"),
+        )
+
     @property
     def inside(self) -> dict[str, Link]:
         """Links inside hosts with several ranks, by host."""
-        found = {host: self._link({host}) for host in dict.fromkeys(self.host_of)}
+        found = {host: self._link(host) for host in dict.fromkeys(self.host_of)}
         return {host: link for host, link in found.items() if link is not None}
 
     @property
     def between(self) -> Link | None:
-        """The link between hosts; None with one host."""
+        """The link between hosts; None: there is one host."""
         return self._link(None)
+
+    @property
+    def named(self) -> dict[str, Link]:
+        """All links by their names in results."""
+        found = {f"inside/{host}": link for host, link in self.inside.items()}
+        return found if self.between is None else {**found, "between": self.between}
 
     def eq4_s(self, reduction: ReductionTime) -> float:
         """The time of the sum by the paper's Eq. 4, as the partitioner counts it."""
-        pool = self._pool
+        inside, between = self.inside, self.between
+        names = dict.fromkeys(self.host_of)
+        pool = DevicePool(
+            kinds=tuple(Kind(name=n, host=n, count=self.host_of.count(n)) for n in names),
+            inside={n: inside[n].bytes_per_s if n in inside else math.inf for n in names},
+            between=math.inf if between is None else between.bytes_per_s,
+        )
         hosts = [self.host_of[rank] for rank in reduction.ranks]
         slowest = pool.sync_bytes_per_s([hosts.count(kind.host) for kind in pool.kinds])
         return cost_model("eq4").sync_s(
@@ -254,79 +265,18 @@ class Links:
 
     def put_into(self, inventory: Inventory) -> Inventory:
         """The inventory with these links; others stay, unknown hosts are added."""
+        hosts = inventory.hosts
+        if len(hosts) == 1:
+            hosts = tuple(replace(hosts[0], name=name) for name in dict.fromkeys(self.host_of))
         inside = self.inside
-        names = list(dict.fromkeys(self.host_of))
-        like = inventory.hosts[0]
-        hosts = (
-            inventory.hosts
-            if len(inventory.hosts) > 1
-            else tuple(replace(like, name=name) for name in names)
-        )
         return Inventory(
             hosts=tuple(replace(host, link=inside.get(host.name, host.link)) for host in hosts),
             link=self.between or inventory.link,
         )
 
-    @property
-    def named(self) -> list[tuple[str, str | None, Link]]:
-        """Name, host (None: between hosts) and figures of all links."""
-        found: list[tuple[str, str | None, Link]] = []
-        found += [(f"inside {host}", host, link) for host, link in self.inside.items()]
-        return found + ([] if self.between is None else [("between hosts", None, self.between)])
-
-    def spread(self, host: str | None) -> tuple[float, float]:
-        """The lowest and the highest bytes a second that a link's figure is the median of."""
-        rates = [sending.bytes_per_s for sending in self._over({host} if host else None)]
-        return min(rates), max(rates)
-
-    def unlike(self, host: str | None) -> float:
-        """How many times as fast a link's fastest pair is as its slowest, by medians over ways."""
-        of_pair: dict[frozenset[int], list[float]] = {}
-        for s in self._over({host} if host else None):
-            of_pair.setdefault(frozenset((s.source, s.target)), []).append(s.bytes_per_s)
-        rates = [statistics.median(found) for found in of_pair.values()]
-        return max(rates) / min(rates)
-
-    @property
-    def _pool(self) -> DevicePool:
-        inside, between = self.inside, self.between
-        names = dict.fromkeys(self.host_of)
-        return DevicePool(
-            kinds=tuple(Kind(name=n, host=n, count=self.host_of.count(n)) for n in names),
-            inside={n: inside[n].bytes_per_s if n in inside else math.inf for n in names},
-            between=math.inf if between is None else between.bytes_per_s,
-        )
-
-    def _link(self, hosts: set[str] | None) -> Link | None:
-        found = self._over(hosts)
-        if not found:
-            return None
-        return Link(
-            bytes_per_s=_rounded(statistics.median(s.bytes_per_s for s in found)),
-            latency_s=_rounded(statistics.median(s.latency_s for s in found)),
-        )
-
-    def _over(self, hosts: set[str] | None) -> list[MessageTime]:
-        """One-way times of the largest messages inside a host, or (None) between any two hosts."""
-        most = max(sending.size_bytes for sending in self.sendings)
-        return [
-            sending
-            for sending in self.sendings
-            if sending.size_bytes == most
-            and not sending.both_ways
-            and (len(self._hosts(sending)) == 2 if hosts is None else self._hosts(sending) == hosts)
-        ]
-
-    def _hosts(self, sending: MessageTime) -> set[str]:
-        return {self.host_of[sending.source], self.host_of[sending.target]}
-
-
-def _rounded(value: float) -> float:
-    """Rounded to four digits, since no link is measured more exactly."""
-    return float(f"{value:.4g}")
-
 
 def as_json(links: Links) -> dict[str, Any]:
+    """All measurements, for ``bandwidth.json``."""
     between = links.between
     return {
         "hosts": {host: asdict(link) for host, link in links.inside.items()},
@@ -363,8 +313,9 @@ def as_json(links: Links) -> dict[str, Any]:
 
 
 def as_rows(links: Links) -> list[dict[str, Any]]:
+    """A row for each measurement, for ``bandwidth.csv``."""
     values = as_json(links)
-    rows: list[Mapping[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {
             "what": "both ways" if pair["both_ways"] else "one way",
             "ranks": f"{pair['source']} {pair['target']}",
@@ -388,74 +339,53 @@ def as_rows(links: Links) -> list[dict[str, Any]]:
 
 
 def as_text(links: Links) -> str:
-    parts = ["MB/s from rank to rank, by size of message", _pair_table(links)]
-    parts += ["sums over ranks", _sum_table(links.reductions, links)]
-    for what, host, link in links.named:
-        lowest, highest = links.spread(host)
-        parts.append(
-            f"{what}: {link.bytes_per_s / 1e6:,.4g} MB/s (median of {lowest / 1e6:,.4g} to "
-            f"{highest / 1e6:,.4g}), latency {1e6 * link.latency_s:,.4g} us"
+    """The largest messages and sums as tables, and links for an inventory."""
+    most = max(sending.size_bytes for sending in links.sendings)
+    largest = [s for s in links.sendings if s.size_bytes == most]
+    both = {frozenset((s.source, s.target)): s.bytes_per_s for s in largest if s.both_ways}
+    pairs = [
+        (
+            f"{s.source} to {s.target}",
+            " to ".join(dict.fromkeys((links.host_of[s.source], links.host_of[s.target]))),
+            f"{s.bytes_per_s / 1e6:,.1f}",
+            f"{both[frozenset((s.source, s.target))] / 1e6:,.1f}",
+            f"{1e6 * s.latency_s:,.0f}",
         )
-    parts.append("for an inventory in conf/hardware:\n" + snippet(links).rstrip())
-    return "\n".join(parts)
-
-
-def doubts(links: Links) -> list[str]:
-    """Warnings where the figure of a link averages pairs that differ."""
-    return [
-        f"{what} one pair of ranks is {ratio:.1f} times as fast as another: the link's one figure, "
-        "with which the partitioner counts, is their median (bandwidth.json has them all)"
-        for what, host, _ in links.named
-        if (ratio := links.unlike(host)) > _UNLIKE
+        for s in largest
+        if not s.both_ways
     ]
+    sums = [
+        (
+            " ".join(map(str, r.ranks)),
+            r.how,
+            f"{r.size_bytes:,}",
+            f"{1e3 * r.seconds:,.2f}",
+            f"{1e3 * links.eq4_s(r):,.2f}",
+            f"{r.seconds / links.eq4_s(r):.2f}",
+        )
+        for r in links.reductions
+    ]
+    parts = [
+        f"messages of {most:,} bytes; bandwidth.csv has the others",
+        markdown_table(("ranks", "host", "MB/s", "each way at once", "latency us"), pairs),
+        "sums over ranks",
+        markdown_table(("ranks", "how", "bytes", "ms", "Eq. 4 ms", "ratio"), sums),
+    ]
+    for name, link in links.named.items():
+        host = None if name == "between" else name.removeprefix("inside/")
+        rates = [sending.bytes_per_s / 1e6 for sending in links.over(host)]
+        parts.append(
+            f"{'between hosts' if host is None else f'inside {host}'}: "
+            f"{link.bytes_per_s / 1e6:,.4g} MB/s (median of {min(rates):,.4g} to "
+            f"{max(rates):,.4g}), latency {1e6 * link.latency_s:,.4g} us"
+        )
+    return "\n".join([*parts, "for an inventory in conf/hardware:", snippet(links).rstrip()])
 
 
 def snippet(links: Links) -> str:
+    """The links as YAML of an inventory."""
     hosts = [{"name": host, "link": asdict(link)} for host, link in links.inside.items()]
     value: dict[str, Any] = {"hosts": hosts} if hosts else {}
     if links.between is not None:
         value["link"] = asdict(links.between)
     return yaml.safe_dump(value, sort_keys=False)
-
-
-def _pair_table(links: Links) -> str:
-    sizes = sorted({sending.size_bytes for sending in links.sendings})
-    ways = dict.fromkeys((s.source, s.target) for s in links.sendings)
-    both = {frozenset((s.source, s.target)): s for s in links.sendings if s.both_ways}
-    rows = []
-    for source, target in ways:
-        one = [s for s in links.sendings if (s.source, s.target) == (source, target)]
-        rate = {s.size_bytes: s.bytes_per_s for s in one if not s.both_ways}
-        rows.append(
-            (
-                f"{source} to {target}",
-                " to ".join(dict.fromkeys((links.host_of[source], links.host_of[target]))),
-                *(f"{rate[size] / 1e6:,.1f}" for size in sizes),
-                f"{both[frozenset((source, target))].bytes_per_s / 1e6:,.1f}",
-                f"{1e6 * one[0].latency_s:,.0f}",
-            )
-        )
-    head = ("ranks", "host", *map(_size, sizes), f"{_size(sizes[-1])} each way", "latency us")
-    return markdown_table(head, rows)
-
-
-def _sum_table(reductions: Iterable[ReductionTime], links: Links) -> str:
-    rows = [
-        (
-            " ".join(map(str, r.ranks)),
-            r.how,
-            _size(r.size_bytes),
-            f"{1e3 * r.seconds:,.2f}",
-            f"{1e3 * links.eq4_s(r):,.2f}",
-            f"{r.seconds / links.eq4_s(r):.2f}",
-        )
-        for r in reductions
-    ]
-    return markdown_table(("ranks", "how", "size", "ms", "Eq. 4 ms", "ratio"), rows)
-
-
-def _size(size_bytes: int) -> str:
-    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {name}"
-    return f"{size_bytes} B"

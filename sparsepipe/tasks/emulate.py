@@ -23,7 +23,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Emulation
 from sparsepipe.config.target import Target
 from sparsepipe.emulate import emulated_layout, lift_limits
-from sparsepipe.emulate.replay import Pace
+from sparsepipe.emulate.replay import ReplayPace
 from sparsepipe.emulate.training import Rates, ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.planning.device_profiles import (
@@ -176,7 +176,7 @@ def _trained(
     rows = _rows(run.spec, profile)
     module = ReplayModule(
         profile,
-        Pace(timer.time_scale),
+        ReplayPace(timer.time_scale),
         momentum=_MOMENTUM if mode == "spectrain" else 0.0,
         updates=all(each.update_s is not None for each in profiles),
         rows=rows,

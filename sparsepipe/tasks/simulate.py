@@ -34,7 +34,14 @@ from sparsepipe.simulate.network import Sends
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate_domains import Domains, check_parallel
-from sparsepipe.tasks.simulation import Contest, Outcome, Scheduled, Ways, in_short, write_outcome
+from sparsepipe.tasks.simulation import (
+    CommunicationSettings,
+    Comparison,
+    Scheduled,
+    SimulationFigures,
+    in_short,
+    write_figures,
+)
 from sparsepipe.tasks.task import ResolvedRun, Task
 
 log = logging.getLogger(__name__)
@@ -108,22 +115,22 @@ class Simulate(Task):
         refuse_recompute(spec, inventory, division)
         profiles = self._profiles(spec, inventory)
         with remedy_by_measured(spec, inventory):
-            contest = self._contest(spec, division, inventory, profiles, scheduled)
-        outcome = Outcome.of(
-            contest,
+            comparison = self._comparison(spec, division, inventory, profiles, scheduled)
+        outcome = SimulationFigures.of(
+            comparison,
             minibatches=self.minibatches,
             shown=self.timeline_minibatches,
             memory=_memory(spec),
             batch_size=_batch_size(profiles, spec),
-            rooms=_rooms(inventory, contest.plan.workload.plan),
+            rooms=_rooms(inventory, comparison.plan.workload.plan),
         )
         log.info(
             "an epoch is taken to have task.minibatches=%d, whatever the data have",
             self.minibatches,
         )
         title = _title(spec.parallel, scheduled.name, outcome.plan)
-        write_outcome(outcome, run.directory, title=title)
-        write_result(run, {**outcome.values(), **_plan_values(contest.plan, scheduled.name)})
+        write_figures(outcome, run.directory, title=title)
+        write_result(run, {**outcome.values(), **_plan_values(comparison.plan, scheduled.name)})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
         """The task itself is one process, whatever it simulates."""
@@ -178,14 +185,14 @@ class Simulate(Task):
             run.directory, minibatches=self.minibatches, shown=self.timeline_minibatches
         )
 
-    def _contest(
+    def _comparison(
         self,
         spec: RunSpec,
         division: Division | None,
         inventory: Inventory,
         profiles: Mapping[str, Profile],
         scheduled: Scheduled,
-    ) -> Contest:
+    ) -> Comparison:
         plan = plan_to_simulate(spec, division, inventory, profiles)
         is_dp = spec.parallel.is_data_parallel
         if is_dp and scheduled.name != "asynchronous":
@@ -193,14 +200,14 @@ class Simulate(Task):
                 f"task.schedule={scheduled.name} is of pipelines, and data parallelism has none",
                 remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
             )
-        ways = Ways(
+        settings = CommunicationSettings(
             overlap=self.overlap,
             all_reduce=self.all_reduce,
             sends=Sends(outbox=self.outbox, inbox=self.inbox),
             bucket_mib=spec.parallel.argument("bucket_cap_mb") or _BUCKET_MIB,
             mode=spec.parallel.argument("mode", "stash"),
         )
-        return Contest.of(plan, profiles, inventory, ways, is_dp=is_dp, scheduled=scheduled)
+        return Comparison.of(plan, profiles, inventory, settings, is_dp=is_dp, scheduled=scheduled)
 
     def _check(self) -> None:
         for name in ("minibatches", "timeline_minibatches"):

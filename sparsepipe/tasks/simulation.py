@@ -38,13 +38,13 @@ _SECONDS_FROM_S = 2.0  # a picture of so long is in seconds, a shorter one in mi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
-    """Settings of messages and sums; None: as the runtime has them.
+class CommunicationSettings:
+    """How messages and sums go; None: as the runtime has them.
 
     Args:
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
         all_reduce: how replicas sum; None: a ring in data parallelism, else in the
-            order of the ranks (:mod:`sparsepipe.schedule.sums`).
+            order of the ranks.
         sends: how messages are handed over.
         bucket_mib: parts of sums that overlap.
         mode: which weights a minibatch sees (:class:`~sparsepipe.simulate.workload.Workload`).
@@ -57,7 +57,11 @@ class Ways:
     mode: str
 
     def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
-        """The setting for a plan. Raises a HardwareError where a needed link has no bandwidth."""
+        """The setting for a plan.
+
+        Raises:
+            HardwareError: a link that the plan needs has no bandwidth.
+        """
         overlaps = is_dp if self.overlap is None else self.overlap
         return Setting(
             network=ClusterNetwork.of(inventory, plan),
@@ -94,21 +98,21 @@ class Scheduled:
 
     @property
     def splits(self) -> bool:
-        """Whether minibatches are split; not by a schedule that there is not."""
+        """Whether minibatches are split; False for unknown schedules."""
         return self.name in SCHEDULES and SCHEDULES[self.name].splits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Comparison:
     """A plan, and what it is compared with: data parallelism on all devices of the inventory.
 
     These are what a user has in place of the plan, which may leave some of them out.
 
     Attributes:
         plan: under its schedule.
-        dp: data parallelism with the settings of :class:`Ways`, which may let its sums overlap with
-            the backward; these go in a ring, but for a plan that is data parallelism itself. None
-            where it cannot be simulated.
+        dp: data parallelism by :class:`CommunicationSettings`, which may let its sums overlap with
+            the backward; these go in a ring, but for a plan that is data parallelism itself. None:
+            it cannot be simulated.
         dp_apart: the same with sums after the backward.
         without_dp: why it cannot.
     """
@@ -124,31 +128,31 @@ class Contest:
         plan: Plan,
         profiles: Mapping[str, Profile],
         inventory: Inventory,
-        ways: Ways,
+        settings: CommunicationSettings,
         *,
         is_dp: bool,
         scheduled: Scheduled,
-    ) -> Contest:
+    ) -> Comparison:
         """The simulations for a plan on all or some devices of an inventory.
 
         Raises:
-            ConfigError: there is no such schedule, or a setting does not suit it or the plan.
+            ConfigError: unknown schedule, or a setting that does not suit it or the plan.
             ProfileError: a device of the plan has no profile.
             PlanError: the plan does not fit the profiles.
             HardwareError: a link that the plan needs has no bandwidth.
         """
-        workload = Workload.of(plan, profiles, mode=ways.mode)
+        workload = Workload.of(plan, profiles, mode=settings.mode)
         if scheduled.splits:
             workload = workload.recomputing(spans_in_plan(plan), profiles)
         simulated = Simulation.of(
             workload,
-            ways.setting(plan, inventory, is_dp=is_dp),
+            settings.setting(plan, inventory, is_dp=is_dp),
             schedule=scheduled.name,
             microbatches=scheduled.microbatches,
             option=scheduled.option,
         )
         everywhere = data_parallel(inventory, plan.num_layers)
-        beside = ways if is_dp else replace(ways, all_reduce=None)  # which is of the plan
+        beside = settings if is_dp else replace(settings, all_reduce=None)  # which is of the plan
         try:
             dp = Simulation.of(
                 Workload.of(everywhere, profiles), beside.setting(everywhere, inventory, is_dp=True)
@@ -160,7 +164,7 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationFigures:
     """A plan's simulation beside that of data parallelism on all devices of the hardware.
 
     Attributes:
@@ -192,7 +196,7 @@ class Outcome:
     @classmethod
     def of(
         cls,
-        contest: Contest,
+        comparison: Comparison,
         *,
         minibatches: int,
         shown: int,
@@ -200,21 +204,33 @@ class Outcome:
         batch_size: int,
         rooms: Sequence[float | None],
     ) -> Self:
-        """Simulates the plan and data parallelism. Raises a ScheduleError at a deadlock."""
-        simulation = contest.plan
+        """Simulates the plan and data parallelism.
+
+        Raises:
+            ScheduleError: ranks would wait for one another for ever.
+        """
+        simulation = comparison.plan
         record = simulation.record(ceil(shown / simulation.batches))
-        pace = _pace_by_batches(simulation, minibatches)
+        # In batches of the first stage's devices, which profiles are of; several may be one
+        # minibatch.
+        found = simulation.pace(ceil(minibatches / simulation.batches))
+        minibatch_s = found.minibatch_s / simulation.batches
+        pace = replace(found, minibatches=minibatches, minibatch_s=minibatch_s)
         dp = apart = None
-        if contest.dp is not None and contest.dp_apart is not None:
-            dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
-            apart = dp if contest.dp == contest.dp_apart else contest.dp_apart.pace(minibatches)
+        if comparison.dp is not None and comparison.dp_apart is not None:
+            dp = pace if comparison.dp == simulation else comparison.dp.pace(minibatches)
+            apart = (
+                dp
+                if comparison.dp == comparison.dp_apart
+                else comparison.dp_apart.pace(minibatches)
+            )
         return cls(
             plan=simulation.workload.plan,
             pace=pace,
             dp=dp,
-            dp_overlaps=contest.dp != contest.dp_apart,
+            dp_overlaps=comparison.dp != comparison.dp_apart,
             dp_apart=apart,
-            without_dp=contest.without_dp,
+            without_dp=comparison.without_dp,
             batch_size=batch_size,
             record=record,
             memory=memory_over_time(record, simulation.workload, memory, sizes=simulation.sizes),
@@ -223,55 +239,55 @@ class Outcome:
         )
 
     def values(self) -> dict[str, Any]:
-        """Entries of ``result.json``."""
-        busy = self.pace.busy
+        """Entries of ``result.json``; a comparison with data parallelism if that is simulated."""
+        pace, dp, apart = self.pace, self.dp, self.dp_apart
+        busy_share = sum(pace.busy) / len(pace.busy)
+        beside: dict[str, float] = {}
+        if dp is not None and apart is not None:
+            beside = {
+                "dp_minibatch_s": dp.minibatch_s,
+                "dp_epoch_s": dp.total_s,
+                "speedup_over_dp": dp.minibatch_s / pace.minibatch_s,
+                "epoch_speedup_over_dp": dp.total_s / pace.total_s,
+                "dp_without_overlap_minibatch_s": apart.minibatch_s,
+                "speedup_over_dp_without_overlap": apart.minibatch_s / pace.minibatch_s,
+            }
         return {
             "kind": "simulated",
-            "simulated_shapes_per_s": self.batch_size / self.pace.minibatch_s,
-            "minibatches_per_s": 1 / self.pace.minibatch_s,
-            "minibatch_s": self.pace.minibatch_s,
-            "epoch_s": self.pace.total_s,
-            "epoch_minibatches": self.pace.minibatches,
+            "simulated_shapes_per_s": self.batch_size / pace.minibatch_s,
+            "minibatches_per_s": 1 / pace.minibatch_s,
+            "minibatch_s": pace.minibatch_s,
+            "epoch_s": pace.total_s,
+            "epoch_minibatches": pace.minibatches,
             "shapes_per_minibatch": self.batch_size,
-            **self._beside_dp(),
-            "busy_share": sum(busy) / len(busy),
-            "bubble_share": 1 - sum(busy) / len(busy),
+            **beside,
+            "busy_share": busy_share,
+            "bubble_share": 1 - busy_share,
             "device_peak_bytes": max(self.peaks_bytes),
         }
 
-    def _beside_dp(self) -> dict[str, float]:
-        """Comparison with data parallelism; empty if that cannot be simulated."""
-        dp, apart, pace = self.dp, self.dp_apart, self.pace
-        if dp is None or apart is None:
-            return {}
-        return {
-            "dp_minibatch_s": dp.minibatch_s,
-            "dp_epoch_s": dp.total_s,
-            "speedup_over_dp": dp.minibatch_s / pace.minibatch_s,
-            "epoch_speedup_over_dp": dp.total_s / pace.total_s,
-            "dp_without_overlap_minibatch_s": apart.minibatch_s,
-            "speedup_over_dp_without_overlap": apart.minibatch_s / pace.minibatch_s,
-        }
-
     def rows(self) -> list[dict[str, Any]]:
-        found = []
-        for stage_number, stage in enumerate(self.plan.stages):
-            for rank, device in zip(self.plan.ranks_of(stage_number), stage.devices, strict=True):
-                found.append(
-                    {
-                        "rank": rank,
-                        "device": device,
-                        "stage": stage_number,
-                        "first_layer": stage.layers[0],
-                        "last_layer": stage.layers[1],
-                        "busy_share": self.pace.busy[rank],
-                        "bubble_share": 1 - self.pace.busy[rank],
-                        "peak_bytes": self.peaks_bytes[rank],
-                        "memory_bytes": self.rooms[rank],
-                        "kind": "simulated",
-                    }
-                )
-        return found
+        """A row for each device."""
+        ranks = [
+            (rank, device, number, stage.layers)
+            for number, stage in enumerate(self.plan.stages)
+            for rank, device in zip(self.plan.ranks_of(number), stage.devices, strict=True)
+        ]
+        return [
+            {
+                "rank": rank,
+                "device": device,
+                "stage": stage,
+                "first_layer": layers[0],
+                "last_layer": layers[1],
+                "busy_share": self.pace.busy[rank],
+                "bubble_share": 1 - self.pace.busy[rank],
+                "peak_bytes": self.peaks_bytes[rank],
+                "memory_bytes": self.rooms[rank],
+                "kind": "simulated",
+            }
+            for rank, device, stage, layers in ranks
+        ]
 
     def table(self) -> str:
         """The devices and the pace in words and figures; of many devices the first ones."""
@@ -288,39 +304,28 @@ class Outcome:
             )
             for row in rows[:_LISTED]
         ]
-        more = [f"and {len(rows) - _LISTED:,} more, in devices.csv"] if len(rows) > _LISTED else []
-        title = f"{in_short(self.plan)}, simulated"
-        return "\n".join([title, markdown_table(head, cells), *more, *self._pace()])
-
-    def _pace(self) -> list[str]:
+        lines = [f"{in_short(self.plan)}, simulated", markdown_table(head, cells)]
+        if len(rows) > _LISTED:
+            lines.append(f"and {len(rows) - _LISTED:,} more, in devices.csv")
         values = self.values()
-        found = [
+        lines.append(
             f"{values['minibatches_per_s']:.4g} minibatches/s, "
             f"{values['simulated_shapes_per_s']:.4g} samples/s; an epoch of "
             f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s"
-        ]
+        )
         if self.dp is None:
-            return [*found, f"not compared with data parallelism: {self.without_dp}"]
+            return "\n".join([*lines, f"not compared with data parallelism: {self.without_dp}"])
         sums = "overlap with the backward" if self.dp_overlaps else "follow the backward"
-        found.append(
+        lines.append(
             f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on all devices of the "
             f"hardware, whose sums {sums} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)"
         )
         if self.dp_overlaps:
-            found.append(
+            lines.append(
                 f"{values['speedup_over_dp_without_overlap']:.2f}x as fast as data parallelism "
                 "whose sums follow the backward"
             )
-        return found
-
-
-def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
-    """The pace in batches of the first stage's devices, which profiles are of; several may form a
-    minibatch.
-    """
-    each = simulation.batches
-    found = simulation.pace(ceil(minibatches / each))
-    return replace(found, minibatches=minibatches, minibatch_s=found.minibatch_s / each)
+        return "\n".join(lines)
 
 
 def in_short(plan: Plan) -> str:
@@ -330,51 +335,38 @@ def in_short(plan: Plan) -> str:
     return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"
 
 
-def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
-    """Logs the table, and writes it with plan, devices, picture and trace."""
-    path = directory.path
-    table = outcome.table()
+def write_figures(figures: SimulationFigures, directory: RunDir, *, title: str) -> None:
+    """Logs the table, and writes it with plan, devices, picture and trace; warns of devices with
+    less memory than needed.
+    """
+    path, plan, record, rows = directory.path, figures.plan, figures.record, figures.rows()
+    table = figures.table()
     log.info("%s", table)
-    _warn_of_memory(outcome)
-    write_text_atomic(path / "simulation.txt", table + "\n")
-    write_csv(path / "devices.csv", outcome.rows())
-    trace = trace_text(outcome.plan, outcome.record.all_spans, memory=outcome.memory)
-    write_text_atomic(path / "trace.json", trace)
-    _draw(outcome, directory, title)
-    write_text_atomic(directory.plan, outcome.plan.to_json())
-
-
-def _warn_of_memory(outcome: Outcome) -> None:
-    """Warns of devices with less memory than needed."""
     short = [
         f"{row['device']} would need {row['peak_bytes'] / 2**20:.0f} MiB of memory and has "
         f"{row['memory_bytes'] / 2**20:.0f}"
-        for row in outcome.rows()
+        for row in rows
         if row["memory_bytes"] is not None and row["peak_bytes"] > room_bytes(row["memory_bytes"])
     ]
     for words in short[:_LISTED]:
         log.warning("%s", words)
     if len(short) > _LISTED:
         log.warning("and so would %d more, see devices.csv", len(short) - _LISTED)
-
-
-def _draw(outcome: Outcome, directory: RunDir, title: str) -> None:
-    in_seconds = outcome.record.end_s >= _SECONDS_FROM_S
-    plan = outcome.plan
+    write_text_atomic(path / "simulation.txt", table + "\n")
+    write_csv(path / "devices.csv", rows)
+    trace = trace_text(plan, record.all_spans, memory=figures.memory)
+    write_text_atomic(path / "trace.json", trace)
     ranks = some_ranks(plan, _DRAWN)
     if len(ranks) < plan.num_ranks:
         title = f"{title} ({len(ranks)} of {plan.num_ranks:,} devices)"
-    drawn = lanes(
-        plan,
-        outcome.record.all_spans,
-        ranks=ranks,
-        names=[f"stage {row['stage']}: {row['device']}" for row in outcome.rows()],
-        least=outcome.record.end_s / _SEEN,
-    )
+    names = [f"stage {row['stage']}: {row['device']}" for row in rows]
+    drawn = lanes(plan, record.all_spans, ranks=ranks, names=names, least=record.end_s / _SEEN)
+    in_seconds = record.end_s >= _SECONDS_FROM_S
     figure = timelines_figure(
         {title: drawn},
         unit=1.0 if in_seconds else 1e-3,
         unit_name="seconds" if in_seconds else "milliseconds",
         max_width_in=_PICTURE_IN,
     )
-    style.save_png(figure, directory.path / "timeline.png")
+    style.save_png(figure, path / "timeline.png")
+    write_text_atomic(directory.plan, plan.to_json())

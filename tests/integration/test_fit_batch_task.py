@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.errors import ConfigError, DataError, SparsePipeError
+from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.tasks import train
 from sparsepipe.tasks.evaluate import inference_rate
 from sparsepipe.tasks.fitting import prober
@@ -54,7 +54,7 @@ def kept(workplace: Path) -> Callable[..., Path]:
 def test_a_search_whose_answers_are_all_there(kept, job, monkeypatch) -> None:
     answers = {size: 1000 * size if size <= 13 else None for size in range(1, 33)}
     path = kept(answers, *FIT, "task.budget_bytes=13500")
-    monkeypatch.setattr(prober, "_run", None)  # no process is to be started
+    monkeypatch.setattr(prober.Prober, "_ask", None)  # no process is to be started
     assert job(*FIT, "task.budget_bytes=13500") == path
     result = read_json(path / "result.json")
     assert (result["largest_batch"], result["refused_batch"]) == (13, 14)
@@ -136,15 +136,6 @@ def test_a_training_that_fits_measures_memory_and_inference_once(kept, job, monk
     assert {"test/accuracy", "epoch_time_s"} <= set(result)
 
 
-def test_answers_that_are_none_are_refused(kept, job) -> None:
-    overrides = (*FIT, "task.budget_bytes=1e9")
-    path = kept({1: 1}, *overrides)
-    write_json(path / "probes.json", [{"size": 3}])
-    with pytest.raises(DataError, match="does not hold probes") as caught:
-        job(*overrides)
-    assert "force=true" in caught.value.remedy
-
-
 @BOTH
 def test_what_is_refused_before_anything_is_measured(task: str, job) -> None:
     asked = (f"task={task}", "task.budget_bytes=1e9")
@@ -221,15 +212,6 @@ def test_with_a_longer_limit_it_is_the_same_run(task: str, kept) -> None:
         for limit_s in (1, 1000)
     }
     assert len(paths) == 1
-
-
-def test_an_answer_of_no_known_kind_is_refused(kept, job) -> None:
-    overrides = (*FIT, "task.budget_bytes=1e9")
-    path = kept({1: 1}, *overrides)
-    (probe,) = read_json(path / "probes.json")
-    write_json(path / "probes.json", [{**probe, "outcome": "too_slow"}])
-    with pytest.raises(DataError, match="does not hold probes"):
-        job(*overrides)
 
 
 @BOTH

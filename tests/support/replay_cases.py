@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
 
-from sparsepipe.emulate.replay import Pace
+from sparsepipe.emulate.replay import ReplayPace
 from sparsepipe.profiling import LayerProfile, Profile
 
 _ROWS = (
@@ -48,8 +48,8 @@ class Noted:
         self.taken: list[float] = []
         self._now_s = 0.0
 
-    def pace(self) -> Pace:
-        return Pace(clock=lambda: self._now_s, sleep=self._sleep)
+    def pace(self) -> ReplayPace:
+        return ReplayPace(clock=lambda: self._now_s, sleep=self._sleep)
 
     def work(self, seconds: float) -> None:
         """Something real takes time."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from sparsepipe.config.build import build_data
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.presentation import num_shapes
@@ -72,7 +71,11 @@ class FitBatch(Task):
                 memory.
             Stopped: a signal ended it.
         """
-        _check(run.spec)
+        if "batch_size" not in run.spec.data.arguments:
+            raise ConfigError(
+                "data has no batch_size whose largest value could be searched for",
+                remedy="give the data module an argument of this name, and the data group its key",
+            )
         prober = Prober(
             run,
             budget_bytes=self.budget_bytes,
@@ -81,7 +84,9 @@ class FitBatch(Task):
             isolated=self.isolated,
             whole=True,
         )
-        shapes = _shapes(run)
+        data = build_data(run.spec)
+        data.setup("fit")
+        shapes = num_shapes(data.train_dataloader())  # 0: unknown
         top = min(self.most, shapes or self.most)
         found = largest_that_fits(
             lambda size: prober.probe(size).fits,
@@ -89,42 +94,20 @@ class FitBatch(Task):
             start=self.start,
             precision=self.precision,
         )
-        limit = _limit(found, prober, limited_by_data=top == shapes)
+        if found.refused is None:
+            limit = "data" if top == shapes else "most"
+        else:
+            outcome = prober.probe(found.refused).outcome
+            limit = "data" if outcome == "too_few_shapes" else outcome
         log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
-        write_result(run, {**_values(found, prober, limit), **prober.values})
-
-
-def _check(spec: RunSpec) -> None:
-    if "batch_size" not in spec.data.arguments:
-        raise ConfigError(
-            "data has no batch_size whose largest value could be searched for",
-            remedy="give the data module an argument of this name, and the data group its key",
-        )
-
-
-def _shapes(run: ResolvedRun) -> int:
-    """Number of training shapes; 0 where unknown."""
-    data = build_data(run.spec)
-    data.setup("fit")
-    return num_shapes(data.train_dataloader())
-
-
-def _values(found: Found, prober: Prober, limit: str) -> dict[str, Any]:
-    largest = prober.probe(found.largest) if found.largest else None
-    return {
-        "largest_batch": found.largest,
-        "refused_batch": None if limit == "data" else found.refused,
-        "limited_by": limit,
-        "step_memory_bytes": None if largest is None else largest.memory_bytes,
-    }
-
-
-def _limit(found: Found, prober: Prober, *, limited_by_data: bool) -> str:
-    """Why no larger batch was found: the outcome of the next, the data, or ``most``."""
-    if found.refused is None:
-        return "data" if limited_by_data else "most"
-    outcome = prober.probe(found.refused).outcome
-    return "data" if outcome == "too_few_shapes" else outcome
+        largest = prober.probe(found.largest) if found.largest else None
+        values = {
+            "largest_batch": found.largest,
+            "refused_batch": None if limit == "data" else found.refused,
+            "limited_by": limit,
+            "step_memory_bytes": None if largest is None else largest.memory_bytes,
+        }
+        write_result(run, {**values, **prober.values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +115,8 @@ class Found:
     """The result of a search.
 
     Attributes:
-        largest: the largest size that was found to fit; 0 if none did.
-        refused: the smallest size that was found not to fit; None if all that were tried did.
+        largest: the largest size that was found to fit; 0: none did.
+        refused: the smallest size that was found not to fit; None: all that were tried did.
     """
 
     largest: int

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError
+from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
 from sparsepipe.planning.devices import memory_of
 from sparsepipe.runs.lock import scratch
 from sparsepipe.runs.out_of_memory import (
@@ -27,8 +27,8 @@ from sparsepipe.runs.out_of_memory import (
     oom_kills,
     ran_out,
 )
-from sparsepipe.tasks.fitting.memory import OVER_BUDGET, Seen, most_bytes, took_much
-from sparsepipe.tasks.fitting.probe import OUT_OF_MEMORY, TOO_FEW_SHAPES, Request
+from sparsepipe.tasks.fitting.memory import OVER_BUDGET
+from sparsepipe.tasks.fitting.probe import OUT_OF_MEMORY, TOO_FEW_SHAPES
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import read_json, write_json
 
@@ -36,10 +36,6 @@ log = logging.getLogger(__name__)
 
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
 _OUTPUT_LINES = 20
-_TRIES = 2
-"""Attempts at a batch size whose process is killed."""
-_END_S = 60.0
-"""How long a killed process may take to end: it may have much memory to free."""
 _OUTCOMES: Mapping[int, Outcome] = {
     OVER_BUDGET: "over_budget",
     OUT_OF_MEMORY: "out_of_memory",
@@ -52,10 +48,10 @@ class Probe:
     """The outcome of a few training steps.
 
     Attributes:
-        batch_size: of the steps.
-        outcome: whether they fit, or why not.
-        memory_bytes: the most they took at a time; None where they do not fit.
-        wall_s: the whole process, its start and the reading of data included.
+        batch_size: samples of a minibatch.
+        outcome: whether the steps fit, or why not.
+        memory_bytes: the most memory that they took at a time; None: they do not fit.
+        wall_s: seconds of the whole process, its start and the reading of data included.
     """
 
     batch_size: int
@@ -72,11 +68,11 @@ class Prober:
     """Measures what training steps of a run need, and remembers the answers.
 
     Args:
-        run: whose steps; of one process.
-        budget_bytes: that they may take: of a GPU's memory, which then really runs out, or of a
-            process's resident memory beyond what it had before the network was made. None: all
+        run: the run, of one process.
+        budget_bytes: memory that steps may take: of a GPU, where it then really runs out, or
+            resident memory of a process beyond what it had before the network was made. None: all
             that is free on a GPU, the memory of a processor by the inventory.
-        steps: of training, in each probe. The first has no state of the optimizer beside its
+        steps: training steps of each probe. The first has no state of the optimizer beside its
             activations.
         timeout_s: limit of each probe.
         isolated: each probe is a process of its own; else it runs in this one, which only a GPU
@@ -98,26 +94,35 @@ class Prober:
         isolated: bool = True,
         whole: bool = False,
     ) -> None:
-        if not isolated and run.inventory.accelerator != "cuda":
+        on_gpu = run.inventory.accelerator == "cuda"
+        if not isolated and not on_gpu:
             raise ConfigError(
                 "task.isolated=false on a processor: a step that needs too much would end the run",
                 remedy="leave task.isolated=true, or train on a GPU",
             )
-        self._run = run
-        self._budget_bytes = budget_of(
-            budget_bytes,
-            accelerator=run.inventory.accelerator,
-            known_bytes=memory_of(run.places[0], run.inventory),
-        )
-        self._steps, self._timeout_s = steps, timeout_s
-        self._isolated, self._whole = isolated, whole
+        if budget_bytes is None and not on_gpu:
+            budget_bytes = memory_of(run.places[0], run.inventory)
+            if budget_bytes is None:
+                raise HardwareError(
+                    "the inventory does not say how much memory the device has",
+                    remedy="set task.budget_bytes",
+                )
+        self._budget_bytes = None if budget_bytes is None else int(budget_bytes)
+        self._timeout_s, self._isolated = timeout_s, isolated
+        self._request = {
+            "spec": run.spec,
+            "budget_bytes": self._budget_bytes,
+            "steps": steps,
+            "whole": whole,
+        }
         self._file = run.directory.path / "probes.json"
-        self._known = _read(self._file)
+        kept = read_json(self._file) if self._file.exists() else []
+        self._known = {each["batch_size"]: Probe(**each) for each in kept}
 
     @property
     def values(self) -> dict[str, Any]:
         """Entries of ``result.json``: the budget and all probes by batch size."""
-        probes = self._probes
+        probes = [self._known[size] for size in sorted(self._known)]
         return {
             "budget_bytes": self._budget_bytes,
             "probed_batches": [probe.batch_size for probe in probes],
@@ -126,53 +131,42 @@ class Prober:
             "probing_s": sum(probe.wall_s for probe in probes),
         }
 
-    @property
-    def _probes(self) -> list[Probe]:
-        return [self._known[size] for size in sorted(self._known)]
-
     def probe(self, batch_size: int) -> Probe:
-        """The outcome of a batch size, measured once. Raises a SparsePipeError where steps fail or
-        take too long, and Stopped at a signal.
+        """The outcome of a batch size, measured once.
+
+        Raises:
+            SparsePipeError: steps fail, take too long, or are killed for another reason than
+                memory.
+            Stopped: a signal ended the run.
         """
-        if batch_size not in self._known:
-            found = self._ask(batch_size)
-            self._known[batch_size] = found
-            write_json(self._file, [asdict(each) for each in self._probes])
-            log.info("%s", _probe_line(found))
-        return self._known[batch_size]
-
-    def _ask(self, batch_size: int) -> Probe:
+        if batch_size in self._known:
+            return self._known[batch_size]
         started_s = time.monotonic()
-        outcome, memory_bytes = self._answer(batch_size)
-        wall_s = time.monotonic() - started_s
-        return Probe(
-            batch_size=batch_size, outcome=outcome, memory_bytes=memory_bytes, wall_s=wall_s
+        with scratch() as place:
+            request = {**self._request, "batch_size": batch_size}
+            outcome, memory_bytes = (self._ask if self._isolated else self._try)(request, place)
+        most_bytes = float("inf") if self._budget_bytes is None else self._budget_bytes
+        if memory_bytes is not None and memory_bytes > most_bytes:  # the watch may have missed it
+            outcome, memory_bytes = "over_budget", None
+        found = self._known[batch_size] = Probe(
+            batch_size=batch_size,
+            outcome=outcome,
+            memory_bytes=memory_bytes,
+            wall_s=time.monotonic() - started_s,
         )
+        write_json(self._file, [asdict(self._known[size]) for size in sorted(self._known)])
+        memory = "" if memory_bytes is None else f", {memory_bytes / 1e6:,.0f} MB"
+        log.info("batch size %d: %s%s (%.1f s)", batch_size, outcome, memory, found.wall_s)
+        return found
 
-    def _answer(self, batch_size: int) -> tuple[Outcome, int | None]:
-        if not self._isolated:
-            return self._answer_here(batch_size)
-        for_memory = False
-        for _ in range(_TRIES):
-            with scratch() as place:
-                kills = oom_kills()
-                code, request = self._run_in(place, batch_size)
-                if code != -signal.SIGKILL:
-                    return self._understood(code, request)
-                for_memory = kills_since(kills) != 0  # or unknown
-                if for_memory and self._took_much(Seen.read(request.seen)):
-                    return "killed_for_memory", None
-            log.warning("batch size %d: a process that tried it out was killed", batch_size)
-        raise _killed(batch_size, times=_TRIES, for_memory=for_memory)
-
-    def _answer_here(self, batch_size: int) -> tuple[Outcome, int | None]:
+    def _try(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
         """Takes the steps in this process and restores random state and threads."""
-        from sparsepipe.tasks.fitting.steps import TooFewShapes
+        from sparsepipe.tasks.fitting.steps import TooFewShapes, memory_of_steps
 
         threads = torch.get_num_threads()
         try:
-            with scratch() as place, isolate_rng():
-                return self._within(self._request(place, batch_size).take_steps())
+            with isolate_rng():
+                return "fits", memory_of_steps(**request, place=place)
         except TooFewShapes:
             return "too_few_shapes", None
         except (MemoryError, RuntimeError) as error:
@@ -184,165 +178,48 @@ class Prober:
         empty_device()  # once more: the error has held what its frames refer to
         return "out_of_memory", None
 
-    def _run_in(self, place: Path, batch_size: int) -> tuple[int, Request]:
-        request = self._request(place, batch_size)
-        (place / "request").write_bytes(pickle.dumps(request))
-        code = _run(place / "request", output=place / "output", timeout_s=self._timeout_s)
-        if code is None:
-            raise _too_slow(batch_size, self._timeout_s)
-        return code, request
-
-    def _request(self, place: Path, batch_size: int) -> Request:
-        return Request(
-            spec=self._run.spec,
-            batch_size=batch_size,
-            budget_bytes=self._budget_bytes,
-            steps=self._steps,
-            isolated=self._isolated,
-            whole=self._whole,
-            answer=place / "answer",
-            parent=os.getpid(),
-        )
-
-    def _understood(self, code: int, request: Request) -> tuple[Outcome, int | None]:
-        """The outcome of a process that was not killed."""
+    def _ask(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
+        """Takes the steps in a process of their own."""
+        (place / "parent").write_bytes(pickle.dumps(os.getpid()))
+        (place / "request").write_bytes(pickle.dumps({**request, "place": place}))
+        kills, size = oom_kills(), request["batch_size"]
+        again = "the same command goes on with the search, with the answers that it has"
+        try:
+            with (place / "output").open("wb") as stream:
+                done = subprocess.run(
+                    [sys.executable, "-m", "sparsepipe.tasks.fitting.probe", str(place)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a terminal's Ctrl-C is for us, who end it
+                    timeout=self._timeout_s,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired:
+            raise SparsePipeError(
+                f"training steps of batch size {size} took longer than task.timeout_s="
+                f"{self._timeout_s:g}: whether they fit is unknown",
+                remedy=f"raise task.timeout_s; {again}",
+            ) from None
+        code = done.returncode
+        if code == 0:
+            answer: int | SparsePipeError = pickle.loads((place / "answer").read_bytes())
+            if isinstance(answer, SparsePipeError):
+                raise answer
+            return "fits", answer
         if code in _OUTCOMES:
             return _OUTCOMES[code], None
-        if code != 0:
-            output = request.answer.with_name("output").read_text(errors="replace")
-            raise _broken(request.batch_size, code, output)
-        answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
-        if isinstance(answer, SparsePipeError):
-            raise answer
-        return self._within(answer)
-
-    def _within(self, memory_bytes: int) -> tuple[Outcome, int | None]:
-        """The outcome of steps with this peak, which the watch may have missed."""
-        over = self._budget_bytes is not None and memory_bytes > self._budget_bytes
-        return ("over_budget", None) if over else ("fits", memory_bytes)
-
-    def _took_much(self, seen: Seen) -> bool:
-        on_host = self._run.inventory.accelerator == "cpu"  # else the budget is of a GPU
-        budget_bytes = self._budget_bytes if on_host else None
-        return took_much(seen, budget_bytes=budget_bytes, most_bytes=most_bytes())
-
-
-def budget_of(
-    requested_bytes: float | None, *, accelerator: str, known_bytes: int | None
-) -> int | None:
-    """The memory budget in bytes; None: a GPU is filled until its memory runs out.
-
-    The budget is not the memory of that GPU, since other processes may hold varying parts of it.
-
-    Args:
-        requested_bytes: as the task has it; None: nothing.
-        accelerator: of the device, ``cpu`` or ``cuda``.
-        known_bytes: that the device has by the inventory; None: unknown.
-
-    Raises:
-        HardwareError: the amount of memory is unknown.
-    """
-    if requested_bytes is not None:
-        return int(requested_bytes)
-    if accelerator == "cuda":
-        return None
-    if known_bytes is None:
-        raise HardwareError(
-            "the inventory does not say what memory the device has",
-            remedy="set task.budget_bytes",
+        if code == -signal.SIGKILL and kills_since(kills):
+            log.warning(
+                "the kernel ended the training steps of batch size %d for want of memory, below "
+                "their budget: other processes may hold the rest",
+                size,
+            )
+            return "killed_for_memory", None
+        output = (place / "output").read_text(errors="replace")
+        lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
+        end = f"signal {-code}" if code < 0 else f"exit status {code}"
+        raise SparsePipeError(
+            f"training steps of batch size {size} ended with {end}:\n{lines}",
+            remedy=f"mend the cause; {again}",
         )
-    return known_bytes
-
-
-def _read(path: Path) -> dict[int, Probe]:
-    if not path.exists():
-        return {}
-    try:
-        probes = [Probe(**each) for each in read_json(path)]
-        if strange := {probe.outcome for probe in probes} - {*get_args(Outcome)}:
-            raise ValueError(strange)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} does not hold probes", remedy="remove it, or give force=true"
-        ) from error
-    return {probe.batch_size: probe for probe in probes}
-
-
-def _run(request: Path, *, output: Path, timeout_s: float) -> int | None:
-    """The exit status of a probe; None where it took too long."""
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sparsepipe.tasks.fitting.probe", str(request)],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C is for us, who end it
-        )
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            if not _ended(process):
-                raise _endless(process.pid, limit_s=_END_S) from None
-            return None
-        except BaseException:
-            if not _ended(process):  # a warning, since another error is being raised
-                log.warning("%s", _endless(process.pid, limit_s=_END_S))
-            raise
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Kills a process and returns whether it ends soon."""
-    process.kill()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _probe_line(found: Probe) -> str:
-    took = f"{found.wall_s:.1f} s"
-    if found.memory_bytes is None:
-        return f"batch size {found.batch_size}: {found.outcome.replace('_', ' ')} ({took})"
-    return f"batch size {found.batch_size}: {found.memory_bytes / 1e6:,.0f} MB ({took})"
-
-
-def _endless(process: int, *, limit_s: float) -> SparsePipeError:
-    """The error of a process that still runs long after it was killed."""
-    return HardwareError(
-        f"process {process}, which tried out a batch size, was killed and is there all the same "
-        f"{limit_s:g} s later",
-        remedy="the kernel holds it, most often for a GPU's driver or a network file system that "
-        "hangs: see dmesg, and restart the machine where nothing else helps; the same command goes "
-        "on with the search",
-    )
-
-
-def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
-    """The error of steps that exceeded their time limit."""
-    return SparsePipeError(
-        f"training steps of batch size {batch_size} took longer than task.timeout_s={timeout_s:g}: "
-        "whether they fit is not known",
-        remedy="raise task.timeout_s: the same run goes on, with the answers that it has",
-    )
-
-
-def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError:
-    """The error of steps that were killed each time."""
-    why = "most often for memory that others had taken" if for_memory else "not for memory"
-    return SparsePipeError(
-        f"training steps of batch size {batch_size} were killed (signal 9) {times} times, {why}: "
-        "whether they fit is not known",
-        remedy="end what else takes memory, or find out who kills them; the same command goes on "
-        "with the search, with the answers that it has",
-    )
-
-
-def _broken(batch_size: int, code: int, output: str) -> SparsePipeError:
-    """The error of steps that failed otherwise; a negative exit code is a signal."""
-    lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
-    end = f"signal {-code}" if code < 0 else f"exit status {code}"
-    return SparsePipeError(
-        f"training steps of batch size {batch_size} ended with {end}, not for memory:\n{lines}",
-        remedy="mend the cause; the same command goes on with the search",
-    )

@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsepipe.emulate.replay import ZEROS, Pace, ReplayLayer, floats_in
+from sparsepipe.emulate.replay import ZEROS, ReplayLayer, ReplayPace, floats_in
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
@@ -241,8 +241,8 @@ class Clock:
         self.now_s += seconds + (self._late_s.pop(0) if self._late_s else 0.0)
 
 
-def paced(clock: Clock, time_scale: float = 1.0) -> Pace:
-    return Pace(time_scale, clock=clock, sleep=clock.sleep)
+def paced(clock: Clock, time_scale: float = 1.0) -> ReplayPace:
+    return ReplayPace(time_scale, clock=clock, sleep=clock.sleep)
 
 
 @pytest.mark.parametrize("time_scale", [0.5, 1.0, 10.0])
@@ -318,7 +318,7 @@ def test_what_work_leaves_of_short_times_is_saved_up() -> None:
 @pytest.mark.parametrize("time_scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_is_a_number_above_zero(time_scale: float) -> None:
     with pytest.raises(ConfigError, match="time_scale=") as caught:
-        Pace(time_scale)
+        ReplayPace(time_scale)
     assert "above 0" in caught.value.remedy
 
 

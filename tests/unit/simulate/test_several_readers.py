@@ -17,7 +17,7 @@ from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
-from sparsepipe.tasks.simulation import Contest, Outcome
+from sparsepipe.tasks.simulation import Comparison, SimulationFigures
 from tests.support.plans import plan_of
 
 BATCH_SIZE = 8
@@ -38,9 +38,9 @@ def simulation(config: str, schedule: str, microbatches: int, **costs: float) ->
     )
 
 
-def outcome(made: Simulation, minibatches: int) -> Outcome:
-    return Outcome.of(
-        Contest(plan=made, dp=None, dp_apart=None, without_dp="nobody asks"),
+def outcome(made: Simulation, minibatches: int) -> SimulationFigures:
+    return SimulationFigures.of(
+        Comparison(plan=made, dp=None, dp_apart=None, without_dp="nobody asks"),
         minibatches=minibatches,
         shown=3,
         memory=MEMORY,

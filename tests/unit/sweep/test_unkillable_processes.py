@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.errors import HardwareError
 from sparsepipe.sweep import process, running_job
 from sparsepipe.sweep import runner as runner_module
 from sparsepipe.sweep.display import Lines
@@ -27,9 +24,8 @@ from sparsepipe.sweep.record import SweptJob, read_record
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Settings, Slots
-from sparsepipe.tasks.fitting import prober
 from tests.support.frozen import frozen
-from tests.support.stuck import NUMBER, StuckJob, StuckProcess
+from tests.support.stuck import NUMBER, StuckJob
 from tests.support.sweep_cases import tiny_spec
 
 LONG_S = 30  # none of these takes so long
@@ -160,50 +156,3 @@ def test_nor_does_a_sweep_that_breaks(stuck: Callable[..., Stuck], tmp_path: Pat
     began_s = time.monotonic()
     sweep._end_what_is_left([])
     assert time.monotonic() - began_s < LONG_S
-
-
-@pytest.fixture
-def request_file(tmp_path: Path) -> Path:
-    """For which a probe waits without end."""
-    path = tmp_path / "request"
-    os.mkfifo(path)
-    return path
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_a_probe_that_cannot_be_ended_is_an_error_with_a_remedy(
-    double: bool, request_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real one is held from its start on."""
-    monkeypatch.setattr(prober, "_END_S", 0.5)
-    start = subprocess.Popen
-    with ExitStack() as stack:
-
-        def start_held(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
-            process = start(*arguments, **settings)
-            stack.callback(process.wait, LONG_S)
-            stack.callback(process.kill)
-            stack.enter_context(frozen(process.pid))
-            return process
-
-        monkeypatch.setattr(prober.subprocess, "Popen", StuckProcess if double else start_held)
-        with pytest.raises(HardwareError, match=r"process \d+, which tried out a batch") as told:
-            prober._run(request_file, output=tmp_path / "output", timeout_s=0.2)
-        assert "see dmesg" in told.value.remedy
-        number = int(re.findall(r"process (\d+)", told.value.message)[0])
-        assert number == NUMBER if double else Path(f"/proc/{number}").exists()
-    assert pickle.loads(pickle.dumps(told.value)).remedy == told.value.remedy
-
-
-def test_a_probe_that_takes_too_long_is_gone(
-    request_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probes, start = [], subprocess.Popen
-
-    def start_noted(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
-        probes.append(start(*arguments, **settings))
-        return probes[-1]
-
-    monkeypatch.setattr(prober.subprocess, "Popen", start_noted)
-    assert prober._run(request_file, output=tmp_path / "output", timeout_s=0.2) is None
-    assert [probe.returncode for probe in probes] == [-signal.SIGKILL]

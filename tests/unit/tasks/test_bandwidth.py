@@ -17,7 +17,7 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
 from sparsepipe.runtime.bandwidth import MessageTime, ReductionTime
-from sparsepipe.tasks.bandwidth import Links, as_json, as_rows, as_text, doubts, snippet
+from sparsepipe.tasks.bandwidth import Links, as_json, as_rows, as_text, snippet
 from sparsepipe.utils.files import read_json
 from tests.integration.test_hosts import on_hosts
 from tests.support.command_line import Shell, composed
@@ -189,8 +189,6 @@ def test_links_are_medians_of_the_largest_messages() -> None:
         "b": Link(bytes_per_s=50.0, latency_s=1e-4),
     }
     assert LINKS.between == Link(bytes_per_s=11.0, latency_s=2e-3)
-    assert LINKS.spread("a") == (100.0, 300.0)
-    assert LINKS.spread(None) == (8.0, 12.0)
 
 
 def test_eq4_is_taken_at_the_slowest_link() -> None:
@@ -199,16 +197,6 @@ def test_eq4_is_taken_at_the_slowest_link() -> None:
     assert everyone["over_eq4"] == pytest.approx(1.5)
     assert host["eq4_s"] == pytest.approx(1000 / 200)  # 2 (2 - 1) P / (2 BW)
     assert host["over_eq4"] == pytest.approx(2.0)
-
-
-def test_pairs_that_differ_are_warned_of() -> None:
-    assert LINKS.unlike("a") == 1.0  # a pair, however unlike its ways
-    assert LINKS.unlike(None) == pytest.approx(11 / 10)  # 0 to 2 both ways, 1 to 3
-    assert not doubts(LINKS)
-    slow = replace(LINKS, sendings=[*LINKS.sendings, sending(3, 0, 4.0), sending(1, 2, 8.5)])
-    assert slow.unlike(None) == pytest.approx(11 / 4)
-    (said,) = doubts(slow)
-    assert "between hosts one pair of ranks is 2.8 times as fast" in said
 
 
 def test_the_snippet_is_what_an_inventory_takes() -> None:
