@@ -215,42 +215,41 @@ class Inventory:
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
             raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
-        hosts = tuple(_host(host, f"hosts[{n}]") for n, host in enumerate(value["hosts"]))
-        _distinct([host.name for host in hosts], "the inventory", "hosts")
-        _one_speed(hosts)
-        return cls(hosts=_in_use(hosts), link=_link(value.get("link"), "link"))
+        hosts = [_host(host, f"hosts[{n}]") for n, host in enumerate(value["hosts"])]
+        _check_distinct([host.name for host in hosts], "the inventory", "hosts")
+        speeds: dict[str, float] = {}  # profiles and searches know devices by their names
+        for device in (device for host in hosts for device in host.devices):
+            if speeds.setdefault(device.name, device.slowdown) != device.slowdown:
+                raise HardwareError(
+                    f"{device.name} has slowdown {speeds[device.name]:g} on one host and "
+                    f"{device.slowdown:g} on another",
+                    remedy="call devices of different speeds by different names",
+                )
+        used = (replace(h, devices=tuple(d for d in h.devices if d.count)) for h in hosts)
+        found = tuple(host for host in used if host.devices)
+        if not found:
+            raise HardwareError(
+                "the inventory has no device: the count of each is 0",
+                remedy="give a device of the hardware inventory a 'count' above 0",
+            )
+        return cls(hosts=found, link=_link(value.get("link"), "link"))
 
 
 def _host(value: Any, place: str) -> Host:
-    if not isinstance(value, Mapping):
-        raise HardwareError(
-            f"{place} is {reading.shown(value)}, which is no host",
-            remedy="give its 'name' and its 'devices'",
-        )
-    listed = value.get("devices")
+    listed = value.get("devices") if isinstance(value, Mapping) else None
     if not isinstance(listed, list) or not listed:
         raise HardwareError(
-            f"{place}, host {reading.shown(value.get('name'))}, has no devices",
-            remedy="list its 'devices'",
+            f"{place} is {reading.shown(value)}, and has no devices",
+            remedy="give it a 'name' and a list of 'devices'",
         )
     devices = tuple(_build(Device, each, f"{place}.devices[{n}]") for n, each in enumerate(listed))
     link = _link(value.get("link"), f"{place}.link")
     host = _build(Host, {**value, "devices": devices, "link": link}, place)
-    _distinct([device.name for device in devices], f"host {host.name!r}", "devices")
+    _check_distinct([device.name for device in devices], f"host {host.name!r}", "devices")
     return host
 
 
-def _in_use(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    used = (replace(host, devices=tuple(d for d in host.devices if d.count)) for host in hosts)
-    if found := tuple(host for host in used if host.devices):
-        return found
-    raise HardwareError(
-        "the inventory has no device: the count of each is 0",
-        remedy="give a device of the hardware inventory a 'count' above 0",
-    )
-
-
-def _distinct(names: Sequence[str], where: str, what: str) -> None:
+def _check_distinct(names: Sequence[str], where: str, what: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise HardwareError(
@@ -258,18 +257,6 @@ def _distinct(names: Sequence[str], where: str, what: str) -> None:
             remedy="give each a name of its own; like devices of a host are one entry, with their "
             "'count'",
         )
-
-
-def _one_speed(hosts: Sequence[Host]) -> None:
-    """Devices are known by their names, to profiles and to searches."""
-    speeds: dict[str, float] = {}
-    for device in (device for host in hosts for device in host.devices):
-        if speeds.setdefault(device.name, device.slowdown) != device.slowdown:
-            raise HardwareError(
-                f"{device.name} has slowdown {speeds[device.name]:g} on one host and "
-                f"{device.slowdown:g} on another",
-                remedy="call devices of different speeds by different names",
-            )
 
 
 def _link(value: Any, place: str) -> Link | None:

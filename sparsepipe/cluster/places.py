@@ -79,9 +79,9 @@ def places_for(
     Args:
         inventory: the hardware, with enough devices (:meth:`Inventory.require`). A single host
             stands for any number of its kind.
-        devices: that a plan names, one for each rank; None where there is no plan.
-        ranks: over all nodes.
-        nodes: hosts that run; without a plan each has the same number of ranks, but where all
+        devices: devices of a plan, one for each rank; None: without a plan.
+        ranks: number of ranks over all nodes.
+        nodes: hosts that run; without a plan each has the same number of ranks, unless all
             devices of these hosts are in use.
         searched: the plan was made for certain devices; in an order by chance it is another.
 
@@ -93,11 +93,23 @@ def places_for(
     # A single host may stand for several nodes, whose devices are called alike.
     alike = nodes > len(inventory.hosts) and len(set(chosen or ())) < ranks
     if chosen is not None and not alike:
-        _check(chosen, ranks=ranks)
+        if len(chosen) != ranks or len(set(chosen)) != ranks:
+            raise PlanError(
+                f"the plan names {', '.join(place.text for place in chosen)} for {ranks} ranks",
+                remedy="name each device once, and one for each rank",
+            )
         ranks_of_nodes(chosen, inventory, nodes=nodes)
         return chosen
     if searched and devices is not None:
-        _refuse_others(inventory, devices)
+        there = [place.text for place in places(inventory)]
+        pairs = zip(devices, _as_called_now(inventory, devices), strict=True)
+        if others := [name for name, now in pairs if "/" in name and now not in there]:
+            raise PlanError(
+                f"the plan is for {', '.join(others)}, and the inventory has {', '.join(there)}",
+                remedy="choose the hardware that it was searched for, or search for a plan for "
+                "this one; with its config and cuts as parallel.plan.config and "
+                "parallel.plan.cuts, ranks take the devices in the inventory's order",
+            )
     hosts = inventory.hosts if len(inventory.hosts) > 1 else inventory.hosts * nodes
     found = [_places_in(host) for host in hosts[:nodes]]
     each = None if sum(map(len, found)) == ranks else ranks // nodes
@@ -122,19 +134,6 @@ def _as_called_now(inventory: Inventory, devices: Sequence[str]) -> list[str]:
     if len(inventory.hosts) != 1 or len(hosts) != 1:
         return list(devices)
     return [f"{inventory.hosts[0].name}/{name.partition('/')[2]}" for name in devices]
-
-
-def _refuse_others(inventory: Inventory, devices: Sequence[str]) -> None:
-    there = [place.text for place in places(inventory)]
-    pairs = zip(devices, _as_called_now(inventory, devices), strict=True)
-    others = [name for name, now in pairs if "/" in name and now not in there]
-    if others:
-        raise PlanError(
-            f"the plan is for {', '.join(others)}, and the inventory has {', '.join(there)}",
-            remedy="choose the hardware that it was searched for, or search for a plan for this "
-            "one; with its config and cuts as parallel.plan.config and parallel.plan.cuts, "
-            "ranks take the devices in the inventory's order",
-        )
 
 
 def ranks_of_nodes(
@@ -185,14 +184,6 @@ def _places_in(host: Host) -> list[Place]:
     ]
 
 
-def _check(chosen: Sequence[Place], *, ranks: int) -> None:
-    if len(chosen) != ranks or len(set(chosen)) != ranks:
-        raise PlanError(
-            f"the plan names {', '.join(place.text for place in chosen)} for {ranks} ranks",
-            remedy="name each device once, and one for each rank",
-        )
-
-
 def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> list[int]:
     """CUDA's number of each device; the k-th of a kind is the k-th GPU of that name.
 
@@ -208,10 +199,17 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
         HardwareError: a device is not here.
     """
     kinds = [device.name for device in host.devices]
-    kind_of = [_kind(gpu, kinds) for gpu in gpus]
+
+    def kind(gpu: str) -> str | None:
+        if gpu in kinds:
+            return gpu
+        within = [name for name in kinds if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", gpu)]
+        return max(within, key=len, default=None)
+
+    kind_of = [kind(gpu) for gpu in gpus]
     found = []
     for place in places:
-        alike = [index for index, kind in enumerate(kind_of) if kind == place.name]
+        alike = [index for index in range(len(gpus)) if kind_of[index] == place.name]
         if place.number >= len(alike):
             listed = ", ".join(f"{index}: {gpu}" for index, gpu in enumerate(gpus))
             raise HardwareError(
@@ -234,10 +232,3 @@ def any_alike_serve(places: Sequence[Place]) -> bool:
     for place in places:
         numbers.setdefault(place.name, set()).add(place.number)
     return all(found == set(range(len(found))) for found in numbers.values())
-
-
-def _kind(gpu: str, kinds: Sequence[str]) -> str | None:
-    if gpu in kinds:
-        return gpu
-    within = [kind for kind in kinds if re.search(rf"(?<!\w){re.escape(kind)}(?!\w)", gpu)]
-    return max(within, key=len, default=None)

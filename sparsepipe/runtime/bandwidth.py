@@ -27,7 +27,8 @@ class TimingBudget:
     Attributes:
         repeats: times that count; at least 1.
         warmups: times before those; fewer where they would take longer than ``most_s``.
-        most_s: after which nothing is repeated once more; it is timed once at least.
+        most_s: seconds after which nothing is repeated once more; it is timed once at least.
+        timeout_s: limit of every wait for another rank.
     """
 
     repeats: int
@@ -116,7 +117,7 @@ class MessageTime:
 
     @property
     def bytes_per_s(self) -> float:
-        """Each way."""
+        """Bytes a second, each way."""
         return self.size_bytes / self.seconds
 
 
@@ -158,7 +159,7 @@ def time_pairs(
             with benchmark.turn(what):
                 found += pair.time(source, size, both_ways=both_ways)
         with benchmark.turn(what):
-            pair.close()
+            pair.network.close()
     return found
 
 
@@ -175,7 +176,7 @@ class _Pair:
         self._benchmark = benchmark
         self._sent, self._came = count(), count()
         self._latency_s = 0.0
-        self._network = Network(
+        self.network = Network(
             _TWO_STAGES,
             self._me,
             timeout_s=benchmark.budget.timeout_s,
@@ -189,7 +190,11 @@ class _Pair:
         if self._other is None:
             return []
         leads = self._me == source
-        load = self._load(size_bytes) if leads or both_ways else None
+        load = None
+        if size_bytes and (leads or both_ways):
+            # Written to, since pages that never were are all one page of zeros.
+            load = torch.ones(size_bytes, dtype=torch.uint8, device=self._benchmark.device)
+            self._benchmark.synchronize()
         if not leads:
             while not self._follow(load):
                 pass
@@ -210,17 +215,6 @@ class _Pair:
                 repeats=len(times_s),
             )
         ]
-
-    def close(self) -> None:
-        self._network.close()
-
-    def _load(self, size_bytes: int) -> torch.Tensor | None:
-        if not size_bytes:
-            return None
-        # Written to, since pages that never were are all one page of zeros.
-        load = torch.ones(size_bytes, dtype=torch.uint8, device=self._benchmark.device)
-        self._benchmark.synchronize()
-        return load
 
     def _lead(self, load: Any, last: bool, both_ways: bool) -> None:
         """One exchange: the message to be timed, and the answer."""
@@ -246,15 +240,15 @@ class _Pair:
         assert self._other is not None
         message = Message(minibatch=next(self._sent), meta={"last": last}, tree=load)
         # As a large message goes, whatever its size: tensors follow once the header has been read.
-        self._network.send(self._kinds[self._me], self._other, message, held_back=True)
+        self.network.send(self._kinds[self._me], self._other, message, held_back=True)
 
     def _receive(self) -> bool:
         assert self._other is not None
         number = next(self._came)
-        message = self._network.receive(self._kinds[self._other], self._other, minibatch=number)
+        message = self.network.receive(self._kinds[self._other], self._other, minibatch=number)
         last = bool(message.meta["last"])
         del message  # nothing refers to its buffers any more
-        self._network.release(number)
+        self.network.release(number)
         return last
 
 

@@ -23,17 +23,20 @@ class StageCosts:
     """Costs of one stage.
 
     Args:
-        update_s: of an update; of ranks that are unlike, the slowest one's.
-        copy_s: of a copy of all its weights, which an update waits for where these are still
+        forward_s: seconds of a forward on each rank.
+        backward_s: seconds of a backward on each rank.
+        update_s: seconds of an update; of ranks that are unlike, the slowest one's.
+        copy_s: seconds of a copy of all its weights, which an update makes first if they are still
             needed; the slowest rank's too.
-        gradient_bytes: of the gradient that comes back from there.
-        parameter_bytes: of its parameters, whose gradients its replicas sum.
+        output_bytes: size of the activation that it sends to the next stage.
+        gradient_bytes: size of the gradient that comes back from there.
+        parameter_bytes: size of its parameters, whose gradients its replicas sum.
         layers_backward_s: of each rank, seconds of each layer's backward, last layer first; for
             sums that begin before the backward ends.
-        layers_parameter_bytes: of each layer, last layer first.
-        stored_bytes: that a minibatch keeps from its forward to its backward.
-        recomputed_bytes: that one of them at a time has beside that, where layers run once more in
-            its backward.
+        layers_parameter_bytes: size of each layer's parameters, last layer first.
+        stored_bytes: bytes that a minibatch keeps from its forward to its backward.
+        recomputed_bytes: bytes that one of them at a time has beside that, if layers run once more
+            in its backward.
     """
 
     forward_s: tuple[float, ...]
@@ -51,14 +54,16 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A plan and what it costs.
+    """A plan and its costs.
 
     Args:
+        plan: the stages and their ranks.
+        stages: costs of each stage.
         vertical_sync: all stages use weights that include the same minibatches, and keep older
             ones for that; else weights are kept for the minibatches that went forward with them.
 
     Raises:
-        PlanError: there are other numbers of stages or ranks than the plan has.
+        PlanError: the costs are of other numbers of stages or ranks than the plan's.
     """
 
     plan: Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,12 @@ class Domains:
     """Domains on the devices of an inventory.
 
     Attributes:
-        placement: of the domains on ranks.
+        placement: the domains of each rank.
         plan: one stage with a replica for each rank.
-        steps: what these do.
+        steps: the ranks' steps.
         alone_s: seconds of a step of all domains on the fastest device.
-        samples: of a minibatch, of all domains and replicas.
-        samples_alone: of one on a single device.
+        samples: samples of a minibatch, of all domains and replicas.
+        samples_alone: samples of a minibatch on a single device.
     """
 
     placement: Placement
@@ -86,14 +86,20 @@ class Domains:
         """Every device is a rank.
 
         Raises:
-            ProfileError: a device has no profile, none of a network of domains, or one of others.
+            ProfileError: a device has no profile of a network of domains, or one of others.
             HardwareError: a link that ranks need has no bandwidth.
         """
         plan = data_parallel(inventory, 1)
         devices = plan.stages[0].devices
         own = [_profile_of(device, profiles) for device in devices]
         about = own[0].meta
-        _check_alike(own)
+        first, *others = ([each.meta[key] for key in _ABOUT] for each in own)
+        if different := [each for each in others if each != first]:
+            raise ProfileError(
+                f"a profile is of the domains {', '.join(first[0])}, another one of "
+                f"{', '.join(different[0][0])} or of other codes",
+                remedy="measure the same model and data on all devices (task=profile)",
+            )
         placement = Placement(tuple(about["domains"]), len(devices))
         samples = [batch_size * len(placement.domains_of(rank)) for rank in range(len(devices))]
         numbers = {"code": int(about["code"]), "target": int(about["target_numbers"])}
@@ -103,7 +109,9 @@ class Domains:
                 profile,
                 placement.domains_of(rank),
                 more_codes=sum(samples) / all_alone,
-                sent_bytes=_sent_bytes(placement, rank, samples, numbers),
+                sent_bytes=sent_numbers(placement, rank, samples=samples, **numbers)
+                * _NUMBER_BYTES
+                / max(placement.ranks - 1, 1),
             )
             for rank, profile in enumerate(own)
         )
@@ -219,16 +227,6 @@ def _profile_of(device: str, profiles: Mapping[str, Profile]) -> Profile:
     return found
 
 
-def _check_alike(profiles: Sequence[Profile]) -> None:
-    first, *others = ([each.meta[key] for key in _ABOUT] for each in profiles)
-    if different := [about for about in others if about != first]:
-        raise ProfileError(
-            f"a profile is of the domains {', '.join(first[0])}, another one of "
-            f"{', '.join(different[0][0])} or of other codes",
-            remedy="measure the same model and data on all devices (task=profile)",
-        )
-
-
 def _costs(
     profile: Profile, domains: tuple[str, ...], *, more_codes: float, sent_bytes: float
 ) -> RankCosts:
@@ -242,14 +240,6 @@ def _costs(
         update_s=sum(part.update_s or 0.0 for part in updated),
         sent_bytes=sent_bytes,
     )
-
-
-def _sent_bytes(
-    placement: Placement, rank: int, samples: list[int], numbers: Mapping[str, int]
-) -> float:
-    """To each other rank."""
-    peers = max(placement.ranks - 1, 1)
-    return sent_numbers(placement, rank, samples=samples, **numbers) * _NUMBER_BYTES / peers
 
 
 def _part(profile: Profile, name: str) -> LayerProfile:

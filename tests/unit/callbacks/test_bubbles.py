@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sparsepipe.callbacks.timing import bubbles, idle_shares
-from sparsepipe.schedule import Action, Plan, Schedule, gpipe, one_f_one_b
+from sparsepipe.schedule import Plan, Schedule, gpipe, one_f_one_b
 from tests.support.timelines import timeline
 
 
@@ -80,22 +80,6 @@ def test_equal_stages_wait_as_the_formula_predicts(
     assert found == pytest.approx([(stages - 1) / (microbatches + stages - 1)] * stages)
 
 
-def test_the_slowest_stage_waits_least() -> None:
-    """Others wait for it: with 16 parts of 3 units it computes 48 of 54, and they half of that."""
-    shares = [1.0, 1.0, 0.5, 0.5]
-    found = bubbles(busy(gpipe(straight(4), 1, microbatches=16), shares))
-    assert found == pytest.approx([6 / 54, 6 / 54, 30 / 54, 30 / 54])
-
-
-def test_no_bubble_without_others() -> None:
-    assert bubbles([[(3, 4), (4, 6)]]) == [0]
-
-
 def test_what_lies_outside_of_the_time_does_not_count() -> None:
     ranks = [[(0.0, 4.0), (6.0, 9.0)], [(3.0, 5.0)], []]
     assert idle_shares(ranks, begin=2, end=7) == pytest.approx([2 / 5, 3 / 5, 1])
-
-
-def test_actions_are_those_of_one_minibatch() -> None:
-    schedule = gpipe(straight(2), 1, microbatches=2)
-    assert schedule.actions[0][-1] == Action("U", 0)

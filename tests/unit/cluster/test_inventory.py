@@ -80,32 +80,11 @@ def test_devices_are_counted_by_host() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hosts: [", "not valid YAML"),
         ("devices: []", "lists no hosts"),
-        ("hosts: [{name: a, devices: []}]", "has no devices"),
-        ("hosts: [{name: a, devices: [{nam: x, count: 1}]}]", "a device has no nam"),
-        ("hosts: [{name: a, devices: [{name: x}]}]", "a device is incomplete"),
-        ("hosts: [a]", "'a', which is no host"),
-        ("hosts: [{name: a, devices: [x]}]", "'x', which is no device"),
-        (
-            "{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: 5}",
-            "link is 5, which is no link",
-        ),
         ("hosts: [{name: a, devices: [{name: x, count: -1}]}]", "count is -1"),
-        ("hosts: [{name: a, devices: [{name: x, count: 1.5}]}]", "count is 1.5"),
-        ("hosts: [{name: a, devices: [{name: x, count: null}]}]", "count is None"),
-        ("hosts: [{name: a, devices: [{name: x, count: true}]}]", "count is True"),
-        ("hosts: [{name: a, devices: [{name: x, count: 1, tflops: fast}]}]", "tflops is 'fast'"),
-        ("hosts: [{name: a, devices: [{name: x, count: 1, tflops: .nan}]}]", "tflops is nan"),
-        ("{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: {bytes_per_s: -1}}", "is -1"),
         (
             "hosts: [{name: a, devices: [{name: x, count: 1}, {name: x, count: 2}]}]",
             "host 'a' lists several devices of one name: x",
-        ),
-        (
-            "hosts: [{name: a, devices: [{name: x, count: 1}]}, "
-            "{name: a, devices: [{name: y, count: 1}]}]",
-            "several hosts of one name: a",
         ),
     ],
 )

@@ -67,12 +67,6 @@ def test_the_first_of_several_signals_is_raised_later(
     assert heard == [TERM, HUP], "as before"
 
 
-def test_no_signal_is_raised_where_none_came(heard: list[int]) -> None:
-    with signals_held():
-        pass
-    assert heard == []
-
-
 def test_ignored_signals_stay_ignored(heard: list[int]) -> None:
     signal.signal(HUP, signal.SIG_IGN)  # as under nohup; it is the lower number
     with signals_held():
@@ -106,21 +100,6 @@ def test_commands_do_not_get_them() -> None:
             process.wait(0.5)
         process.kill()
         assert process.wait(30) == -signal.SIGKILL
-
-
-def test_in_a_thread_nothing_is_taken_over(heard: list[int]) -> None:
-    done = []
-
-    def work() -> None:
-        with signals_held():
-            done.append(signal.getsignal(TERM))
-
-    handler = signal.getsignal(TERM)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(30)
-    assert done == [handler]
-    assert heard == []
 
 
 DEAD = "sparsepipe-71-900-1-0"
@@ -188,19 +167,6 @@ def test_missing_permission_to_remove_is_warned_of(
     check_told(caplog.text, DEAD, CABLE, why="this process may not make network namespaces")
 
 
-@pytest.mark.usefixtures("_dead")
-def test_a_lock_that_cannot_be_made_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    lock = tmp_path / "file" / "lock"
-    lock.parent.touch()
-    monkeypatch.setattr(hosts, "_LOCK", lock)
-    monkeypatch.setattr(machine, "may_administer", lambda: True)
-    with caplog.at_level("WARNING"):
-        clear()
-    check_told(caplog.text, DEAD, CABLE, why=str(lock))
-
-
 def test_leftovers_that_are_gone_in_spite_of_a_failed_command_are_not_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,16 +182,4 @@ def test_leftovers_that_are_gone_in_spite_of_a_failed_command_are_not_warned_of(
     with caplog.at_level("WARNING"):
         hosts.remove([], [CABLE])
     assert not there
-    assert not caplog.text
-
-
-@pytest.mark.parametrize("may", [False, True])
-def test_no_warning_without_leftovers(
-    may: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(machine, "namespaces", lambda: ["blue"])
-    monkeypatch.setattr(machine, "interfaces", lambda: ["lo"])
-    monkeypatch.setattr(machine, "may_administer", lambda: may)
-    with caplog.at_level("DEBUG"):
-        clear()
     assert not caplog.text

@@ -11,7 +11,6 @@ import pytest
 
 from sparsepipe.emulate import machine
 from sparsepipe.emulate.layout import Owner
-from sparsepipe.errors import HardwareError
 
 
 @pytest.mark.parametrize(
@@ -30,23 +29,12 @@ def test_permission_is_two_capabilities(capabilities: str, may: bool) -> None:
     assert machine.has_capabilities(status) is may
 
 
-def test_without_a_word_of_capabilities_there_is_no_permission() -> None:
-    assert not machine.has_capabilities("Name:\tpython\n")
-
-
 @pytest.mark.parametrize(
     ("command", "said", "kind", "names"),
     [
         ("ip netns add x", "mkdir /run/netns failed: Permission denied", "NotPermitted", "root"),
-        ("ip netns add x", 'Cannot create namespace "x": Operation not permitted', "NotPermitted",
-         "CAP_SYS_ADMIN"),
-        ("ip netns add x", "open: Read-only file system", "NotPermitted", "root"),
         ("tc -n a qdisc add dev data root tbf rate 1bit", "Error: Specified qdisc kind is unknown.",
          "HardwareError", "modprobe sch_tbf"),
-        ("ip -n a link add name p type veth peer name d", "Error: Unknown device type.",
-         "HardwareError", "modprobe veth"),
-        ("ip -n a link add name s type bridge", "RTNETLINK answers: Operation not supported",
-         "HardwareError", "modprobe bridge"),
         ("ip addr add 198.18.0.1 dev x", 'Cannot find device "x"', "HardwareError", "ip link"),
     ],
 )  # fmt: skip
@@ -57,14 +45,6 @@ def test_a_failing_command_names_the_remedy(command: str, said: str, kind: str, 
     assert command in error.message
     assert names in error.remedy
     assert "hardware.network=loopback" in error.remedy
-
-
-def test_a_missing_program_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(machine, "_PLACES", "")
-    with pytest.raises(HardwareError, match="command tc, which is missing") as caught:
-        machine.do(("tc", "qdisc"))
-    assert "iproute2" in caught.value.remedy
 
 
 def test_owners_live_as_long_as_their_process() -> None:

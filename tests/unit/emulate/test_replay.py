@@ -10,9 +10,9 @@ import torch
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsepipe.emulate.replay import ZEROS, ReplayLayer, ReplayPace, floats_in
+from sparsepipe.emulate.replay import ZEROS, ReplayLayer, ReplayPace
 from sparsepipe.emulate.training import ReplayData, ReplayModule
-from sparsepipe.errors import ConfigError, ProfileError
+from sparsepipe.errors import ConfigError
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.stage import Stage
@@ -96,14 +96,6 @@ def test_layers_before_the_first_parameters_are_not_gone_back_through() -> None:
     assert noted.taken == [0.2, 0.1, 0.3], "no backward of the first"
 
 
-def test_evaluation_takes_no_time_and_keeps_sizes() -> None:
-    noted = Noted()
-    module = ReplayModule(profile(), noted.pace()).eval()
-    with torch.no_grad():
-        assert module.layers(torch.zeros(3)).numel() == 1
-    assert noted.taken == []
-
-
 def test_other_weights_may_stand_in_for_the_layers_own() -> None:
     """As the pipeline runs a minibatch: gradients go to its leaves."""
     module = ReplayModule(profile(), Noted().pace())
@@ -162,40 +154,6 @@ def test_large_layers_cost_no_memory_of_their_own() -> None:
     assert gradient.numel() == 2**22
     assert not gradient.any()
     assert writes.largest_bytes < 1000
-
-
-def test_zeros_share_memory_and_keep_what_was_given_out() -> None:
-    early = ZEROS.of(5)
-    late = ZEROS.of(10 + ZEROS.of(1).untyped_storage().nbytes() // 4)
-    assert early.tolist() == [0.0] * 5
-    assert late.is_contiguous()
-    assert not late.any()
-    assert ZEROS.of(3).untyped_storage().data_ptr() == late.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "floats"), [(0, 1), (1, 1), (4, 1), (5, 2), (52.4e6, 13100000)]
-)
-def test_sizes_are_whole_floats(size_bytes: float, floats: int) -> None:
-    assert floats_in(size_bytes) == floats
-
-
-def test_a_network_without_parameters_is_refused() -> None:
-    with pytest.raises(ProfileError, match="no layer of the profile has parameters") as caught:
-        ReplayModule(Profile(layers=(_plain(),)), Noted().pace())
-    assert "parameter_bytes" in caught.value.remedy
-
-
-def _plain() -> LayerProfile:
-    return LayerProfile(
-        index=0,
-        name="0",
-        kind="ReLU",
-        forward_s=1,
-        backward_s=1,
-        activation_bytes=4,
-        parameter_bytes=0,
-    )
 
 
 def test_a_plain_trainer_trains_on_as_many_minibatches(tmp_path: Path) -> None:
@@ -281,14 +239,6 @@ def test_a_process_that_was_stopped_makes_up_for_a_moment_only() -> None:
     assert clock.now_s - 100 == pytest.approx(50 + 2 - 0.1)
 
 
-def test_nothing_takes_no_time() -> None:
-    clock = Clock()
-    pace = paced(clock)
-    for _ in range(10):
-        pace.take(0.0)
-    assert clock.sleeps == []
-
-
 @pytest.mark.parametrize(
     ("worked_s", "slept_s"), [(0.0, 0.5), (0.125, 0.375), (0.5, None), (0.75, None)]
 )
@@ -302,17 +252,6 @@ def test_work_is_part_of_the_time_that_it_is_replayed_in(
     pace.take(0.05, since_s=begun_s)
     pace.take(0.2)
     assert clock.sleeps == [2.0] if slept_s is None else [slept_s, 2.0], "no other pause is shorter"
-
-
-def test_what_work_leaves_of_short_times_is_saved_up() -> None:
-    clock = Clock()
-    pace = paced(clock)
-    for _ in range(1000):
-        begun_s = pace.now_s()
-        clock.now_s += 0.0001
-        pace.take(0.0004, since_s=begun_s)
-    assert clock.now_s - 100 == pytest.approx(0.4, abs=0.001)
-    assert all(seconds >= 0.001 for seconds in clock.sleeps)
 
 
 @pytest.mark.parametrize("time_scale", [0.0, -1.0, float("nan"), float("inf")])

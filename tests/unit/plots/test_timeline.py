@@ -112,15 +112,6 @@ def test_what_is_on_its_way_lies_in_thinner_lanes_below():
     assert [text.get_text() for text in plain] == names[:4]
 
 
-def test_a_picture_may_be_kept_narrow():
-    lanes = [("many", [row("F", number, None, number, number + 1) for number in range(40)])]
-    wide, narrow = (timeline_figure(lanes, title="", max_width_in=most) for most in (40.0, 6.0))
-    assert wide.get_figwidth() > 12 > 7 > narrow.get_figwidth()
-    assert "F30" in texts(wide)
-    assert "F30" not in texts(narrow), "no room for it"
-    assert texts_outside(narrow) == []
-
-
 def test_messages_and_sums_lie_under_the_rank_that_has_them_on_its_way():
     plan = plan_of("1-1")
     network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))

@@ -53,11 +53,6 @@ def test_zhai_figure_4_two_replicas_keep_pace_with_a_stage_twice_as_fast():
     assert [behind[f"F{m}"] for m in range(4, 18)] == [14 + 3 * k for k in range(14)]
 
 
-def test_replicas_leave_an_update_together():
-    spans = timeline(asynchronous(plan_of("3"), 3), update=0.5)
-    assert [s.end for s in spans if s.kind == "U"] == [3.5] * 3
-
-
 def test_schedules_that_cannot_run_are_refused():
     plan = plan_of("1-1")
     with pytest.raises(ScheduleError, match="deadlock"):

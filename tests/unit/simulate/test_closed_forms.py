@@ -207,19 +207,3 @@ def test_sums_in_buckets_need_the_layers(known: dict[str, object], message: str)
     with pytest.raises(PlanError, match=message) as caught:
         pace(workload, 40, setting)
     assert "bucket_bytes, for sums after the backward" in caught.value.remedy
-
-
-@pytest.mark.parametrize("config", ["1-1", "2-1", "1-3-1", "3-2-1"])
-def test_a_long_run_is_predicted_to_the_last_second(config: str) -> None:
-    plan = plan_of(config)
-    workload = Workload.uniform(
-        plan, scale=[1.0, 2.2, 1.7][: plan.num_stages], output_bytes=30.0, parameter_bytes=50.0
-    )
-    setting = Setting(
-        network=ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=40.0, latency_s=0.1))
-    )
-    minibatches = 1003
-    foretold = pace(workload, minibatches, setting)
-    exact = simulate(asynchronous(plan, minibatches), workload, setting)
-    assert foretold.simulated < minibatches
-    assert foretold.total_s == pytest.approx(exact.end_s, rel=1e-9)

@@ -229,5 +229,5 @@ def test_every_measurement_has_a_row() -> None:
     text = as_text(Links(host_of=["a", "a"], sendings=[
         sending(0, 1, 2e6), sending(1, 0, 4e6), sending(0, 1, 1e6, both_ways=True)
     ], reductions=LINKS.reductions[1:]))  # fmt: skip
-    assert "| 0 to 1 | a    |    2.0 |" in text
+    assert "| 0 to 1 | a    |  2.0 |" in text
     assert "inside a: 3 MB/s (median of 2 to 4), latency 100 us" in text
