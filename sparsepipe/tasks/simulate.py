@@ -116,7 +116,7 @@ class Simulate(Task):
         profiles = self._profiles(spec, inventory)
         with remedy_by_measured(spec, inventory):
             comparison = self._comparison(spec, division, inventory, profiles, scheduled)
-        outcome = SimulationFigures.of(
+        figures = SimulationFigures.of(
             comparison,
             minibatches=self.minibatches,
             shown=self.timeline_minibatches,
@@ -128,9 +128,9 @@ class Simulate(Task):
             "an epoch is taken to have task.minibatches=%d, whatever the data have",
             self.minibatches,
         )
-        title = _title(spec.parallel, scheduled.name, outcome.plan)
-        write_figures(outcome, run.directory, title=title)
-        write_result(run, {**outcome.values(), **_plan_values(comparison.plan, scheduled.name)})
+        title = _title(spec.parallel, scheduled.name, figures.plan)
+        write_figures(figures, run.directory, title=title)
+        write_result(run, {**figures.values(), **_plan_values(comparison.plan, scheduled.name)})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
         """The task itself is one process, whatever it simulates."""
