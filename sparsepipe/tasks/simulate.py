@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.inventory import joined_by, joined_where_missing
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import Parallel, SearchChoice
+from sparsepipe.config.schema import SearchChoice
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.device_profiles import (
     as_loaded,
@@ -28,10 +29,8 @@ from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.recomputation import refuse_recompute
 from sparsepipe.planning.search import memory_model
 from sparsepipe.profiling import Profile
-from sparsepipe.schedule import Plan
 from sparsepipe.schedule.communication import INBOX_DEPTH
 from sparsepipe.simulate.network import Sends
-from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate_domains import Domains, check_parallel
 from sparsepipe.tasks.simulation import (
@@ -84,25 +83,24 @@ class Simulate(Task):
     )
 
     parallel: dict[str, Any]
-    minibatches: int = 154
+    minibatches: Annotated[int, Field(ge=1)] = 154
     schedule: str | None = None
     microbatches: int | None = None
     overlap: bool | None = None
     all_reduce: Literal["ring", "direct", "chain", "ordered"] | None = None
     outbox: int | None = None
     inbox: int | None = INBOX_DEPTH
-    link_bytes_per_s: float | None = None
+    link_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     profiles: dict[str, str] | None = None
-    timeline_minibatches: int = 12
+    timeline_minibatches: Annotated[int, Field(ge=1)] = 12
 
     def run(self, run: ResolvedRun) -> None:
-        """Simulates, as one process, and writes what comes of it.
+        """Simulates, as one process, and writes the results.
 
         Raises:
-            SparsePipeError: a setting, a profile, a link or the plan cannot be; or ranks would wait
-                for one another for ever.
+            SparsePipeError: a setting, a profile, a link or the plan is impossible; or ranks would
+                wait for one another for ever.
         """
-        self._check()
         spec = run.spec.replace(parallel=self.parallel)
         if spec.parallel.roles is not None:
             write_result(run, self._domains(run, spec))
@@ -116,21 +114,46 @@ class Simulate(Task):
         profiles = self._profiles(spec, inventory)
         with remedy_by_measured(spec, inventory):
             comparison = self._comparison(spec, division, inventory, profiles, scheduled)
+        plan = comparison.plan.workload.plan
+        rooms = {
+            (host.name, device.name): device.memory_bytes
+            for host in inventory.hosts
+            for device in host.devices
+        }
+        devices = [device for stage in plan.stages for device in stage.devices]
+        places = [device.split("/") for device in devices]
+        # The memory model of the search, also where the search ignores memory.
+        memory = memory_model(replace(search or SearchChoice(), memory=True), spec)
+        assert memory is not None
         figures = SimulationFigures.of(
             comparison,
             minibatches=self.minibatches,
             shown=self.timeline_minibatches,
-            memory=_memory(spec),
+            memory=memory,
             batch_size=_batch_size(profiles, spec),
-            rooms=_rooms(inventory, comparison.plan.workload.plan),
+            rooms=[rooms[host, name] for host, name, _ in places],
         )
         log.info(
             "an epoch is taken to have task.minibatches=%d, whatever the data have",
             self.minibatches,
         )
-        title = _title(spec.parallel, scheduled.name, figures.plan)
+        if spec.parallel.is_data_parallel:
+            title = f"Data parallelism on {plan.num_ranks} devices, simulated"
+        else:
+            strategy = plan.details.get("strategy")
+            by = f"{strategy}, " if strategy else ""
+            title = f"{by}{in_short(plan)}: {scheduled.name} schedule, simulated"
         write_figures(figures, run.directory, title=title)
-        write_result(run, {**figures.values(), **_plan_values(comparison.plan, scheduled.name)})
+        again = plan.details.get("recomputed") if comparison.plan.recipe.splits else None
+        about_plan = {
+            "schedule": scheduled.name,
+            "microbatches": comparison.plan.microbatches,
+            "plan_config": plan.config,
+            "plan_cuts": list(plan.cuts),
+            "plan_devices": devices,
+            **({"recomputed_layers": again} if again else {}),
+        }
+        write_result(run, {**figures.values(), **about_plan})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
         """The task itself is one process, whatever it simulates."""
@@ -140,7 +163,7 @@ class Simulate(Task):
         """A fingerprint of the plan or the search that is chosen, and of the profiles.
 
         Raises:
-            PlanError: the plan file is missing or is none.
+            PlanError: the plan file is missing or broken.
             ProfileError: a profile is missing, broken or of another model.
         """
         spec, inventory = run.spec.replace(parallel=self.parallel), run.inventory
@@ -170,7 +193,7 @@ class Simulate(Task):
         return as_loaded(found, spec, inventory)
 
     def _domains(self, run: ResolvedRun, spec: RunSpec) -> dict[str, Any]:
-        """Of domains over ranks: writes what comes of it; entries of ``result.json``."""
+        """Simulates domains over ranks and writes files; the entries of ``result.json``."""
         names = ("schedule", "microbatches", "overlap", "outbox")
         check_parallel(spec.parallel, others={name: getattr(self, name) for name in names})
         inventory = joined_by(run.inventory, self.link_bytes_per_s)
@@ -209,66 +232,11 @@ class Simulate(Task):
         )
         return Comparison.of(plan, profiles, inventory, settings, is_dp=is_dp, scheduled=scheduled)
 
-    def _check(self) -> None:
-        for name in ("minibatches", "timeline_minibatches"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(
-                    f"task.{name}={value} is too little", remedy="set it to 1 or more"
-                )
-        bytes_per_s = self.link_bytes_per_s
-        if bytes_per_s is not None and not 0 < bytes_per_s < math.inf:
-            raise ConfigError(
-                f"task.link_bytes_per_s={bytes_per_s:g} is no bandwidth",
-                remedy="give bytes a second above 0, or leave it out: the inventory's link counts "
-                "then",
-            )
-
-
-def _plan_values(simulation: Simulation, schedule: str) -> dict[str, Any]:
-    """Entries of ``result.json`` about the plan."""
-    plan = simulation.workload.plan
-    again = plan.details.get("recomputed")
-    return {
-        "schedule": schedule,
-        "microbatches": simulation.microbatches,
-        "plan_config": plan.config,
-        "plan_cuts": list(plan.cuts),
-        "plan_devices": [device for stage in plan.stages for device in stage.devices],
-        **({"recomputed_layers": again} if simulation.recipe.splits and again else {}),
-    }
-
-
-def _memory(spec: RunSpec) -> Any:
-    """The memory model of the search, also where the search ignores memory."""
-    search = spec.plan_search or SearchChoice()
-    model = memory_model(replace(search, memory=True), spec)
-    assert model is not None
-    return model
-
 
 def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
     """Shapes of a minibatch, by the profiles if they have it."""
     sizes = [profile.meta.get("batch_size") for profile in profiles.values()]
     return int(next((size for size in sizes if size), spec.data.get("batch_size")))
-
-
-def _rooms(inventory: Inventory, plan: Plan) -> tuple[float | None, ...]:
-    """Memory of each rank's device; None where unknown."""
-    rooms = {
-        (host.name, device.name): device.memory_bytes
-        for host in inventory.hosts
-        for device in host.devices
-    }
-    devices = [device.split("/") for stage in plan.stages for device in stage.devices]
-    return tuple(rooms[host, name] for host, name, _ in devices)
-
-
-def _title(parallel: Parallel, schedule: str, plan: Plan) -> str:
-    if parallel.is_data_parallel:
-        return f"Data parallelism on {plan.num_ranks} devices, simulated"
-    strategy = plan.details.get("strategy")
-    by = f"{strategy}, " if strategy else ""
-    return f"{by}{in_short(plan)}: {schedule} schedule, simulated"
 
 
 def in_one_process(spec: RunSpec) -> RunSpec:

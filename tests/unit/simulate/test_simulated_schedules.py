@@ -96,7 +96,7 @@ def test_time_that_a_microbatch_spends_on_messages(
 @pytest.mark.parametrize(
     ("settings", "message", "remedy"),
     [
-        ({"schedule": "gpip"}, "no schedule 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
+        ({"schedule": "gpip"}, "unknown schedule 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
         ({"schedule": "naive", "microbatches": 1}, "=1 with the schedule naive", "leave"),
     ],
 )
