@@ -22,7 +22,7 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
-from sparsepipe.data.off import read_off
+from sparsepipe.data.formats.off import read_off
 from sparsepipe.data.shapes import generate_shapes
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.utils.host import usable_cores

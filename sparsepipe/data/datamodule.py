@@ -14,6 +14,7 @@ from pydantic import Field
 from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import (
     EvalSampler,
@@ -35,8 +36,8 @@ from sparsepipe.data.dataset import (
 from sparsepipe.data.files import log_once
 from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
 from sparsepipe.data.preprocessing import Preprocessing
-from sparsepipe.data.sources.base import CacheSettings, Source
-from sparsepipe.data.sources.folders import FileSampler
+from sparsepipe.data.shape_rows import ShapeSampler
+from sparsepipe.data.sources.base import Source
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
@@ -311,21 +312,16 @@ class ShapeDataModule(SplitDataModule):
                     f"training and test data in {self._root} have different classes: {odd}",
                     remedy="check data.root: both splits must hold the same classes",
                 )
-            self._say_repeated(split, points)
+            wanted = self._voxelisation.num_points or points.points_per_shape
+            if points.counts_S is not None and (points.counts_S < wanted).any():
+                fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
+                log_once(
+                    f"{few} of {len(points)} {split} clouds have fewer points than the {wanted} of "
+                    f"data.num_points, the fewest {points.counts_S[fewest]} "
+                    f"({(points.files or points.names)[fewest]}): they are repeated"
+                )
             self._points[split] = points
         return self._points[split]
-
-    def _say_repeated(self, split: Split, points: PointSet) -> None:
-        """Log how many clouds have fewer points than a batch has of them."""
-        wanted = self._voxelisation.num_points or points.points_per_shape
-        if points.counts_S is None or not (points.counts_S < wanted).any():
-            return
-        fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
-        log_once(
-            f"{few} of {len(points)} {split} clouds {'has' if few == 1 else 'have'} fewer points "
-            f"than the {wanted} of data.num_points, the fewest {points.counts_S[fewest]} "
-            f"({(points.files or points.names)[fewest]}): they are repeated"
-        )
 
     def test_names(self) -> Sequence[str]:
         """The file of each test shape, or its name where shapes share files."""
@@ -335,11 +331,10 @@ class ShapeDataModule(SplitDataModule):
     def preprocessing(self) -> Preprocessing:
         """What becomes of a shape of somebody's own, as of those of the test."""
         first = getattr(self._source, "takes_first_points", False)
-        cached = getattr(self._source, "takes_cached_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,
-            sampler=FileSampler(self._cache.points, self._cache.seed),
-            stored="first" if first else "drawn" if cached else "all",
+            sampler=ShapeSampler(self._cache.points, self._cache.seed, first=first),
+            keeps_clouds=not getattr(self._source, "takes_cached_points", False),
         )
 
     def _open(self, split: Split) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import Access
-from sparsepipe.data.points import FloatArray, HeldArray, IntArray, MappedArray, PointSet
+from sparsepipe.data.points import FloatArray, IntArray, PointSet, StoredArray
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.sparse import sparse_collate
 from sparsepipe.sparse.coordinates import MAX_COORDINATE
@@ -101,7 +101,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         voxelisation: Voxelisation,
         augment: Augment | None = None,
         stream: int = 0,
-        surface: MappedArray | HeldArray | None = None,
+        surface: StoredArray | None = None,
     ) -> None:
         self.points = points
         self.indices_N = indices_N

@@ -35,15 +35,15 @@ class DomainDataModule(pl.LightningDataModule):
         domains: data modules by their domains, the source first; or those that are called with
             ``common``.
         common: arguments of all data modules, such as ``batch_size``.
-        targets: how many targets there are, the first ones; or their names; None is all.
+        targets: number of targets, the first ones; or their names; None is all.
         source: the domain that is the source instead of the first one.
         evaluated: domains to evaluate on; None is all.
         root: directory of the data, where ``common`` names it.
         batch_size: samples of each domain, where ``common`` names it.
 
     Raises:
-        ConfigError: fewer than two domains, a data module of another kind, or a source, a target
-            or a domain to evaluate that there is not.
+        ConfigError: there are fewer than two domains, a data module is of another kind, or a
+            source, target or evaluated domain is unknown.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DomainDataModule(pl.LightningDataModule):
             )
         self._evaluated = tuple(domains if evaluated is None else evaluated)
         self._longest = 0  # samples of a process in an epoch
-        self._is_said = False
+        self._logged = set[str]()
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -132,18 +132,35 @@ class DomainDataModule(pl.LightningDataModule):
                     remedy="leave the domain out, or give it data",
                 )
         self._check_classes()
-        self._say_labels()
-        replicas = {name: self._replicas(name) for name in self.domains}
+        targets = {name: self._domains[name].is_labelled for name in self.domains[1:]}
+        if labelled := [name for name, is_labelled in targets.items() if is_labelled]:
+            self._log_once(
+                f"labels of the targets {', '.join(labelled)} are ignored in training, and used in "
+                "evaluations only"
+            )
+        if bare := [name for name, is_labelled in targets.items() if not is_labelled]:
+            self._log_once(
+                f"the targets {', '.join(bare)} have no labels: they are evaluated without accuracy"
+            )
+        placement = self._placement
+        replicas = {
+            name: 1 if placement is None else len(placement.ranks_of(name)) for name in self.domains
+        }
         self._longest = max(
             math.ceil(each.num_train / replicas[name]) for name, each in self._domains.items()
         )
         for name, each in self._domains.items():
             each.epoch_samples = self._longest * replicas[name]
             if each.num_train < each.epoch_samples:
-                log.info(
-                    "domain %s: its %d samples are repeated, since an epoch has %d",
-                    *(name, each.num_train, each.epoch_samples),
+                self._log_once(
+                    f"domain {name}: its {each.num_train} samples are repeated, since an epoch has "
+                    f"{each.epoch_samples}"
                 )
+
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            log.info(message)
 
     def _check_classes(self) -> None:
         source, *targets = self._domains.items()
@@ -163,44 +180,11 @@ class DomainDataModule(pl.LightningDataModule):
                     "of the target (in folders: put its files into one without classes)",
                 )
 
-    def _say_labels(self) -> None:
-        """Logs once which targets have labels, and what these are for."""
-        if self._is_said:
-            return
-        self._is_said = True
-        targets = {name: each.is_labelled for name, each in self._domains.items()}
-        del targets[self.domains[0]]
-        with_labels = [name for name, is_labelled in targets.items() if is_labelled]
-        without = [name for name, is_labelled in targets.items() if not is_labelled]
-        if with_labels:
-            log.info(
-                "labels of the targets %s are ignored in training, and used in evaluations only",
-                ", ".join(with_labels),
-            )
-        if without:
-            log.info(
-                "the targets %s have no labels: they are evaluated without accuracy",
-                ", ".join(without),
-            )
-
-    def _replicas(self, name: str) -> int:
-        """Number of processes that share a domain's samples."""
-        placement = self._placement
-        return 1 if placement is None else len(placement.ranks_of(name))
-
     @property
     def _placement(self) -> Any:
-        """Of the domains on processes; None: this one has all."""
+        """Placement of the domains on processes; None: this process has all."""
         strategy = None if self.trainer is None else self.trainer.strategy
         return getattr(strategy, "placement", None)
-
-    @property
-    def _most(self) -> int:
-        """Domains of the process that reads most."""
-        placement = self._placement
-        if placement is None:
-            return len(self.domains)
-        return max(len(placement.domains_of(rank)) for rank in range(placement.ranks))
 
     @property
     def _own(self) -> tuple[str, ...]:
@@ -218,9 +202,11 @@ class DomainDataModule(pl.LightningDataModule):
         loaders: dict[str, Any] = {
             name: self._domains[name].train_dataloader() for name in self._own
         }
-        batches = math.ceil(self._longest / self._source.batch_size)
-        for number in range(len(loaders), self._most):
-            loaders[f"nothing {number}"] = _nothing(batches)  # no domain has a name with a space
+        batches, placement = math.ceil(self._longest / self._source.batch_size), self._placement
+        ranks = range(0 if placement is None else placement.ranks)
+        most = max((len(placement.domains_of(rank)) for rank in ranks), default=0)
+        for number in range(len(loaders), most):  # no domain has a name with a space
+            loaders[f"nothing {number}"] = DataLoader([{}] * batches, batch_size=None)  # type: ignore[arg-type]
         return CombinedLoader(loaders, "max_size")
 
     def val_dataloader(self) -> Any:
@@ -306,15 +292,6 @@ class FolderDomains(DomainDataModule):
         )
 
 
-def _nothing(batches: int) -> DataLoader[Any]:
-    """Empty minibatches, for a process that takes part without data."""
-    return DataLoader(range(batches), batch_size=None, collate_fn=_empty)  # type: ignore[arg-type]
-
-
-def _empty(number: Any) -> dict[str, Any]:
-    return {}
-
-
 class InTurn:
     """The batches of several loaders, one loader after the other, each with its domain.
 
@@ -341,14 +318,9 @@ class InTurn:
 def _chosen(
     domains: Mapping[str, Any], *, targets: int | Sequence[str] | None, source: str | None
 ) -> dict[str, Any]:
-    """The source and the targets that are chosen.
-
-    Raises:
-        ConfigError: there is no such source, or there are not as many targets.
-    """
     if source is not None and source not in domains:
         raise ConfigError(
-            f"data.source={source!r} is no domain of the data",
+            f"data.source={source!r} is not a domain of the data",
             remedy=f"choose one of {', '.join(domains)}",
         )
     names = sorted(domains, key=lambda name: name != source) if source else list(domains)
@@ -356,7 +328,7 @@ def _chosen(
         chosen = list(dict.fromkeys(targets))
         if unknown := [name for name in chosen if name not in names[1:]]:
             raise ConfigError(
-                f"data.targets names {unknown[0]!r}, which is no target",
+                f"data.targets names {unknown[0]!r}, which is not a target",
                 remedy=f"choose among {', '.join(names[1:])}",
             )
         return {name: domains[name] for name in (names[0], *chosen)}

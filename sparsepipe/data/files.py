@@ -8,15 +8,13 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +40,10 @@ _UNUSABLE = {
     errno.EROFS,
 }
 """Errors of a directory that cannot be created, read or written to."""
-_BLOCK_BYTES = 1 << 20
 
 
+LOCK_WAIT_S = 7_200.0
+"""How long to wait for another process that builds the same cache."""
 _LOG = logging.getLogger(__name__)
 _QUIET_S = 3.0
 """Shorter waits, such as those of the ranks of one run for each other, are not logged."""
@@ -73,7 +72,7 @@ def unreadable(path: Path, error: OSError) -> UnreadableError:
     return UnreadableError(
         f"{path} cannot be read: {error.strerror or error}",
         remedy="check its permissions, the disk and the limit on open files, then run the same "
-        "command again: what is done is kept",
+        "command again",
     )
 
 
@@ -125,11 +124,8 @@ def read_text(path: Path, *, limit_bytes: int) -> str:
 
 def digest_file(path: Path) -> str:
     """Hex digest (BLAKE2b, 128 bits) of a file's bytes."""
-    digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
 
 def digest_values(values: Any) -> str:
@@ -155,7 +151,7 @@ def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
             raise DataError(
                 f"no space left in {directory}: {error.strerror}",
                 remedy=f"free some space or set {setting} to a larger disk, then run the same "
-                "command again: what is done is kept",
+                "command again",
             ) from error
         if error.errno in _UNUSABLE:
             raise DataError(
@@ -236,16 +232,9 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
                     f"another process has been building the cache {path.parent} for longer than "
                     f"{wait_s:g} s",
                     remedy="wait for it and run the same command again, raise data.lock_wait_s, "
-                    "or end that process; what it has built is kept",
+                    "or end that process",
                 ) from None
         yield
-
-
-_SAVE_EVERY_S = 5.0
-_DIGEST = re.compile(r"[0-9a-f]{32}")
-_Entry = list[int | str]
-"""Size in bytes, modification time in nanoseconds, digest."""
-_MISSING: _Entry = [-1, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,33 +257,41 @@ class ShapeFile:
 def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[ShapeFile]:
     """Sizes and digests of files under ``root``, in the order of ``names``.
 
-    Digests are kept in a manifest, so that an interrupted scan continues where it stopped.
+    Digests are kept in a manifest, so that files of the same size and time are not read again.
 
     Raises:
         DataError: an existing file cannot be read, or the manifest cannot be written.
     """
-    path = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
-    known = _read_manifest(path)
-    stats = {name: _stat(root / name) for name in names}
-    missing = {name for name in names if stats[name] == _MISSING}
-    stale = [
-        name for name in names if name not in missing and known.get(name, [])[:2] != stats[name]
-    ]
-    saved_s = time.monotonic()
+    manifest = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
+    try:
+        known: dict[str, list[Any]] = json.loads(manifest.read_text())  # size, time in ns, digest
+    except (OSError, ValueError):
+        known = {}
+    found = dict[str, tuple[int, int]]()
+    for name in names:
+        with suppress(FileNotFoundError), _readable(root / name):
+            status = (root / name).stat()
+            if stat.S_ISREG(status.st_mode):  # to read a pipe or a device might never end
+                found[name] = status.st_size, status.st_mtime_ns
+    stale = [name for name in found if (*known.get(name, [])[:2],) != found[name]]
+
+    def digest(name: str) -> str:
+        with _readable(root / name):
+            return digest_file(root / name)
+
     if stale:
+        # The disk is the bottleneck, so that more threads than cores keep it busy.
+        with ThreadPoolExecutor(2 * usable_cores()) as pool, progress("reading files") as advance:
+            for name, value in zip(stale, pool.map(digest, stale), strict=True):
+                known[name] = [*found[name], value]
+                advance(len(stale))
         with explaining_storage(cache_directory, setting="data.cache_dir"):
-            try:
-                for name, digest in _digests(root, stale):
-                    known[name] = [*stats[name], digest]
-                    if time.monotonic() - saved_s > _SAVE_EVERY_S:
-                        write_plain_json(path, known)
-                        saved_s = time.monotonic()
-            finally:
-                write_plain_json(path, known)
-    found = {name: [*_MISSING, "missing"] if name in missing else known[name] for name in names}
+            write_plain_json(manifest, known)
     return [
-        ShapeFile(name, root / name, int(size_bytes), str(digest))
-        for name, (size_bytes, _, digest) in found.items()
+        ShapeFile(name, root / name, found[name][0], known[name][2])
+        if name in found
+        else ShapeFile(name, root / name, -1, "missing")
+        for name in names
     ]
 
 
@@ -303,47 +300,12 @@ def digest_listing(files: Sequence[ShapeFile]) -> str:
     return digest_values([[file.name, file.size_bytes, file.digest] for file in files])
 
 
-def _read_manifest(path: Path) -> dict[str, _Entry]:
-    """The valid entries; files without one are read again."""
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        entries = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(entries, dict):
-        return {}
-    return {
-        name: entry
-        for name, entry in entries.items()
-        if isinstance(entry, list) and len(entry) == 3 and _DIGEST.fullmatch(str(entry[2]))
-    }
-
-
-def _stat(path: Path) -> _Entry:
-    try:
-        status = path.stat()
+        yield
     except FileNotFoundError:
-        return _MISSING
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if not stat.S_ISREG(status.st_mode):
-        return _MISSING  # to read a pipe or a device might never end
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _digests(root: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Digests in the order of ``names``; hashing releases the global interpreter lock."""
-    # The disk is the bottleneck, so that more threads than cores keep it busy.
-    with ThreadPoolExecutor(2 * usable_cores()) as pool, progress("reading files") as advance:
-        for name, digest in zip(
-            names, pool.map(lambda name: _digest(root / name), names), strict=True
-        ):
-            advance(len(names))
-            yield name, digest
-
-
-def _digest(path: Path) -> str:
-    try:
-        return digest_file(path)
+        raise
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -173,7 +173,7 @@ def list_folder(
     else:
         divided = _divided_by_share(found, share if split is None else split, seed)
     classes = sorted({file.class_name for file in found if file.class_name})
-    return {each: _listing(root, each, divided[each], classes, suffixes) for each in SPLITS}
+    return {each: make_listing(root, each, divided[each], classes, suffixes) for each in SPLITS}
 
 
 def _divided_by_table(
@@ -223,13 +223,18 @@ def _divided_by_share(
     }
 
 
-def _listing(
+def make_listing(
     root: Path,
     split: Split,
     files: Sequence[FoundFile],
     classes: Sequence[str],
     suffixes: Collection[str],
 ) -> Listing:
+    """The listing of a split's files, whose labels are the places of their classes.
+
+    Raises:
+        DataError: there are no files, or none for training of a class.
+    """
     present = {file.class_name for file in files}
     empty = [name for name in classes if name not in present]
     if not files or (empty and split == "train"):

@@ -63,6 +63,9 @@ class HeldArray:
     array: NDArray[Any]
 
 
+StoredArray = MappedArray | HeldArray
+
+
 @dataclass(frozen=True, slots=True)
 class Frames:
     """Bounding box and sphere of each shape, in the units of its file.
@@ -111,7 +114,7 @@ class PointSet:
         DataError: frames in single precision lie too far from the origin to tell a shape's form.
     """
 
-    points: MappedArray | HeldArray
+    points: StoredArray
     rows_S: IntArray
     offset_S3: FloatArray | ExactArray
     step_S3: FloatArray | ExactArray

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +19,14 @@ from torch import Tensor
 
 from sparsepipe.data.dataset import Collate, ShapeDataset, Voxelisation
 from sparsepipe.data.files import digest_file
-from sparsepipe.data.mesh_rows import SurfaceVoxels, first_points, quantise
+from sparsepipe.data.formats import as_shape, read_shape
 from sparsepipe.data.points import HeldArray, PointSet, measure_frames
-from sparsepipe.data.shape_files import as_shape, read_shape
+from sparsepipe.data.shape_rows import ShapeSampler, SurfaceVoxels
 from sparsepipe.data.sources.base import quantised_points
-from sparsepipe.data.sources.folders import FileSampler
 from sparsepipe.errors import DataError
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.reading import explained
 
-StoredPoints = Literal["drawn", "first", "all"]
 _TEST_STREAM, _OWN_STREAM = 2, 3
 """What points are drawn for: the test of a training, or a shape of somebody's own."""
 
@@ -50,15 +48,15 @@ class Preprocessing:
     Attributes:
         voxelisation: how points are drawn and become voxels.
         sampler: points that are stored of a shape.
-        stored: which points of a cloud these are: some that are drawn, the first ones, or all.
+        keeps_clouds: all points of a cloud are stored, not those of the sampler.
         test_number: the number of a file in the test of the training; None for others.
         device: of the input.
         dtype: of the input; None for that of the voxels in a training's batches.
     """
 
     voxelisation: Voxelisation
-    sampler: FileSampler
-    stored: StoredPoints
+    sampler: ShapeSampler
+    keeps_clouds: bool = False
     test_number: Callable[[Path], int | None] = _not_of_the_test
     device: str | torch.device = "cpu"
     dtype: torch.dtype | None = None
@@ -111,24 +109,19 @@ class Preprocessing:
             "names": (digest,),
             "classes": (),
         }
-        is_cloud = values.ndim == 2
-        if is_cloud and self.stored == "all":
-            needed = self.voxelisation.num_points or 1
-            rows_P = np.arange(max(len(values), needed)) % len(values)  # short ones are repeated
-            points_1P3 = values[rows_P][None]
-            return PointSet(
-                points=HeldArray(points_1P3),
-                offset_S3=np.zeros((1, 3)),
-                step_S3=np.ones((1, 3)),
-                frames=measure_frames(points_1P3, 1.0),
-                **of_shape,
-            )
-        if is_cloud and self.stored == "first":
-            first_P3 = first_points(values, self.sampler.points)
-            points_P3, frame = quantise(first_P3, first_P3.min(axis=0), first_P3.max(axis=0))
-        else:
-            points_P3, frame = self.sampler.quantised(values, digest)
-        return quantised_points(HeldArray(points_P3[None]), frame[None], **of_shape)
+        if values.ndim == 3 or not self.keeps_clouds:
+            points_P3, numbers = self.sampler.quantised(values, digest)
+            return quantised_points(HeldArray(points_P3[None]), numbers[None], **of_shape)
+        needed = self.voxelisation.num_points or 1
+        rows_P = np.arange(max(len(values), needed)) % len(values)  # short ones are repeated
+        points_1P3 = values[rows_P][None]
+        return PointSet(
+            points=HeldArray(points_1P3),
+            offset_S3=np.zeros((1, 3)),
+            step_S3=np.ones((1, 3)),
+            frames=measure_frames(points_1P3, 1.0),
+            **of_shape,
+        )
 
     def _surface(self, values: NDArray[np.float64], digest: str) -> HeldArray | None:
         settings = self.voxelisation

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import differences
 from sparsepipe.data.files import digest_file, digest_values
-from sparsepipe.data.shape_files import SHAPE_SUFFIXES, check_shape_file
+from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.runs.checkpoints import best_checkpoint

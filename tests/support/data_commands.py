@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.data_helpers import STANDING, standing
+from tests.support.data_helpers import SLOW
 
 LIMITED = """
 import resource, sys
@@ -19,8 +19,8 @@ if __name__ == "__main__":
     main()
 """
 
-SLOW = (
-    STANDING
+SLOWLY = (
+    SLOW
     + """
 from sparsepipe.cli import main
 
@@ -55,20 +55,18 @@ def start(
     cwd: Path,
     *,
     most_bytes: int | None = None,
-    stands_in: Path | None = None,
+    slow: bool = False,
 ) -> subprocess.Popen[str]:
-    """The command line; with a limit on the size of files, or with a cache in which it stands
-    still in the middle of building it, until ``cwd`` holds a file named ``go``.
-    """
-    how, environment = ["-m", "sparsepipe"], dict(os.environ)
+    """The command line; with a limit on the size of files, or reading meshes slowly."""
+    how = ["-m", "sparsepipe"]
     if most_bytes is not None:
         how = ["-c", LIMITED, str(most_bytes)]
-    elif stands_in is not None:
-        how, environment = ["-c", SLOW], standing(stands_in, cwd / "go")
+    elif slow:
+        how = ["-c", SLOWLY]
     return subprocess.Popen(
         [sys.executable, *how, *arguments],
         cwd=cwd,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

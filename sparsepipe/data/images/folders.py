@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from sparsepipe.data.files import (
+    LOCK_WAIT_S,
     digest_file,
     digest_listing,
     digest_values,
@@ -25,7 +26,7 @@ from sparsepipe.data.files import (
 from sparsepipe.data.images.sources import ImageSet
 from sparsepipe.data.listing import list_folder
 from sparsepipe.data.points import SPLITS, MappedArray, Split
-from sparsepipe.data.sources.base import LOCK_WAIT_S, require_root
+from sparsepipe.data.sources.base import require_root
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.arguments import Count, checked
 

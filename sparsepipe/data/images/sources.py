@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, explaining_storage, locked
+from sparsepipe.data.files import LOCK_WAIT_S, digest_values, explaining_storage, locked
 from sparsepipe.data.points import SPLITS, MappedArray, Split
-from sparsepipe.data.sources.base import LOCK_WAIT_S
 from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.files import replacing
 

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import trimesh
 
+from sparsepipe.data.cache import MAIN_GUARD, worker_pool
 from sparsepipe.data.files import explaining_storage
-from sparsepipe.data.off import write_off
+from sparsepipe.data.formats.off import write_off
 from sparsepipe.data.points import SPLITS, Split
-from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.data.shapes import furniture, objects
 from sparsepipe.data.shapes.solids import Part, between, join
 from sparsepipe.errors import ConfigError, DataError

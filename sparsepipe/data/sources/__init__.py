@@ -1,7 +1,8 @@
-"""Sources of point clouds, one class for each layout of files."""
+"""Sources of point clouds: a user's folder, and the layouts of published data sets."""
 
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.points import Split
-from sparsepipe.data.sources.base import CacheSettings, Source
+from sparsepipe.data.sources.base import Source
 from sparsepipe.data.sources.folders import ClassFolder, ShapeFolder, shape_folder
 from sparsepipe.data.sources.npz import NpzBundle
 from sparsepipe.data.sources.off_tree import GeneratedShapes, OffTree

@@ -8,6 +8,8 @@ is added to coordinates in double precision, as in LAS files.
 from __future__ import annotations
 
 import logging
+import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import check_class_names, digest_values, explaining_storage, scan_files
-from sparsepipe.data.npz_files import open_npz
+from sparsepipe.data.cache import CacheSettings
+from sparsepipe.data.files import (
+    check_class_names,
+    check_regular,
+    digest_values,
+    explaining_storage,
+    scan_files,
+)
 from sparsepipe.data.points import (
     SPLITS,
     ExactArray,
@@ -27,7 +35,7 @@ from sparsepipe.data.points import (
     Split,
     measure_frames,
 )
-from sparsepipe.data.sources.base import CacheSettings, require_root, wrong_layout
+from sparsepipe.data.sources.base import require_root, wrong_layout
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
 
@@ -64,31 +72,49 @@ class NpzBundle:
             path = self.root / f"{split}.npz"
             if not path.exists():
                 raise wrong_layout(self.root, expected="train.npz and test.npz")
-            with _explained(path), open_npz(path):
-                pass  # what is no archive is refused before all of it is read for its fingerprint
+            with _explained(path), zipfile.ZipFile(path):
+                pass  # before all of it is read for its fingerprint
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """The clouds of a split; see ``Source.load``."""
         path = self.root / f"{split}.npz"
         (file,) = scan_files(self.root, [path.name], cache_directory=cache.directory)
         directory = cache.directory / "npz" / f"v{_VERSION}_{file.digest}"
-        small = _read_small(path, needs_labels=self._needs_labels)
-        points_path = directory / "points.npy"
-        if not points_path.is_file():
+        points = MappedArray(directory / "points.npy")
+        if not points.path.is_file():
             _LOG.info("unpacking %s into %s", path, directory)
-            with explaining_storage(cache.directory, setting="data.cache_dir"):
-                _unpack_points(path, points_path)
-        points = MappedArray(points_path)
-        if "labels" not in small:
-            unknown_S = np.full(len(points.array), -1)
-            small |= {"labels": unknown_S, "classes": np.empty(0, np.str_)}
-        _check_arrays(path, points.array, small)
-        scale = float(small.get("scale", 1.0))
+            with (
+                explaining_storage(cache.directory, setting="data.cache_dir"),
+                replacing(points.path) as temporary,
+                _explained(path),
+            ):
+                _unpack_points(path, temporary)
         num_shapes = len(points.array)
+        small = _read_small(path, num_shapes, needs_labels=self._needs_labels)
+        scale = float(small.get("scale", 1.0))
         offset_S3 = np.broadcast_to(small.get("offset", np.zeros(3)), (num_shapes, 3))
         offset_S3 = offset_S3.astype(np.float64)
-        name = "frames_3.npz" if "offset" in small else "frames_2.npz"
-        frames = _frames(path, directory / name, points.array, scale, cache, offset_S3=offset_S3)
+        frames_path = directory / ("frames_3.npz" if "offset" in small else "frames_2.npz")
+        if not frames_path.is_file():
+            frames = _measured_frames(path, points.array, scale, offset_S3)
+            with (
+                explaining_storage(cache.directory, setting="data.cache_dir"),
+                replacing(frames_path) as temporary,
+                temporary.open("wb") as stream,
+            ):
+                np.savez(
+                    stream,
+                    low=frames.low_S3,
+                    high=frames.high_S3,
+                    center=frames.center_S3,
+                    radius=frames.radius_S,
+                    origin=np.empty((0, 3)) if frames.origin_S3 is None else frames.origin_S3,
+                )
+        with np.load(frames_path) as saved:
+            origin_S3 = saved["origin"] if saved["origin"].size else None
+            frames = Frames(
+                saved["low"], saved["high"], saved["center"], saved["radius"], origin_S3
+            )
         names = small.get("names", np.char.add(f"{split}_", np.arange(num_shapes).astype(str)))
         return PointSet(
             points=points,
@@ -108,109 +134,77 @@ class NpzBundle:
         return digest_values([file.digest for file in files])
 
 
-def _unreadable(path: Path, reason: object) -> DataError:
-    return DataError(
-        f"{path} is not an npz bundle of point clouds: {reason}",
-        remedy=f"copy the file again or set data.root to another bundle; {WHERE_FROM}",
-    )
-
-
-def _read_small(path: Path, *, needs_labels: bool) -> dict[str, NDArray[Any]]:
-    """The arrays of a bundle beside the points; those with a single column as lists."""
-    with _explained(path), open_npz(path) as bundle:
-        labels = {"labels", "classes"}
-        if not needs_labels and not labels & bundle.names:
-            labels = set()
-        if missing := ({"points"} | labels) - bundle.names:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        small = {name: bundle.read(name) for name in _SMALL if name in bundle.names}
-        for name, values in small.items():
-            if name in _LISTS and values.ndim == 2 and values.shape[1] == 1:
-                small[name] = values[:, 0]
-        return small
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns an archive's fault into an error with a remedy."""
+    check_regular(path)
+    try:
+        yield
+    except (DataError, MemoryError, OSError):
+        raise
+    except Exception as error:  # zipfile, the decompressors and numpy have many
+        raise DataError(
+            f"{path} is not an npz bundle of point clouds: {error}",
+            remedy=f"copy the file again or set data.root to another bundle; {WHERE_FROM}",
+        ) from error
 
 
 def _unpack_points(path: Path, target: Path) -> None:
-    """Write the points as ``.npy`` file in chunks."""
-    with replacing(target) as temporary, _explained(path), open_npz(path) as bundle:
-        bundle.unpack("points", temporary)
-        points_SP3 = np.load(temporary, mmap_mode="r")
-        if points_SP3.dtype.kind not in "iuf":
-            raise ValueError(f"points are of type {points_SP3.dtype}, not numbers")
-        if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
-            raise ValueError(f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
+    """Writes the points as an ``.npy`` file, piece by piece."""
+    with (
+        zipfile.ZipFile(path) as archive,
+        archive.open("points.npy") as member,
+        target.open("wb") as file,
+    ):
+        shutil.copyfileobj(member, file, 1 << 20)
+    points_SP3 = np.load(target, mmap_mode="r", allow_pickle=False)
+    if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
+        raise ValueError(f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
+    if points_SP3.dtype.kind not in "iuf":
+        raise ValueError(f"points are of type {points_SP3.dtype}, not numbers")
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn what is wrong with an archive into an error with a remedy."""
-    try:
-        yield
-    except ValueError as error:
-        raise _unreadable(path, error) from error
+def _read_small(path: Path, num_shapes: int, *, needs_labels: bool) -> dict[str, NDArray[Any]]:
+    """The arrays of a bundle beside the points, of which ``labels`` and ``classes`` are there."""
+    with _explained(path), np.load(path, allow_pickle=False) as bundle:
+        small = {name: bundle[name] for name in _SMALL if name in bundle.files}
+        missing = sorted({"labels", "classes"} - small.keys())
+        if len(missing) == 2 and not needs_labels:
+            small |= {"labels": np.full(num_shapes, -1), "classes": np.empty(0, np.str_)}
+        elif missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        for name in _LISTS:
+            if name in small and small[name].ndim == 2 and small[name].shape[1] == 1:
+                small[name] = small[name][:, 0]
+        labels_S, classes = small["labels"], small["classes"]
+        if labels_S.shape != (num_shapes,) or labels_S.dtype.kind not in "iu":
+            raise ValueError(f"labels are not {num_shapes} whole numbers, one for each shape")
+        if classes.ndim != 1:
+            raise ValueError("classes is not a list of names")
+        if labels_S.min() < (0 if len(classes) else -1) or labels_S.max() >= len(classes):
+            raise ValueError(f"labels up to {labels_S.max()} for {len(classes)} classes")
+        scale, offset = small.get("scale", np.ones(())), small.get("offset", np.zeros(3))
+        if scale.shape != () or scale.dtype.kind not in "iuf" or not 0 < scale < np.inf:
+            raise ValueError(f"scale is {scale}, not a positive number")
+        if offset.shape not in ((3,), (num_shapes, 3)) or offset.dtype.kind not in "iuf":
+            raise ValueError(f"offset is not numbers of shape [3] or [{num_shapes}, 3]")
+        if not np.isfinite(offset).all():
+            raise ValueError("offset is not finite")
+        if "names" in small and small["names"].shape != labels_S.shape:
+            raise ValueError(f"{num_shapes} shapes, but names of shape {small['names'].shape}")
+    check_class_names([str(name) for name in classes], path)
+    return small
 
 
-def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray[Any]]) -> None:
-    """Raise ``DataError`` for arrays that do not fit together."""
-    labels_S, classes = small["labels"], small["classes"]
-    check_class_names([str(name) for name in classes.ravel()], path)
-    if labels_S.shape != points_SP3.shape[:1]:
-        raise _unreadable(path, f"{len(points_SP3)} shapes, but labels of shape {labels_S.shape}")
-    if labels_S.dtype.kind not in "iu" or classes.ndim != 1:
-        raise _unreadable(path, "labels are not integers, or classes is not a list of names")
-    least = 0 if len(classes) else -1
-    if labels_S.min() < least or labels_S.max() >= len(classes):
-        raise _unreadable(path, f"labels up to {labels_S.max()} for {len(classes)} classes")
-    scale = small.get("scale", np.ones(()))
-    if scale.shape != () or scale.dtype.kind not in "iuf" or not 0 < scale < np.inf:
-        raise _unreadable(path, f"scale is {scale}, not a positive number")
-    _check_offset(path, small.get("offset", np.zeros(3)), shapes=len(labels_S))
-    names = small.get("names")
-    if names is not None and names.shape != labels_S.shape:
-        raise _unreadable(path, f"{len(labels_S)} shapes, but names of shape {names.shape}")
-
-
-def _check_offset(path: Path, offset: NDArray[Any], *, shapes: int) -> None:
-    if offset.shape not in ((3,), (shapes, 3)):
-        raise _unreadable(path, f"offset is of shape {offset.shape}, not [3] or [{shapes}, 3]")
-    if offset.dtype.kind not in "iuf":
-        raise _unreadable(path, "offset is not of numbers")
-    if not np.isfinite(offset).all():
-        raise _unreadable(path, "offset is not finite")
-
-
-def _frames(
-    bundle: Path,
-    path: Path,
-    points_SP3: NDArray[Any],
-    scale: float,
-    cache: CacheSettings,
-    *,
-    offset_S3: ExactArray,
+def _measured_frames(
+    path: Path, points_SP3: NDArray[Any], scale: float, offset_S3: ExactArray
 ) -> Frames:
-    """Frames of all clouds of a bundle, computed once and saved next to the points."""
-    if not path.is_file():
-        frames = measure_frames(points_SP3, scale, offset_S3=offset_S3)
-        bad_S = ~np.isfinite(frames.radius_S)
-        if bad_S.any():
-            raise DataError(
-                f"{int(bad_S.sum())} shapes of {bundle} have points that are not finite, "
-                f"the first in row {int(np.flatnonzero(bad_S)[0])}",
-                remedy="remove these rows from the bundle",
-            )
-        with (
-            explaining_storage(cache.directory, setting="data.cache_dir"),
-            replacing(path) as temporary,
-            temporary.open("wb") as file,
-        ):
-            np.savez(
-                file,
-                low=frames.low_S3,
-                high=frames.high_S3,
-                center=frames.center_S3,
-                radius=frames.radius_S,
-                origin=np.empty((0, 3)) if frames.origin_S3 is None else frames.origin_S3,
-            )
-    with np.load(path) as saved:
-        origin_S3 = saved["origin"] if saved["origin"].size else None
-        return Frames(saved["low"], saved["high"], saved["center"], saved["radius"], origin_S3)
+    frames = measure_frames(points_SP3, scale, offset_S3=offset_S3)
+    bad_S = ~np.isfinite(frames.radius_S)
+    if bad_S.any():
+        raise DataError(
+            f"{int(bad_S.sum())} shapes of {path} have points that are not finite, "
+            f"the first in row {int(np.flatnonzero(bad_S)[0])}",
+            remedy="remove these rows from the bundle",
+        )
+    return frames

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.dataloaders import Access, ShapeLoader
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
+from sparsepipe.data.files import LOCK_WAIT_S
 from sparsepipe.data.points import IntArray, Split
-from sparsepipe.data.sources.base import LOCK_WAIT_S, CacheSettings
 from sparsepipe.data.volumes.samples import (
     Labels,
     Samples,

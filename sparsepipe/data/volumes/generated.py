@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, MappedArray, Split
-from sparsepipe.data.sources.base import CacheSettings
 from sparsepipe.data.volumes.drawing import (
     MIDDLE,
     STEP,

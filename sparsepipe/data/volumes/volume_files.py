@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.files import digest_values, explaining_storage, locked, scan_files
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
-from sparsepipe.data.sources.base import CacheSettings
 from sparsepipe.data.volumes.formats import CONVERTED, decompress, open_volume, suffix_of
 from sparsepipe.data.volumes.listing import VolumeListing, list_samples
 from sparsepipe.data.volumes.samples import Labels, Part

@@ -13,7 +13,7 @@ import pytest
 import trimesh
 
 from sparsepipe.data import OffTree, ShapeDataModule
-from sparsepipe.data.off import write_off
+from sparsepipe.data.formats.off import write_off
 from sparsepipe.data.sources import CacheSettings
 
 CLASSES = ("ball", "box", "rod")
@@ -118,7 +118,7 @@ def make_data(tmp_path: Path) -> Callable[..., ShapeDataModule]:
 @pytest.fixture
 def eager_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes start for a small tree, too, where a test asks for them."""
-    monkeypatch.setattr("sparsepipe.data.row_cache._SECONDS_PER_WORKER", 0.01)
+    monkeypatch.setattr("sparsepipe.data.cache._SECONDS_PER_WORKER", 0.01)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import trimesh
 
 from sparsepipe.data import Augment, GeneratedShapes, NpzBundle
 from sparsepipe.data.dataset import MAX_RESOLUTION
-from sparsepipe.data.off import write_off
+from sparsepipe.data.formats.off import write_off
 from sparsepipe.data.points import PointSet
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from sparsepipe.data.dataset import ShapeDataset, Voxelisation
-from sparsepipe.data.mesh_rows import SurfaceSampler, SurfaceVoxels
 from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
+from sparsepipe.data.shape_rows import ShapeSampler, SurfaceVoxels
 from sparsepipe.data.sources import CacheSettings, NormalResampled, NpzBundle
 from sparsepipe.data.voxels import Span, grid_box, voxelise
 from sparsepipe.errors import DataError
@@ -126,7 +126,7 @@ def test_voxels_of_meshes(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     vertices_V3 = rng.uniform(-2, 2, (30, 3))
     faces_F3 = rng.permuted(np.tile(np.arange(30), (40, 1)), axis=1)[:, :3]
-    sampler, side = SurfaceSampler(points=4096, seed=0), 32
+    sampler, side = ShapeSampler(points=4096, seed=0), 32
     points, surfaces = [], []
     for offset in (0.0, *OFFSETS):
         path = tmp_path / f"{offset:g}.off"

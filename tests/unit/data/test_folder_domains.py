@@ -22,7 +22,7 @@ from sparsepipe.data import (
     ImageShift,
     ShapeDataModule,
 )
-from sparsepipe.data.off import write_off
+from sparsepipe.data.formats.off import write_off
 from sparsepipe.data.sources import CacheSettings, ShapeFolder, shape_folder
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
@@ -148,7 +148,7 @@ Change = Callable[[Path], object]
             {"source": None},
             r"data\.source is not set, .* has phone, scanner, studio",
         ),
-        (lambda root: None, {"source": "moon"}, "'moon' is no domain"),
+        (lambda root: None, {"source": "moon"}, "'moon' is not a domain"),
         (lambda root: None, {"source": "phone"}, "the source phone has samples without labels"),
         (
             lambda root: (root / "studio" / "red").rename(root / "studio" / "rot"),
@@ -262,7 +262,7 @@ def test_bundles_need_labels_elsewhere(tmp_path: Path) -> None:
 
     write_shapes(tmp_path)
     settings = CacheSettings(directory=tmp_path / "cache")
-    with pytest.raises(DataError, match="lacks classes, labels"):
+    with pytest.raises(DataError, match="lacks classes"):
         NpzBundle(tmp_path / "bundle").load("train", settings)
     with np.load(tmp_path / "bundle" / "train.npz") as file:
         np.savez(tmp_path / "bundle" / "train.npz", points=file["points"], labels=[0, 1, 0])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.data.off import read_off, write_off
+from sparsepipe.data.formats.off import read_off, write_off
 from sparsepipe.data.shapes import SHAPE_CLASSES, generate, generate_shapes, make_shape
 from sparsepipe.errors import ConfigError, DataError
 

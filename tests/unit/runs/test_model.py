@@ -18,7 +18,7 @@ from torch import nn
 import sparsepipe
 from sparsepipe.config.build import build_data
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.data.off import read_off
+from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import CheckpointError, ConfigError, DataError
 from sparsepipe.launch.job import run_job
 from sparsepipe.runs.model import Model

@@ -17,9 +17,9 @@ import torch
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.trained import training_of
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.points import PointSet, Split
 from sparsepipe.data.sources import GeneratedShapes
-from sparsepipe.data.sources.base import CacheSettings
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare, resolve_run

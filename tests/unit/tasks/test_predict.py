@@ -225,7 +225,7 @@ def test_files_that_are_found(place: Path) -> None:
         ("nowhere", ConfigError, "there is no file or folder nowhere"),
         ("new/*.step", ConfigError, "there is no file or folder new/*.step"),
         ("outputs/*/*/*.json", ConfigError, r"no file of a shape in .*, but \d+ .json"),
-        ("new/b.png", DataError, "new/b.png is of no format that holds a shape"),
+        ("new/b.png", DataError, "new/b.png has no suffix of a format that holds a shape"),
         ("new/broken.stl", DataError, "new/broken.stl holds no shape"),
         ("new/pipe.stl", DataError, "new/pipe.stl .*is a pipe"),
         ("~nosuchuser/new", ConfigError, "there is no file or folder ~nosuchuser/new"),

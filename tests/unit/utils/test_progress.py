@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.sources import GeneratedShapes
-from sparsepipe.data.sources.base import CacheSettings
 from sparsepipe.runs import logs
 from sparsepipe.utils import progress as module
 from sparsepipe.utils.progress import Count, Silence, progress

@@ -1,6 +1,6 @@
-"""Rows of the caches built from meshes: points on the surface, voxels of the surface.
+"""Rows of the caches built from shapes: points of the surface or the cloud, voxels of the surface.
 
-Shapes: F faces, P points, L lattice points, R voxels along each side of the grid.
+Shapes: F faces, P points, Q points of a cloud, L lattice points, R voxels along each side.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.off import READER_VERSION, read_off
+from sparsepipe.data.formats import read_shape, triangle_areas
+from sparsepipe.data.formats.off import READER_VERSION
 from sparsepipe.data.points import FloatArray, measure_cloud
 from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
@@ -33,61 +34,72 @@ Relative to the middle of the box, because single precision would distort a shap
 origin.
 """
 
-COUNTED_NUMBERS = FRAME_NUMBERS + 1
-"""And how many points the file has (1), where rows repeat those of files with fewer."""
-
 _LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
 
 Triangles = NDArray[np.float64]
 
 
-class FramedPoints:
-    """Base of readers whose rows are quantised points [P, 3] with a frame."""
+@dataclass(frozen=True, slots=True)
+class ShapeSampler:
+    """Points sampled uniformly from a mesh's surface, or those of a cloud, quantised to their box.
 
-    __slots__ = ()
-    points: int
+    The sampling is seeded by the file's content, so that it does not depend on the order of
+    files, the number of workers or the location of the file. Of a cloud with more points than are
+    stored some are drawn, of one with fewer some are repeated.
+
+    Attributes:
+        points: P, points for each shape.
+        seed: seed of the sampling, together with the file's digest.
+        first: take the first points of a cloud in place of drawn ones, and the box of these.
+    """
+
+    kind: ClassVar[str] = "points"
     dtype: ClassVar[str] = "<u2"
-    meta_size: ClassVar[int] = FRAME_NUMBERS
+    meta_size: ClassVar[int] = FRAME_NUMBERS + 1
+    points: int
+    seed: int
+    first: bool = False
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row: [P, 3]."""
         return (self.points, 3)
 
-
-@dataclass(frozen=True, slots=True)
-class SurfaceSampler(FramedPoints):
-    """Points sampled uniformly from a mesh's surface, quantised to the shape's box.
-
-    The sampling is seeded by the file's content, so that it does not depend on the order of
-    files, the number of workers or the location of the file.
-
-    Attributes:
-        points: P, points for each mesh.
-        seed: seed of the sampling, together with the file's digest.
-    """
-
-    kind: ClassVar[str] = "points"
-    points: int
-    seed: int
-
     def settings(self) -> dict[str, Any]:
         """Everything besides the files that determines the rows."""
         return {
             "reader": READER_VERSION,
-            "algorithm": "area-weighted 2",
+            "algorithm": "area-weighted 2, clouds 3",
             "points": self.points,
             "seed": self.seed,
+            "first": self.first,
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Quantised points [P, 3] and the frame of one mesh.
+        """Quantised points [P, 3] of one file; their frame, and how many points the file has.
 
         Raises:
-            DataError: the file is not a mesh with a surface.
+            DataError: the file cannot be read, or holds neither a surface nor points.
         """
-        return quantise(*self.sample(read_triangles(path), digest))
+        return self.quantised(read_shape(path), digest)
+
+    def quantised(
+        self, values: NDArray[np.float64], digest: str
+    ) -> tuple[NDArray[np.uint16], FloatArray]:
+        """Row and numbers, as of a file, of triangles [F, 3, 3] or points [Q, 3]."""
+        count = self.points if values.ndim == 3 else len(values)
+        if values.ndim == 3:
+            row_P3, frame = quantise(*self.sample(values, digest))
+        elif self.first:
+            first_P3 = values[np.arange(self.points) % count]
+            row_P3, frame = quantise(first_P3, first_P3.min(axis=0), first_P3.max(axis=0))
+        else:
+            rng = np.random.default_rng([self.seed, int(digest, 16)])
+            passes = -(-self.points // count)
+            drawn_P = np.concatenate([rng.permutation(count) for _ in range(passes)])[: self.points]
+            row_P3, frame = quantise(values[drawn_P], values.min(axis=0), values.max(axis=0))
+        return row_P3, np.append(frame, np.float32(count))
 
     def sample(
         self, triangles_F33: Triangles, digest: str
@@ -96,29 +108,6 @@ class SurfaceSampler(FramedPoints):
         rng = np.random.default_rng([self.seed, int(digest, 16)])
         points_P3 = sample_triangles(triangles_F33, self.points, rng)
         return points_P3, triangles_F33.min(axis=(0, 1)), triangles_F33.max(axis=(0, 1))
-
-
-def read_triangles(path: Path) -> Triangles:
-    """Corners [F, 3, 3] of a mesh's faces.
-
-    Raises:
-        DataError: the file is missing or corrupt, or its surface has no area.
-    """
-    triangles_F33 = np.asarray(read_off(path).triangles, np.float64)
-    if not len(triangles_F33) or not triangle_areas(triangles_F33).sum() > 0:
-        raise DataError(
-            f"{path}: the mesh has no surface",
-            remedy="replace the file; it is left out unless data.strict=true",
-        )
-    return triangles_F33
-
-
-def triangle_areas(triangles_F33: Triangles) -> NDArray[np.float64]:
-    """Area of each triangle, in squared units of the file."""
-    edges_F3 = triangles_F33[:, 1] - triangles_F33[:, 0]
-    others_F3 = triangles_F33[:, 2] - triangles_F33[:, 0]
-    areas_F: NDArray[np.float64] = np.linalg.norm(np.cross(edges_F3, others_F3), axis=1) / 2
-    return areas_F
 
 
 def sample_triangles(
@@ -158,18 +147,6 @@ def quantise(
     return np.clip(np.rint(steps_P3), 0, QUANTA).astype(np.uint16), frame
 
 
-def first_points(points_Q3: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """The first points [P, 3] of a cloud; where there are fewer, they are repeated in turn."""
-    return points_Q3[np.arange(count) % len(points_Q3)]
-
-
-def counted(
-    row_P3: NDArray[np.uint16], frame: FloatArray, count: int
-) -> tuple[NDArray[np.uint16], FloatArray]:
-    """A row with its frame and the number of points that its file has."""
-    return row_P3, np.append(frame, np.float32(count))
-
-
 @dataclass(frozen=True, slots=True)
 class SurfaceVoxels:
     """Voxels that a mesh's surface passes through, one bit each.
@@ -187,7 +164,7 @@ class SurfaceVoxels:
     kind: ClassVar[str] = "surfaces"
     dtype: ClassVar[str] = "|u1"  # packed bits
     meta_size: ClassVar[int] = 0
-    sampler: SurfaceSampler
+    sampler: ShapeSampler
     resolution: int
     span: Span
 
@@ -214,7 +191,10 @@ class SurfaceVoxels:
         Raises:
             DataError: the file is not a mesh with a surface.
         """
-        return self.packed(read_triangles(path), digest), np.empty(0, np.float32)
+        values = read_shape(path)
+        if values.ndim == 2:
+            raise DataError(f"{path} is a cloud without a surface", remedy="replace it by a mesh")
+        return self.packed(values, digest), np.empty(0, np.float32)
 
     def packed(self, triangles_F33: Triangles, digest: str) -> NDArray[np.uint8]:
         """Packed occupancy of triangles."""

@@ -1,0 +1,157 @@
+"""Reading and writing OFF meshes, including irregular files.
+
+ModelNet's files join the header and the counts (``OFF490 518 0``) and contain duplicate and
+degenerate faces; other collections have comments, polygons and colour columns. Such files are
+read; corrupt ones raise an error with the file, the fault and a remedy.
+
+Shapes: V vertices, F faces.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import trimesh
+from numpy.typing import NDArray
+
+from sparsepipe.data.files import check_regular
+from sparsepipe.errors import DataError
+from sparsepipe.utils.files import replacing
+
+READER_VERSION = 1
+"""Increased with any change that reads a file as other triangles; caches depend on it."""
+
+# The format's optional prefixes ST (texture), C (colour) and N (normal) add columns after the
+# three coordinates, which are not read. "4" and "n" change the coordinates themselves
+# and are not supported.
+_HEADER = re.compile(r"(?:ST)?C?N?OFF", re.IGNORECASE)
+_COMMENT = re.compile(r"#[^\r\n]*")
+_DEGENERATE_SHARE = 1e-14
+"""Faces with a smaller area than this share of the squared extent are rounding errors."""
+MAX_COORDINATE = 1e30
+"""Limit of coordinates, beyond which squares overflow."""
+_MAX_DECIMALS = 17
+"""Digits of the largest coordinate, because vertices are compared as 64-bit integers."""
+_SIGNIFICANT_DIGITS = 8
+"""Digits relative to the extent, used when writing and when merging vertices."""
+
+
+def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
+    """Read an OFF file as a triangle mesh fit for sampling by area.
+
+    Polygons are triangulated, vertices at the same place merged and unused ones dropped;
+    degenerate and duplicate faces are removed (two faces with the same three corners are
+    duplicates regardless of their winding). The scale is kept.
+
+    Args:
+        path: the file; joined headers, comments, blank lines, CRLF, colour columns and the
+            COFF, NOFF and STOFF variants are supported.
+
+    Raises:
+        DataError: the file is missing, empty, not an OFF file, truncated, has vertices that are
+            not finite, faces with invalid vertex numbers, or no face of positive area.
+    """
+    path = Path(path)
+    check_regular(path)
+    # Only comments can contain characters other than ASCII, and comments are dropped.
+    text = _COMMENT.sub("", path.read_bytes().decode("utf-8-sig", errors="replace")).strip()
+    header = _HEADER.match(text)
+    if header is None:
+        begin = repr(text[:20].splitlines()[0]) if text else "nothing"
+        raise _corrupt(path, f"it is not an OFF file of points in space: it begins with {begin}")
+    rows = [words for words in map(str.split, text[header.end() :].splitlines()) if words]
+    try:
+        num_vertices, num_faces = map(int, rows[0][:2])
+    except (IndexError, ValueError) as error:
+        raise _corrupt(path, "its header lacks the numbers of vertices and faces") from error
+    if num_vertices < 1 or num_faces < 1:
+        raise _corrupt(path, f"it has {num_vertices} vertices and {num_faces} faces")
+    missing = 1 + num_vertices + num_faces - len(rows)
+    if missing > 0:
+        raise _corrupt(
+            path,
+            f"truncated: the header promises {num_vertices} vertices and {num_faces} faces, "
+            f"{missing} of their lines are missing",
+        )
+    try:
+        vertices_V3 = np.array([words[:3] for words in rows[1 : 1 + num_vertices]], np.float64)
+        vertices_V3 = vertices_V3.reshape(num_vertices, 3)
+        faces_F3 = _triangles(rows[1 + num_vertices : 1 + num_vertices + num_faces])
+    except (ValueError, OverflowError) as error:
+        raise _corrupt(path, str(error)) from error
+    if not np.isfinite(vertices_V3).all():
+        bad = int(np.flatnonzero(~np.isfinite(vertices_V3).all(axis=1))[0])
+        raise _corrupt(path, f"vertex {bad} is not finite (NaN or infinite)")
+    if faces_F3.size and not (faces_F3.min() >= 0 and faces_F3.max() < num_vertices):
+        bad = int(faces_F3.min() if faces_F3.min() < 0 else faces_F3.max())
+        raise _corrupt(path, f"a face refers to vertex {bad} of {num_vertices}")
+    return _clean(path, trimesh.Trimesh(vertices_V3, faces_F3, process=False))
+
+
+def _triangles(rows: list[list[str]]) -> NDArray[np.int64]:
+    """Corners [F, 3] of triangles and fans of polygons, then of the two halves of each quad."""
+    triangles, quads = list[list[str]](), list[list[str]]()
+    for number, (count, *words) in enumerate(rows):
+        corners = words[: int(count)]
+        if not len(corners) == int(count) > 0:
+            raise ValueError(f"face {number} is not a count with that many corners")
+        if len(corners) == 4:
+            quads.append(corners)
+        else:
+            first = corners[0]
+            triangles += [[first, *pair] for pair in pairwise(corners[1:])]
+    faces_F3 = np.array(triangles, np.int64).reshape(-1, 3)
+    quads_Q4 = np.array(quads, np.int64).reshape(-1, 4)
+    return np.concatenate([faces_F3, quads_Q4[:, [0, 1, 2]], quads_Q4[:, [2, 3, 0]]])
+
+
+def write_off(mesh: trimesh.Trimesh, path: Path) -> None:
+    """Write ``mesh`` as an OFF file, atomically; creates the folder.
+
+    Coordinates keep 8 decimal digits relative to the mesh's extent. The caller explains errors
+    of the file system.
+    """
+    text = mesh.export(file_type="off", digits=max(_decimals(mesh.vertices), 0))
+    # Thousands are written at once: waiting for the disk after each would take minutes.
+    with replacing(path, durable=False) as temporary:
+        temporary.write_text(text, encoding="ascii")
+
+
+def _clean(path: Path, mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    if len(mesh.faces):
+        farthest = float(np.abs(mesh.vertices).max())
+        if farthest > MAX_COORDINATE:
+            raise _corrupt(path, f"coordinates reach {farthest:.3g}, more than {MAX_COORDINATE:g}")
+        extent = float(np.ptp(mesh.vertices, axis=0).max())
+        # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
+        # small model in metres or miss duplicates of a large one in millimetres.
+        mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
+        solid_F = mesh.area_faces > _DEGENERATE_SHARE * extent * extent
+        mesh.update_faces(solid_F & mesh.unique_faces())
+        mesh.remove_unreferenced_vertices()
+    if not len(mesh.faces) or not mesh.area > 0:
+        raise _corrupt(path, "the mesh has zero area: every face is degenerate")
+    return mesh
+
+
+def _decimals(vertices_V3: np.ndarray) -> int:
+    extent = float(np.ptp(vertices_V3, axis=0).max()) if len(vertices_V3) else 0.0
+    if not 0 < extent < np.inf:
+        return _SIGNIFICANT_DIGITS
+    # Far from the origin, double precision has fewer decimals.
+    farthest = float(np.abs(vertices_V3).max())
+    return min(
+        _SIGNIFICANT_DIGITS - int(np.ceil(np.log10(extent))),
+        _MAX_DECIMALS - int(np.ceil(np.log10(farthest))),
+    )
+
+
+def _corrupt(path: Path, fault: str) -> DataError:
+    return DataError(
+        f"{path}: {fault}",
+        remedy="restore the file from its source, or remove it from the data set",
+    )

@@ -1,0 +1,47 @@
+"""Clouds of points as text, with a point in each line.
+
+Shapes: Q points.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HEADER_LINES = 20
+"""Lines before the first point; the header of the PCD format has 11."""
+_COMMENT = re.compile(r"(#|//).*")
+_WORD = re.compile(r"\w+")
+
+
+def read_text_points(path: Path) -> NDArray[np.float64]:
+    """Points [Q, 3] in the columns that the header names x, y and z, or else in the first three.
+
+    Numbers are separated by semicolons, commas or blanks, whichever of these the first point has; a
+    number with a decimal comma is refused. Lines may end with a comment behind ``#`` or ``//``.
+
+    Raises:
+        ValueError: there is no point, or a line after the first point lacks three numbers.
+    """
+    # Words of a header or a comment may be in another encoding: numbers are the same in it.
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
+        delimiter = next((each for each in ";," if each in line), None)
+        try:
+            if len([float(word) for word in _COMMENT.sub("", line).split(delimiter)[:3]]) == 3:
+                break
+        except ValueError:
+            continue
+    else:
+        raise ValueError("it does not begin with lines of at least three numbers")
+    header = next((line for line in reversed(lines[:start]) if line.strip()), "")
+    words = [_WORD.search(name) for name in header.lower().strip("#/ ").split(delimiter)]
+    names = [word.group() if word else "" for word in words]  # "x [m]" is the column x
+    columns = [names.index(axis) for axis in "xyz"] if {*"xyz"} <= {*names} else [0, 1, 2]
+    points_Q3: NDArray[np.float64] = np.loadtxt(
+        lines[start:], delimiter=delimiter, usecols=columns, comments=["#", "//"], ndmin=2
+    )
+    return points_Q3
