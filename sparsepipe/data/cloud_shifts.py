@@ -30,7 +30,7 @@ _LEAST = 16
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudShift:
-    """What is done to each cloud.
+    """Shift of each cloud of a domain.
 
     Args:
         kind: one of :data:`SHIFTS`; ``none`` leaves clouds as they are.
@@ -84,7 +84,7 @@ def _horizontal(up: int, rng: np.random.Generator) -> NDArray[np.float64]:
 def _partial(
     cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator
 ) -> FloatArray:
-    """What is seen from one side: of each cell of the view the points nearest to the viewer."""
+    """Points seen from one side: in each cell of the view those nearest to the viewer."""
     toward_3 = _horizontal(up, rng)
     frame_33, _ = np.linalg.qr(np.column_stack([toward_3, rng.standard_normal((3, 2))]))
     image_N2 = cloud_N3 @ frame_33[:, 1:]
@@ -112,7 +112,7 @@ def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Genera
 def _occluded(
     cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator
 ) -> FloatArray:
-    """Without what is near two random points."""
+    """Points that are not near either of two random ones."""
     for _ in range(2):
         middle_3 = cloud_N3[rng.integers(len(cloud_N3))]
         near = np.linalg.norm(cloud_N3 - middle_3, axis=1)

@@ -182,8 +182,8 @@ def make_loader(
 ) -> ShapeLoader:
     """A loader of collated batches.
 
-    Workers start by ``forkserver`` (or ``spawn`` if there is none), because forking the training
-    process is unsafe once autograd, OpenMP or gloo have started threads.
+    Workers start by ``forkserver``, or ``spawn`` where that is not available, because forking the
+    training process is unsafe once autograd, OpenMP or gloo have started threads.
 
     Arguments as for ``DataLoader``; ``collate`` is pickled for the workers.
     """

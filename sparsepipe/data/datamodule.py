@@ -95,7 +95,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def _labels_S(self, split: Split) -> IntArray:
-        """Labels [S] of a split; -1 where there is none."""
+        """Labels [S] of a split; -1 for samples without a label."""
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
@@ -329,7 +329,7 @@ class ShapeDataModule(SplitDataModule):
         return points.files or points.names
 
     def preprocessing(self) -> Preprocessing:
-        """What becomes of a shape of somebody's own, as of those of the test."""
+        """The function that makes a network's input of any shape, as for those of the test."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,

@@ -220,7 +220,7 @@ class DomainDataModule(pl.LightningDataModule):
         return self._evaluation("test_dataloader")
 
     def predict_dataloader(self) -> Any:
-        """As for testing."""
+        """The test split, as for testing."""
         return self.test_dataloader()
 
     def some_tested(self, name: str, *, count: int) -> Any:
@@ -250,8 +250,8 @@ class FolderDomains(DomainDataModule):
         num_workers: loader processes for each domain.
 
     Raises:
-        ConfigError: no source is named, or it is no folder; see :class:`DomainDataModule`.
-        DataError: there is no such directory, it has fewer than two folders, or data are missing.
+        ConfigError: the source is not named or is not a folder; see :class:`DomainDataModule`.
+        DataError: the directory is missing or has fewer than two folders, or data are missing.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import LockHeldError, file_lock, replacing, write_plain_json
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.progress import SILENCE, progress
+from sparsepipe.utils.progress import progress
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk, an exceeded quota and a limit on a file's size."""
@@ -45,9 +45,6 @@ _UNUSABLE = {
 LOCK_WAIT_S = 7_200.0
 """How long to wait for another process that builds the same cache."""
 _LOG = logging.getLogger(__name__)
-_QUIET_S = 3.0
-"""Shorter waits, such as those of the ranks of one run for each other, are not logged."""
-
 
 FOUND = logging.getLogger(f"{__name__}.found")
 """Logger of what was found in users' data; ranks leave that to the process that starts them."""
@@ -77,10 +74,10 @@ def unreadable(path: Path, error: OSError) -> UnreadableError:
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
-    """As :func:`sparsepipe.utils.reading.check_regular`, for files of data.
+    """Require a regular file of data, see :func:`sparsepipe.utils.reading.check_regular`.
 
     Raises:
-        DataError: the file is missing, is no regular one, or is larger than the limit.
+        DataError: the file is missing, not regular, or larger than the limit.
     """
     try:
         reading.check_regular(path, limit_bytes=limit_bytes)
@@ -109,7 +106,7 @@ def read_text(path: Path, *, limit_bytes: int) -> str:
     """A text file in UTF-8, such as a list of files.
 
     Raises:
-        DataError: it is missing, no regular file, larger than the limit, or no such text.
+        DataError: it is missing, not regular, larger than the limit, or not text.
     """
     check_regular(path, limit_bytes=limit_bytes)
     try:
@@ -216,24 +213,17 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
     Raises:
         DataError: another process still held the lock after ``wait_s``.
     """
-    quiet_s = min(_QUIET_S, wait_s)
     with ExitStack() as held:
         try:
-            held.enter_context(file_lock(path, wait_s=quiet_s))
+            tell = partial(_LOG.info, "waiting for another process that builds %s", path.parent)
+            held.enter_context(file_lock(path, wait_s=wait_s, on_wait=tell))
         except LockHeldError:
-            if wait_s > quiet_s:
-                _LOG.info("waiting for another process that builds %s", path.parent)
-            waiting = f"still waiting for another process that builds {path.parent}"
-            try:
-                with SILENCE.watched(lambda: waiting):
-                    held.enter_context(file_lock(path, wait_s=wait_s - quiet_s))
-            except LockHeldError:
-                raise DataError(
-                    f"another process has been building the cache {path.parent} for longer than "
-                    f"{wait_s:g} s",
-                    remedy="wait for it and run the same command again, raise data.lock_wait_s, "
-                    "or end that process",
-                ) from None
+            raise DataError(
+                f"another process has been building the cache {path.parent} for longer than "
+                f"{wait_s:g} s",
+                remedy="wait for it and run the same command again, raise data.lock_wait_s, or "
+                "end that process",
+            ) from None
         yield
 
 
@@ -244,7 +234,7 @@ class ShapeFile:
     Attributes:
         name: path relative to the root, with forward slashes.
         path: location of the file.
-        size_bytes: size; -1 if there is no such regular file.
+        size_bytes: size; -1 if the file is missing or not regular.
         digest: hex digest of the content, or ``missing``.
     """
 
@@ -311,7 +301,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def check_class_names(classes: Sequence[str], where: Path) -> None:
-    """Raise ``DataError`` for names that are no Unicode text, since results could not be written.
+    """Raise ``DataError`` for names that are not Unicode text, since results could not be written.
 
     Args:
         classes: names; those of folders in another encoding contain surrogates.

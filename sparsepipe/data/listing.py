@@ -61,7 +61,7 @@ class Listing:
         root: the directory that ``names`` are relative to.
         split: the split, for messages.
         names: relative paths of the files, with forward slashes.
-        labels_S: class number of each file; -1 if there are no labels.
+        labels_S: class number of each file; -1 without folders of classes.
         classes: class names.
 
     Raises:
@@ -136,14 +136,14 @@ def list_folder(
         split: share of each class for testing, in (0, 1); or a csv file with the columns ``file``,
             relative to ``root``, and ``split``, which leaves out other files; or None for the
             folders ``train`` and ``test``.
-        share: of each class for testing, where ``split`` is None and there are no such folders.
+        share: share of each class for testing, where ``split`` is None and no such folders exist.
         seed: of drawing the share, by names, so that new files hardly change the split of others;
             None spreads it evenly over the order of names.
         needs_classes: files outside of folders of classes are passed over.
 
     Raises:
         ConfigError: a share is not in (0, 1), or given although folders divide the files.
-        DataError: there are no files for training or for testing, or none for training of a class;
+        DataError: files for training or for testing are missing, or those for training of a class;
             some files have a class or a split and others do not; or the csv file does not fit.
     """
     found, others = find_files(root, suffixes)
@@ -233,7 +233,7 @@ def make_listing(
     """The listing of a split's files, whose labels are the places of their classes.
 
     Raises:
-        DataError: there are no files, or none for training of a class.
+        DataError: the split is empty, or a class has no files for training.
     """
     present = {file.class_name for file in files}
     empty = [name for name in classes if name not in present]

@@ -1,4 +1,4 @@
-"""What becomes of one shape before a network sees it, as in the test of its training.
+"""Preprocessing of one shape for a trained network, as in the test of its training.
 
 Shapes: F faces, Q points of a cloud, P points stored, R voxels along each side.
 """
@@ -28,12 +28,7 @@ from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.reading import explained
 
 _TEST_STREAM, _OWN_STREAM = 2, 3
-"""What points are drawn for: the test of a training, or a shape of somebody's own."""
-
-
-def _not_of_the_test(path: Path) -> int | None:
-    del path
-    return None
+"""Streams of random draws: the test of a training, and any other shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +52,7 @@ class Preprocessing:
     voxelisation: Voxelisation
     sampler: ShapeSampler
     keeps_clouds: bool = False
-    test_number: Callable[[Path], int | None] = _not_of_the_test
+    test_number: Callable[[Path], int | None] | None = None
     device: str | torch.device = "cpu"
     dtype: torch.dtype | None = None
 
@@ -65,7 +60,7 @@ class Preprocessing:
         """The input of a batch of one shape: sparse, or dense [1, 1, R, R, R].
 
         Raises:
-            DataError: there is no such file, or no shape in it.
+            DataError: the file is missing or holds no shape.
         """
         found: SparseTensor | Tensor = self.batch([self.sample(shape)])["input"]
         return found
@@ -82,7 +77,8 @@ class Preprocessing:
             return self._sample(values, digest)
         path = Path(os.path.expanduser(shape))
         with explained(path, "shape", error=DataError, remedy="check the path and its permissions"):
-            return self._sample(read_shape(path), digest_file(path), self.test_number(path))
+            number = None if self.test_number is None else self.test_number(path)
+            return self._sample(read_shape(path), digest_file(path), number)
 
     def _sample(
         self, values: NDArray[np.float64], digest: str, number: int | None = None

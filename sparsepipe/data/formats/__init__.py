@@ -52,7 +52,7 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
 
     Args:
         path: a file with a suffix of :data:`READERS`. ``.npy`` is an array [Q, 3 or more], ``.npz``
-            has such an array ``points``, or no other one; text has a point in each line.
+            has such an array, named ``points`` or its only one; text has a point in each line.
 
     Raises:
         DataError: the file is missing, not regular, larger than 1 GiB (text: 256 MiB), of another
@@ -98,7 +98,7 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
         shape: a mesh, a scene or a cloud of trimesh, or points [Q, 3] in numpy or torch.
 
     Raises:
-        DataError: it is none of these, or holds neither a surface nor finite points.
+        DataError: it is of another kind, or holds neither a surface nor finite points.
     """
     what = f"the {type(shape).__name__}"
     if isinstance(shape, trimesh.Scene):

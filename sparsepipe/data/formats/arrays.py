@@ -28,7 +28,7 @@ def read_npz(path: Path) -> NDArray[Any]:
     """Points [Q, 3] of the array ``points``, or of the only array.
 
     Raises:
-        ValueError: there is no such array, or its values are not numbers [points, 3 or more].
+        ValueError: the array is missing, or its values are not numbers [points, 3 or more].
     """
     with np.load(path, allow_pickle=False) as arrays:
         names = {*arrays.files} & {"points"} or {*arrays.files}

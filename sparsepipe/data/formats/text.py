@@ -24,7 +24,7 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     number with a decimal comma is refused. Lines may end with a comment behind ``#`` or ``//``.
 
     Raises:
-        ValueError: there is no point, or a line after the first point lacks three numbers.
+        ValueError: it has no point, or a line after the first point lacks three numbers.
     """
     # Words of a header or a comment may be in another encoding: numbers are the same in it.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()

@@ -64,11 +64,11 @@ def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
     """A random object of a class, with z up, random rotation and random scale.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: the class is unknown.
     """
     if class_name not in BUILDERS:
         raise ConfigError(
-            f"there is no shape class {class_name!r}",
+            f"the shape class {class_name!r} is unknown",
             remedy=f"choose from {', '.join(SHAPE_CLASSES)}",
         )
     mesh = join(BUILDERS[class_name](rng))
@@ -168,7 +168,9 @@ def shapes_settings(
     unknown = [name for name in chosen if name not in SHAPE_CLASSES]
     if unknown or not chosen:
         raise ConfigError(
-            f"there are no shape classes {', '.join(unknown)}" if unknown else "no classes chosen",
+            f"the shape classes {', '.join(unknown)} are unknown"
+            if unknown
+            else "no classes chosen",
             remedy=f"choose from {', '.join(SHAPE_CLASSES)}",
         )
     if min(train_per_class, test_per_class, seed) < 0:

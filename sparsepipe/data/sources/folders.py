@@ -12,7 +12,7 @@ from sparsepipe.data.sources.base import ListedShapes, Source, require_root
 from sparsepipe.data.sources.npz import NpzBundle
 
 _DOMAIN_SUFFIXES = (".npy", ".xyz", ".glb", ".obj", ".off", ".stl", ".ply")
-"""Of shapes in folders of domains, in which other text files and archives are not data."""
+"""Suffixes in folders of domains, where other text files and archives are not shapes."""
 
 
 class ClassFolder(ListedShapes):
@@ -29,8 +29,8 @@ class ClassFolder(ListedShapes):
 
     Raises:
         ConfigError: ``split`` is neither, or a share where folders divide the files.
-        DataError: there is no such folder or csv file, they do not fit together, or a class has
-            no shape for training.
+        DataError: the folder or csv file is missing, they do not fit together, or a class
+            has no shape for training.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class ShapeFolder(ListedShapes):
 
     Args:
         root: the folder.
-        test_share: share of the files for testing, where there are no folders for it.
+        test_share: share of the files for testing, where no folders divide them.
 
     Raises:
         ConfigError: the share is out of its range.
-        DataError: there is no such folder, or it has another layout.
+        DataError: the folder is missing or has another layout.
     """
 
     def __init__(self, root: Path | str | None, *, test_share: float = 0.2) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.errors import DataError
 from tests.support.data_commands import start, tiny
 
 MANY = """
@@ -45,7 +45,7 @@ Case = tuple[list[str], int, str, str]
 def cases(good: Path, disk: Path | None) -> dict[str, Case]:
     """For each fault the overrides, the exit code, and a part of the message and remedy."""
     place = good.parent / "place"
-    data, config = DataError.exit_code, ConfigError.exit_code
+    data = DataError.exit_code
     empty, absent = good.with_name("empty"), good.with_name("absent")
     for root in (empty, absent):
         shutil.copytree(good, root)
@@ -83,30 +83,6 @@ def cases(good: Path, disk: Path | None) -> dict[str, Case]:
         "truncated": ([*tiny(truncated, place), "data.strict=true"], data, named, lenient),
         "not a number": ([*tiny(nan, place), "data.strict=true"], data, named, lenient),
         "zero area": ([*tiny(flat, place), "data.strict=true"], data, named, lenient),
-        "resolution 0": (
-            [*tiny(good, place), "data.resolution=0"],
-            config,
-            "data.resolution=0",
-            "from 1 to 2097152",
-        ),
-        "beyond the coordinates": (
-            [*tiny(good, place), "data.resolution=2097153"],
-            config,
-            "data.resolution=2097153",
-            "from 1 to 2097152",
-        ),
-        "no points": (
-            [*tiny(good, place), "data.point_ratio=0"],
-            config,
-            "data.point_ratio=0",
-            "(0, 1]",
-        ),
-        "too many points": (
-            [*tiny(good, place), "data.point_ratio=1.01"],
-            config,
-            "data.point_ratio=1.01",
-            "(0, 1]",
-        ),
     }
     file = good.with_name("file")
     file.touch()

@@ -161,25 +161,6 @@ def test_waiting_for_another_builder_has_a_limit(
     assert rows_of(root, tmp_path / "c").is_new
 
 
-@pytest.mark.parametrize(("quiet_s", "told"), [(60.0, 0), (0.0, 1)])
-def test_a_short_wait_is_not_worth_a_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    quiet_s: float,
-    told: int,
-) -> None:
-    monkeypatch.setattr("sparsepipe.data.files._QUIET_S", quiet_s)
-    caplog.set_level("INFO")
-    with (
-        locked(tmp_path / "lock", wait_s=60),
-        pytest.raises(DataError, match="longer than"),
-        locked(tmp_path / "lock", wait_s=0.5),
-    ):
-        pass
-    assert caplog.text.count("waiting for another process") == told
-
-
 def test_a_killed_worker_is_explained(make_tree: Callable[..., Path], tmp_path: Path) -> None:
     root = make_tree(20)
     with pytest.raises(DataError, match="killed or ran out of memory") as caught:

@@ -23,7 +23,7 @@ from sparsepipe.data import (
     ShapeDataModule,
 )
 from sparsepipe.data.formats.off import write_off
-from sparsepipe.data.sources import CacheSettings, ShapeFolder, shape_folder
+from sparsepipe.data.sources import CacheSettings, shape_folder
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.command_line import composed
 
@@ -222,39 +222,6 @@ def test_shapes(tmp_path: Path) -> None:
     assert {*batch["cad"]["label"].tolist()} <= {0, 1}
     assert batch["scans"]["label"].tolist() == batch["bundle"]["label"].tolist() == [-1] * 4
     assert data.fingerprint() == shapes(tmp_path / "data", tmp_path / "other").fingerprint()
-
-
-def test_each_format_has_its_shape(tmp_path: Path) -> None:
-    """Points on the surface of the ball or the box, however many the file has."""
-    write_shapes(tmp_path)
-    source = ShapeFolder(tmp_path / "scans")
-    settings = CacheSettings(directory=tmp_path / "cache", points=700, workers=1)
-    seen = 0
-    for split in ("train", "test"):
-        points = source.load(split, settings)  # type: ignore[arg-type]
-        for index, name in enumerate(points.names):
-            cloud = points.cloud(index)
-            assert cloud.shape == (700, 3)
-            order = 2 if name in ("a", "c") else np.inf
-            assert np.allclose(np.linalg.norm(cloud, ord=order, axis=1), 1, atol=0.06), name
-            assert len(np.unique(cloud, axis=0)) == (300 if name in "abc" else 700)
-            seen += 1
-    assert seen == 8
-
-
-def test_files_that_are_no_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_shapes(tmp_path)
-    flat = tmp_path / "scans"
-    np.save(flat / "labels.npy", np.arange(8))
-    np.save(flat / "nothing.npy", np.zeros((0, 3)))
-    np.save(flat / "nan.npy", np.full((9, 3), np.nan))
-    (flat / "broken.stl").write_bytes(b"solid")
-    (flat / "broken.ply").write_bytes(b"ply")
-    settings = CacheSettings(directory=tmp_path / "cache", points=100, workers=1)
-    found = [ShapeFolder(flat).load(split, settings) for split in ("train", "test")]  # type: ignore[arg-type]
-    assert sum(map(len, found)) == 8
-    for name in ("labels.npy", "nothing.npy", "nan.npy", "broken.stl", "broken.ply"):
-        assert name in caplog.text
 
 
 def test_bundles_need_labels_elsewhere(tmp_path: Path) -> None:
