@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from sparsepipe.config.run_spec import RunSpec
@@ -99,35 +99,19 @@ class JobProcess:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with this mark, without this one; none where the system does not show them."""
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    found = (int(name) for name in names if name.isdigit())
-    return [process for process in found if process != os.getpid() and _has(process, mark)]
+    """Numbers of the processes with this mark, without this one."""
+    return [process.pid for process in _marked_processes(mark)]
 
 
 def kill_marked(mark: str) -> None:
     """Kills the processes that have this mark now."""
-    for process in marked(mark):
-        try:
-            handle = os.pidfd_open(process)
-        except OSError:  # it has ended
-            continue
-        try:
-            # The number may have become another's since it was found.
-            if _has(process, mark):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(handle)
+    for process in _marked_processes(mark):
+        with suppress(psutil.Error):  # it has ended, and its number may be another's
+            process.kill()
 
 
-def _has(process: int, mark: str) -> bool:
-    try:
-        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is another user's
-        return False
-    return f"{MARK_VARIABLE}={mark}".encode() in variables
+def _marked_processes(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == mark:
+                yield process
