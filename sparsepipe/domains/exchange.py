@@ -18,7 +18,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.domains.placement import Placement
-from sparsepipe.models.domain_separation import Codes, DomainSeparation, Losses, OneProcess, Rows
+from sparsepipe.models.domain_separation import (
+    Codes,
+    DomainSeparation,
+    MinibatchLosses,
+    OneProcess,
+    Rows,
+)
 from sparsepipe.runtime.collectives.halo import (
     ProcessGroup,
     add_up,
@@ -118,7 +124,7 @@ class _OverRanks:
 class SharedLosses(_OverRanks):
     """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
 
-    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         """The losses of all domains' samples, on every rank."""
         ranks = self.ranks
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.ranks)
@@ -154,7 +160,7 @@ class OneLossRank(_OverRanks):
     their own.
     """
 
-    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         """The losses of all domains' samples; on the others as the last rank says them."""
         ranks, device = self.ranks, module.device
         last = ranks.rank == ranks.placement.loss_rank
@@ -169,7 +175,7 @@ class OneLossRank(_OverRanks):
 
     def _sent(
         self, module: DomainSeparation, codes: Codes, sizes: Sequence[Sequence[int]]
-    ) -> Losses:
+    ) -> MinibatchLosses:
         ranks, last = self.ranks, self.ranks.placement.ranks - 1
         packed = torch.cat([codes.shared_BC, codes.private_BC], 1)
         target = codes.target.to(packed.dtype)
@@ -181,7 +187,7 @@ class OneLossRank(_OverRanks):
         values = _receive((1 + len(names),), last, objective.double(), ranks)
         objective = objective + values[0].to(objective.dtype)
         parts = dict(zip(names, values[1:], strict=True))
-        return Losses(objective=objective, parts=parts, samples=sum(map(sum, sizes)))
+        return MinibatchLosses(objective=objective, parts=parts, samples=sum(map(sum, sizes)))
 
     def _received(self, module: DomainSeparation, sizes: Sequence[Sequence[int]]) -> Codes:
         ranks, network = self.ranks, module.network

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from sparsepipe.errors import ConfigError
 
 Value = Tensor | tuple[Tensor, ...]
-"""Of a chain: a tensor, or that and what is kept for later."""
+"""A chain's value: a tensor, or that and tensors that are kept for later."""
 Head = Literal["classification", "segmentation"]
-"""What a network ends with: logits [B, K] of each sample, or [B, K, *spatial] of each position."""
+"""Last layers of a network: logits [B, K] of each sample, or [B, K, *spatial] of each position."""
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {
     1: nn.Conv1d,
@@ -45,7 +45,7 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What a chain computes on, and what it keeps for later."""
+    """The tensor that a chain computes on, and those that are kept for later."""
     return (value, ()) if isinstance(value, Tensor) else (value[0], tuple(value[1:]))
 
 
@@ -59,9 +59,9 @@ class Block(nn.Sequential):
 
     Args:
         layers: each takes a tensor and returns one.
-        keep: what is kept for later, if anything: the block's input or its output.
-        checkpointing: keep the input only, and compute what is between again in the backward pass.
-        least: positions that the value has at least along each spatial dimension.
+        keep: which of the block's input and output is kept for later, if any.
+        checkpointing: save the input only, and compute the layers again in the backward pass.
+        least: smallest size of the value along each spatial dimension.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Block(nn.Sequential):
         self.least = least
 
     def forward(self, input: Value) -> Value:
-        """The value behind the layers, with what was and is kept.
+        """The value behind the layers, with all tensors that are kept.
 
         Raises:
             ConfigError: the value has fewer than ``least`` positions along a dimension.
@@ -117,35 +117,29 @@ class Resized(nn.Module):
 
 
 def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``function(*inputs)``, of which the backward pass computes again what it needs.
+    """``function(*inputs)``, whose intermediate values are computed again in the backward pass.
 
     The second run leaves no trace: random draws are those of the first, and batch norms of
-    ``module`` count a batch once.
+    ``module`` count a batch once, since they update copies of their statistics then.
     """
+
+    @contextmanager
+    def on_copies() -> Iterator[None]:
+        norms = [norm for norm in module.modules() if isinstance(norm, _NormBase)]
+        kept = [dict(norm._buffers) for norm in norms]
+        for norm, buffers in zip(norms, kept, strict=True):
+            copies = {name: None if b is None else b.clone() for name, b in buffers.items()}
+            norm._buffers.update(copies)
+        try:
+            yield
+        finally:
+            for norm, buffers in zip(norms, kept, strict=True):
+                norm._buffers.update(buffers)
+
     result: Tensor = checkpoint(
-        function,
-        *inputs,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _on_copies(module)),
+        function, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), on_copies())
     )
     return result
-
-
-@contextmanager
-def _on_copies(module: nn.Module) -> Iterator[None]:
-    """Batch norms update copies of their statistics, which are dropped."""
-    found = [
-        (norm, dict(norm._buffers)) for norm in module.modules() if isinstance(norm, _NormBase)
-    ]
-    for norm, buffers in found:
-        norm._buffers.update(
-            {name: None if each is None else each.clone() for name, each in buffers.items()}
-        )
-    try:
-        yield
-    finally:
-        for norm, buffers in found:
-            norm._buffers.update(buffers)
 
 
 def convolved(
@@ -169,21 +163,8 @@ def convolved(
     return [layer, *([NORMS[dimensions](out_channels)] if norm else []), nn.ReLU()]
 
 
-def check_head(head: str) -> None:
-    """Refuse a head that there is not.
-
-    Raises:
-        ConfigError: it is none of :data:`Head`.
-    """
-    if head not in ("classification", "segmentation"):
-        raise ConfigError(
-            f"model.head is {head!r}",
-            remedy="choose classification (labels of each sample) or segmentation (of each voxel)",
-        )
-
-
 def entry_keep(head: str) -> Literal["input"] | None:
-    """What the first block of a network keeps whose segmentation ends with :class:`Resized`."""
+    """What the first block keeps in a network whose segmentation ends with :class:`Resized`."""
     return "input" if head == "segmentation" else None
 
 

@@ -56,26 +56,6 @@ class LRSchedule:
                 f"the schedule's interval is {self.interval!r}", remedy="use 'step' or 'epoch'"
             )
 
-    @classmethod
-    def of(cls, schedule: Any) -> LRSchedule | None:
-        """A schedule as it is given: one of these, or what makes a scheduler of an optimizer.
-
-        Such a function, as Hydra's ``_partial_: true`` makes it, advances by epochs, as torch and
-        Lightning have it.
-
-        Raises:
-            ConfigError: it is neither.
-        """
-        if schedule is None or isinstance(schedule, cls):
-            return schedule
-        if not callable(schedule):
-            raise ConfigError(
-                f"the learning-rate schedule is a {type(schedule).__name__}",
-                remedy="name a class of torch.optim.lr_scheduler with _partial_: true, or "
-                "sparsepipe.models.LRSchedule",
-            )
-        return cls(factory=schedule, interval="epoch")
-
     def build(
         self, optimizer: Optimizer, *, steps: float, epochs: int, validated_every: int = 1
     ) -> dict[str, Any]:
@@ -91,7 +71,16 @@ class LRSchedule:
             ConfigError: the length is needed but unknown, the factory rejects its arguments, or a
                 metric of epochs is to be watched in each step.
         """
-        arguments = {} if self.horizon is None else {self.horizon: self._length(steps, epochs)}
+        interval, arguments = self.interval or "step", {}
+        if self.horizon is not None:
+            length = steps if interval == "step" else epochs
+            if math.isinf(length) or length < 0:
+                raise ConfigError(
+                    f"the learning-rate schedule needs the training's length in {interval}s, "
+                    "but the training has no end",
+                    remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
+                )
+            arguments[self.horizon] = int(length)
         try:
             scheduler = self.factory(optimizer, **arguments)
         except (TypeError, ValueError) as error:
@@ -100,30 +89,16 @@ class LRSchedule:
                 remedy="correct the keys of optim.schedule",
             ) from error
         if not isinstance(scheduler, ReduceLROnPlateau):
-            return {"scheduler": scheduler, "interval": self._interval}
+            return {"scheduler": scheduler, "interval": interval}
         if self.interval == "step":
             raise ConfigError(
-                "ReduceLROnPlateau with interval=step: what it watches is known once an epoch",
+                "ReduceLROnPlateau with interval=step: its metric is known once an epoch",
                 remedy="set optim.schedule.interval=epoch, or leave it out",
             )
         monitor = self.monitor or ("val/loss" if scheduler.mode == "min" else "val/accuracy")
         frequency = validated_every if monitor.startswith("val/") else 1
         found = {"scheduler": scheduler, "interval": "epoch", "monitor": monitor}
         return {**found, "frequency": frequency}
-
-    @property
-    def _interval(self) -> Literal["step", "epoch"]:
-        return self.interval or "step"
-
-    def _length(self, steps: float, epochs: int) -> int:
-        length = steps if self._interval == "step" else epochs
-        if math.isinf(length) or length < 0:
-            raise ConfigError(
-                f"the learning-rate schedule needs the training's length in {self._interval}s, "
-                "but the training has no end",
-                remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
-            )
-        return int(length)
 
 
 class Optimised(pl.LightningModule):
@@ -132,7 +107,12 @@ class Optimised(pl.LightningModule):
     Args:
         optimizer: called with the parameters; or a mapping with ``_target_`` that says how to build
             it, as ``schedule`` may be.
-        schedule: of the learning rate, see :meth:`LRSchedule.of`.
+        schedule: an :class:`LRSchedule`; or a function that makes a scheduler of an optimizer, as
+            Hydra's ``_partial_: true`` makes it, which advances by epochs as torch and Lightning
+            have it.
+
+    Raises:
+        ConfigError: the schedule is neither.
     """
 
     def __init__(
@@ -142,16 +122,25 @@ class Optimised(pl.LightningModule):
     ) -> None:
         super().__init__()
         self._optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = built(optimizer)
-        self._schedule = LRSchedule.of(built(schedule))
+        schedule = built(schedule)
+        if callable(schedule):
+            schedule = LRSchedule(factory=schedule, interval="epoch")
+        if not isinstance(schedule, LRSchedule | None):
+            raise ConfigError(
+                f"the learning-rate schedule is of the type {type(schedule).__name__}",
+                remedy="name a class of torch.optim.lr_scheduler with _partial_: true, or "
+                "sparsepipe.models.LRSchedule",
+            )
+        self._schedule = schedule
 
     def on_train_start(self) -> None:
-        """Reject a schedule that watches a validation where there is none.
+        """Reject a schedule that watches a validation where nothing is validated.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: nothing is validated.
         """
         every = self.trainer.check_val_every_n_epoch or 1
-        if (self.trainer.current_epoch + 1) % every:  # what is validated is not known yet
+        if (self.trainer.current_epoch + 1) % every:  # the validation's length is not known yet
             return
         for config in self.trainer.lr_scheduler_configs:
             if str(config.monitor).startswith("val/") and not any(self.trainer.num_val_batches):
@@ -249,7 +238,11 @@ class Classifier(Optimised):
                 remedy="use data with at least two classes",
             )
         self.layers: nn.Sequential = built(layers)
-        self._input_type = _required_input_type(self.layers)
+        first: nn.Module | None = self.layers
+        while isinstance(first, nn.Sequential):
+            first = next(iter(first), None)
+        self._is_sparse = isinstance(first, sparse.Conv3d)
+        self._is_dense = isinstance(first, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.label_smoothing = label_smoothing
@@ -267,24 +260,18 @@ class Classifier(Optimised):
         Raises:
             ConfigError: a dense input for a sparse network, or the reverse.
         """
-        if self._input_type is not None:
-            _check_input(x, self._input_type)
-        logits_BK: Tensor = self.layers(self._cast(x))
-        return logits_BK
-
-    def on_fit_start(self) -> None:
-        """Reject synchronised batch norm, which takes plain tensors only, in sparse networks.
-
-        Raises:
-            ConfigError: ``trainer.sync_batchnorm`` is set for a sparse network.
-        """
-        layers = list(self.modules())
-        sparse_layers = any(isinstance(layer, sparse.Conv3d) for layer in layers)
-        if sparse_layers and any(isinstance(layer, nn.SyncBatchNorm) for layer in layers):
+        wrong = isinstance(x, Tensor) if self._is_sparse else isinstance(x, sparse.SparseTensor)
+        if wrong and (self._is_sparse or self._is_dense):
+            kinds = ("sparse", "dense") if self._is_sparse else ("dense", "sparse")
             raise ConfigError(
-                "trainer.sync_batchnorm=true does not work for sparse networks",
-                remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
+                f"the network is {kinds[0]}, but its input is {kinds[1]}",
+                remedy=f"set data.representation={kinds[0]}, or choose a {kinds[1]} model",
             )
+        parameter = next(self.layers.parameters(), None)
+        if parameter is not None and isinstance(x, Tensor | sparse.SparseTensor):
+            x = x.to(parameter.dtype) if x.dtype.is_floating_point else x
+        logits_BK: Tensor = self.layers(x)
+        return logits_BK
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         logits_BK, label_B = self._logits_and_labels(batch)
@@ -362,12 +349,6 @@ class Classifier(Optimised):
             )
         return logits, label
 
-    def _cast(self, x: Any) -> Any:
-        parameter = next(self.layers.parameters(), None)
-        if parameter is None or not isinstance(x, Tensor | sparse.SparseTensor):
-            return x
-        return x.to(parameter.dtype) if x.dtype.is_floating_point else x
-
     def _log_epoch(self, name: str, value: Any, size: int, *, shown: bool = True) -> None:
         self.log(
             name,
@@ -381,28 +362,8 @@ class Classifier(Optimised):
 
 
 def built(value: Any) -> Any:
-    """A value as it is, or what a mapping with ``_target_`` says how to build."""
+    """The object that a mapping with ``_target_`` describes; any other value as it is."""
     return build_trusted(value) if isinstance(value, Mapping) else value
-
-
-def _required_input_type(layers: nn.Sequential) -> type | None:
-    """The input type of a network whose first layer is a convolution; None for other networks."""
-    first: nn.Module | None = layers
-    while isinstance(first, nn.Sequential):
-        first = next(iter(first), None)
-    if isinstance(first, sparse.Conv3d):
-        return sparse.SparseTensor
-    return Tensor if isinstance(first, nn.Conv1d | nn.Conv2d | nn.Conv3d) else None
-
-
-def _check_input(x: Any, expected: type) -> None:
-    if isinstance(x, expected) or not isinstance(x, Tensor | sparse.SparseTensor):
-        return
-    kinds = ("sparse", "dense") if expected is sparse.SparseTensor else ("dense", "sparse")
-    raise ConfigError(
-        f"the network is {kinds[0]}, but its input is {kinds[1]}",
-        remedy=f"set data.representation={kinds[0]}, or choose a {kinds[1]} model",
-    )
 
 
 def _at_least_float32(logits_BK: Tensor) -> Tensor:

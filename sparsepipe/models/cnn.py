@@ -16,8 +16,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparsepipe.errors import ConfigError
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 SIDE = 28
 """Pixels along each side of an image."""
@@ -50,34 +49,22 @@ def cnn_5x5(
         dropout: probability of the dropout before the last layer.
 
     Raises:
-        ConfigError: no convolutions, a width that is not positive, a dropout outside [0, 1).
+        ConfigError: an argument is out of its range.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    if convolutions < 1:
-        raise ConfigError(
-            f"model.convolutions is {convolutions}", remedy="choose 1 convolution or more"
-        )
+    require(convolutions >= 1, "convolutions", convolutions, "1 or more")
     channels = scaled(_CHANNELS, width)
-    entries: list[nn.Module] = [_convolution(in_channels, channels), nn.ReLU(), nn.MaxPool2d(2)]
-    for _ in range(convolutions - 1):
-        entries += [_convolution(channels, channels), nn.ReLU()]
+    entries: list[nn.Module] = []
+    for before in [in_channels] + [channels] * (convolutions - 1):
+        layer = nn.Conv2d(before, channels, _KERNEL, padding=_KERNEL // 2)
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        assert layer.bias is not None
+        if before == channels:
+            with torch.no_grad():
+                layer.weight.mul_(_RANDOM_SCALE)
+                layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
+        nn.init.zeros_(layer.bias)
+        entries += [layer, nn.ReLU()] if entries else [layer, nn.ReLU(), nn.MaxPool2d(2)]
     features = channels * (SIDE // 4) ** 2
-    entries += [
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(dropout),
-        nn.Linear(features, num_classes),
-    ]
-    return nn.Sequential(*entries)
-
-
-def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
-    layer = nn.Conv2d(in_channels, out_channels, _KERNEL, padding=_KERNEL // 2)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    assert layer.bias is not None
-    if in_channels == out_channels:
-        with torch.no_grad():
-            layer.weight.mul_(_RANDOM_SCALE)
-            layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
-    nn.init.zeros_(layer.bias)
-    return layer
+    head = nn.Linear(features, num_classes)
+    return nn.Sequential(*entries, nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(dropout), head)

@@ -12,17 +12,8 @@ from functools import partial
 
 from torch import nn
 
-from sparsepipe.errors import ConfigError
-from sparsepipe.models.chain import (
-    MAX_POOLS,
-    Block,
-    Head,
-    check_head,
-    convolved,
-    entry_keep,
-    head_entries,
-)
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.chain import MAX_POOLS, Block, Head, convolved, entry_keep, head_entries
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _CHANNELS = 32
 
@@ -58,16 +49,12 @@ def cnn_nd(
         checkpointing: keep the input of each convolution's block only.
 
     Raises:
-        ConfigError: a number of levels or convolutions below 1, an even kernel, an unknown head, a
-            width that is not positive, a dropout outside [0, 1), or no channels or classes.
+        ConfigError: an argument is out of its range.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    check_head(head)
-    if min(levels, convolutions) < 1 or kernel_size % 2 == 0:
-        raise ConfigError(
-            f"a CNN of {levels} levels, {convolutions} convolutions each, kernel {kernel_size}",
-            remedy="choose at least one level and convolution, and an odd model.kernel_size",
-        )
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
+    require(levels >= 1, "levels", levels, "1 or more")
+    require(convolutions >= 1, "convolutions", convolutions, "1 or more")
+    require(kernel_size % 2 == 1, "kernel_size", kernel_size, "an odd number")
     entries: list[nn.Module] = []
     channels = in_channels
     for level in range(levels):

@@ -17,16 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.errors import ConfigError
-from sparsepipe.models.chain import (
-    Block,
-    Head,
-    Resized,
-    check_head,
-    entry_keep,
-    recomputed,
-)
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.chain import Block, Head, Resized, entry_keep, recomputed
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _NORM_EPS = 1e-6
 _EXPANSION = 4
@@ -137,82 +129,56 @@ def convnext(
     For segmentation ``classifier`` maps each position, and its logits are interpolated to the size
     of the image. Height and width may be any of at least 32.
 
-    Args:
-        num_classes: K.
-        channels: of each stage.
-        blocks: of each stage.
-        in_channels: channels of an image; 3 in published weights.
-        head: ``classification`` or ``segmentation``.
-        width: multiplies the channels; 1 in published weights.
-        layer_scale: initial value of LayerScale.
-        stochastic_depth: probability that a sample skips the last block; that of the others rises
-            linearly from 0.
-        checkpointing: keep the input of each block only.
-
-    Raises:
-        ConfigError: not as many channels as blocks, an unknown head, a width that is not positive,
-            a stochastic depth outside [0, 1), or no channels or classes.
+    ``channels`` and ``blocks`` are those of each stage; published weights have 3 input channels and
+    a ``width`` of 1. ``layer_scale`` is LayerScale's initial value, ``stochastic_depth`` the
+    probability that a sample skips the last block; that of the others rises linearly from 0. Other
+    arguments and errors are those of :func:`sparsepipe.models.cnn_nd.cnn_nd`.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=0.0)
-    check_head(head)
-    if not 0 <= stochastic_depth < 1:
-        raise ConfigError(
-            f"model.stochastic_depth is {stochastic_depth}", remedy="choose a probability in [0, 1)"
-        )
-    if not blocks or len(blocks) != len(channels) or min(blocks) < 1:
-        raise ConfigError(
-            f"a ConvNeXt of {list(blocks)} blocks with {list(channels)} channels",
-            remedy="give a number of blocks and of channels for each stage",
-        )
+    check_sizes(num_classes, in_channels=in_channels, width=width, head=head)
+    valid = 0 <= stochastic_depth < 1
+    require(valid, "stochastic_depth", stochastic_depth, "a probability in [0, 1)")
+    valid = bool(blocks) and len(blocks) == len(channels) and min(blocks) >= 1
+    require(valid, "blocks", blocks, f"1 or more blocks for each of {len(channels)} stages")
+    norm = partial(LayerNorm2d, eps=_NORM_EPS)
     sizes = [scaled(each, width) for each in channels]
     stem = nn.Conv2d(in_channels, sizes[0], 4, stride=4)
     least = 2 ** (len(sizes) + 1)
-    features: list[nn.Module] = [Block(stem, _norm(sizes[0]), keep=entry_keep(head), least=least)]
-    done = 0
+    features: list[nn.Module] = [Block(stem, norm(sizes[0]), keep=entry_keep(head), least=least)]
+    last = max(sum(blocks) - 1, 1)
+    depths = iter([stochastic_depth * number / last for number in range(sum(blocks))])
     for stage, (count, size) in enumerate(zip(blocks, sizes, strict=True)):
         if stage:
             before = sizes[stage - 1]
-            features.append(Block(_norm(before), nn.Conv2d(before, size, 2, stride=2)))
-        layers = []
-        for _ in range(count):
-            depth = stochastic_depth * done / max(sum(blocks) - 1, 1)
-            layers.append(
-                CNBlock(
-                    size,
-                    layer_scale=layer_scale,
-                    stochastic_depth=depth,
-                    checkpointing=checkpointing,
-                )
+            features.append(Block(norm(before), nn.Conv2d(before, size, 2, stride=2)))
+        layers = [
+            CNBlock(
+                size,
+                layer_scale=layer_scale,
+                stochastic_depth=next(depths),
+                checkpointing=checkpointing,
             )
-            done += 1
+            for _ in range(count)
+        ]
         features.append(Block(*layers))
-    net = nn.Sequential(
-        OrderedDict({"features": nn.Sequential(*features), **_ends(head, sizes[-1], num_classes)})
-    )
+    size = sizes[-1]
+    if head == "segmentation":
+        ends: dict[str, nn.Module] = {
+            "classifier": Block(norm(size), nn.Conv2d(size, num_classes, 1)),
+            "resize": Resized(2),
+        }
+    else:
+        linear = nn.Linear(size, num_classes)
+        ends = {
+            "avgpool": nn.AdaptiveAvgPool2d(1),
+            "classifier": nn.Sequential(norm(size), nn.Flatten(), linear),
+        }
+    net = nn.Sequential(OrderedDict({"features": nn.Sequential(*features), **ends}))
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.trunc_normal_(layer.weight, std=0.02)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
     return net
-
-
-def _norm(channels: int) -> LayerNorm2d:
-    return LayerNorm2d(channels, eps=_NORM_EPS)
-
-
-def _ends(head: str, channels: int, num_classes: int) -> dict[str, nn.Module]:
-    """What follows the features, by torchvision's names."""
-    norm = _norm(channels)
-    if head == "segmentation":
-        return {
-            "classifier": Block(norm, nn.Conv2d(channels, num_classes, 1)),
-            "resize": Resized(2),
-        }
-    return {
-        "avgpool": nn.AdaptiveAvgPool2d(1),
-        "classifier": nn.Sequential(norm, nn.Flatten(), nn.Linear(channels, num_classes)),
-    }
 
 
 convnext_tiny = partial(

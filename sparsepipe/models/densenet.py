@@ -12,19 +12,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.chain import (
     Block,
     Head,
     Value,
-    check_head,
     entry_keep,
     head_entries,
     joined,
     parted,
     recomputed,
 )
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _GROWTH = 32
 _BOTTLENECK = 4
@@ -85,26 +83,13 @@ def densenet3d(
 
     Each dense layer is one entry. Sizes may be any of at least ``2 ** (len(blocks) + 1)``.
 
-    Args:
-        num_classes: K.
-        in_channels: channels of a volume.
-        head: ``classification`` or ``segmentation``.
-        blocks: dense layers in each dense block.
-        width: multiplies the growth rate of 32 and the channels before the first block, 64.
-        dropout: probability of the dropout before the last layer.
-        checkpointing: keep the input of each dense layer only.
-
-    Raises:
-        ConfigError: no dense blocks or an empty one, an unknown head, a width that is not positive,
-            a dropout outside [0, 1), or no channels or classes.
+    ``blocks`` are the numbers of layers of the dense blocks; ``width`` multiplies the growth rate
+    of 32 and the 64 channels before the first block. Other arguments and errors are those of
+    :func:`sparsepipe.models.cnn_nd.cnn_nd`.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    check_head(head)
-    if not blocks or min(blocks) < 1:
-        raise ConfigError(
-            f"model.blocks is {list(blocks)}",
-            remedy="give the number of layers of each dense block, such as [6, 12, 24, 16]",
-        )
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
+    valid = "the number of layers of each dense block, such as [6, 12, 24, 16]"
+    require(bool(blocks) and min(blocks) >= 1, "blocks", blocks, valid)
     growth = scaled(_GROWTH, width)
     channels = 2 * growth
     entries: list[nn.Module] = [
@@ -120,21 +105,16 @@ def densenet3d(
     ]
     for number, layers in enumerate(blocks):
         if number:
-            entries.append(_transition(channels, checkpointing=checkpointing))
+            transition = [
+                nn.BatchNorm3d(channels),
+                nn.ReLU(),
+                _convolution(channels, channels // 2, 1),
+                nn.AvgPool3d(2),
+            ]
+            entries.append(Block(*transition, checkpointing=checkpointing))
             channels //= 2
         for _ in range(layers):
             entries.append(DenseLayer(channels, growth, checkpointing=checkpointing))
             channels += growth
     entries.append(Block(nn.BatchNorm3d(channels), nn.ReLU(), checkpointing=checkpointing))
     return nn.Sequential(*entries, *head_entries(head, 3, channels, num_classes, dropout=dropout))
-
-
-def _transition(channels: int, *, checkpointing: bool) -> Block:
-    """Half the channels and half the resolution."""
-    return Block(
-        nn.BatchNorm3d(channels),
-        nn.ReLU(),
-        _convolution(channels, channels // 2, 1),
-        nn.AvgPool3d(2),
-        checkpointing=checkpointing,
-    )

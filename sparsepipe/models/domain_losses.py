@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.models.sizes import require
 
 Similarity = Literal["dann", "mmd", "mmd_unbiased", "none"]
 Reconstruction = Literal["si_mse", "mse"]
@@ -45,8 +45,7 @@ def mse(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).flatten(1).square().mean(1)
 
 
-_Errors = Callable[[Tensor, Tensor], Tensor]
-RECONSTRUCTIONS: dict[Reconstruction, _Errors] = {
+RECONSTRUCTIONS: dict[Reconstruction, Callable[[Tensor, Tensor], Tensor]] = {
     "si_mse": si_mse,
     "mse": mse,
 }
@@ -76,20 +75,26 @@ def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tenso
             Test", eq. 3), so that the expectation is 0 for equal distributions and values may be
             negative; otherwise the biased estimate of eq. 7.
     """
-    within = [_mean_kernel(codes, codes, unbiased) for codes in (first_BC, second_BC)]
-    return within[0] + within[1] - 2 * _mean_kernel(first_BC, second_BC, False)
+
+    def mean_kernel(one_BC: Tensor, other_BC: Tensor, *, without_own: bool) -> Tensor:
+        squares = (one_BC[:, None] - other_BC[None]).square().sum(2)
+        kernel = torch.stack([torch.exp(squares / (-2 * width)) for width in MMD_WIDTHS]).sum(0)
+        if not without_own:
+            return kernel.mean()
+        count = len(one_BC)
+        return (kernel.sum() - kernel.diagonal().sum()) / max(count * (count - 1), 1)
+
+    within = [mean_kernel(each, each, without_own=unbiased) for each in (first_BC, second_BC)]
+    return within[0] + within[1] - 2 * mean_kernel(first_BC, second_BC, without_own=False)
 
 
-def _mean_kernel(first_BC: Tensor, second_BC: Tensor, without_own: bool) -> Tensor:
-    squares = (first_BC[:, None] - second_BC[None]).square().sum(2)
-    kernel = torch.stack([torch.exp(squares / (-2 * width)) for width in MMD_WIDTHS]).sum(0)
-    if not without_own:
-        return kernel.mean()
-    count = len(first_BC)
-    return (kernel.sum() - kernel.diagonal().sum()) / max(count * (count - 1), 1)
+class ReversedGradient(torch.autograd.Function):
+    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky, 2015).
 
+    The discriminator behind it learns to tell the domains apart, and the encoder before it learns
+    to prevent that: section 3.3.
+    """
 
-class _Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
         return value.view_as(value)
@@ -99,30 +104,20 @@ class _Reversed(torch.autograd.Function):
         return -gradient
 
 
-def reversed_gradient(value: Tensor) -> Tensor:
-    """The value, whose gradient has the opposite sign (Ganin and Lempitsky, 2015).
-
-    What follows learns to tell the domains apart, what is before it learns to keep it from that:
-    section 3.3.
-    """
-    result: Tensor = _Reversed.apply(value)  # type: ignore[no-untyped-call]
-    return result
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainLosses:
     """The terms of the objective; eq. 4.
 
     Args:
         alpha: weight of the reconstruction.
-        beta: of the difference of shared and private codes.
-        gamma: of the similarity of domains.
+        beta: weight of the difference of shared and private codes.
+        gamma: weight of the similarity of domains.
         similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
         similarity_from: optimizer steps before the similarity counts (the paper has 10,000).
         reconstruction: ``si_mse``, the paper's, or ``mse``.
 
     Raises:
-        ConfigError: a negative number, or a kind of loss that there is not.
+        ConfigError: a negative number, or an unknown kind of loss.
     """
 
     alpha: float = 0.01
@@ -134,11 +129,11 @@ class DomainLosses:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "gamma", "similarity_from"):
-            if not getattr(self, name) >= 0:
-                _refuse(name, getattr(self, name), "a number of at least 0")
+            value = getattr(self, name)
+            require(value >= 0, f"losses.{name}", value, "a number of at least 0")
         for name, choices in (("similarity", Similarity), ("reconstruction", Reconstruction)):
-            if getattr(self, name) not in get_args(choices):
-                _refuse(name, getattr(self, name), f"one of {', '.join(get_args(choices))}")
+            value, valid = getattr(self, name), get_args(choices)
+            require(value in valid, f"losses.{name}", value, f"one of {', '.join(valid)}")
 
     def dissimilarity(
         self, shared: Sequence[Tensor], discriminator: Callable[[Tensor], Tensor]
@@ -152,12 +147,9 @@ class DomainLosses:
             codes_BC = torch.cat(list(shared))
             numbers = torch.arange(len(shared), device=codes_BC.device)
             counts = torch.tensor(list(map(len, shared)), device=codes_BC.device)
-            logits_BD = discriminator(reversed_gradient(codes_BC))
+            reversed_BC = ReversedGradient.apply(codes_BC)  # type: ignore[no-untyped-call]
+            logits_BD = discriminator(reversed_BC)
             return F.cross_entropy(logits_BD, numbers.repeat_interleave(counts))
         unbiased = self.similarity == "mmd_unbiased"
         found = [mmd(shared[0], target, unbiased=unbiased) for target in shared[1:]]
         return torch.stack(found).mean()
-
-
-def _refuse(name: str, value: object, expected: str) -> None:
-    raise ConfigError(f"model.losses.{name}={value!r} is not valid", remedy=f"set it to {expected}")

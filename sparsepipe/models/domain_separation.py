@@ -1,7 +1,7 @@
 """The LightningModule that trains domain separation networks, written as for one device.
 
-How the domains of a minibatch come together is left to an :class:`Exchange`: here all of them are
-in one process, and :mod:`sparsepipe.domains` spreads them over ranks.
+A :class:`DomainExchange` brings the domains of a minibatch together: here all of them are in one
+process, and :mod:`sparsepipe.domains` spreads them over ranks.
 
 Shapes: B samples of all domains, C numbers of a code, K classes.
 """
@@ -70,7 +70,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class MinibatchLosses:
     """The losses of a minibatch.
 
     Attributes:
@@ -85,10 +85,10 @@ class Losses:
     samples: int
 
 
-class Exchange(Protocol):
+class DomainExchange(Protocol):
     """Brings together what the losses need of the domains that processes have."""
 
-    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         """The losses of a minibatch, of which this process has some domains."""
 
     def total(self, counts: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Exchange(Protocol):
 class OneProcess:
     """All domains are here."""
 
-    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> Losses:
+    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         return module.losses(module.decoded(module.encoded(batch)))
 
     def total(self, counts: Tensor) -> Tensor:
@@ -163,9 +163,9 @@ class DomainSeparation(Optimised):
         self.class_names = tuple(class_names or map(str, range(classes)))
         self.use_one_process()
         self.test_confusions: dict[str, Tensor] = {}
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, Tensor] = {}
 
-    def use(self, exchange: Exchange) -> None:
+    def use(self, exchange: DomainExchange) -> None:
         """Brings domains together by ``exchange`` from now on."""
         self.exchange = exchange
         for each in self.modules():
@@ -241,23 +241,22 @@ class DomainSeparation(Optimised):
                 remedy="give the data and the network the same domains",
             )
         inputs = {name: self.cast(batch[name]["input"]) for name in self.domains if name in batch}
-        private = []
+        private, labels = [], []
         for name, each in inputs.items():
             with of_domain(network.private[name], name):
                 private.append(network.private[name](each))
+            known_B = batch[name]["label"]
+            is_source = name == self.domains[0]
+            labels.append(known_B if is_source else torch.full_like(known_B, _UNKNOWN))
         return Codes(
             shared_BC=torch.cat(list(network.shared_codes(inputs).values())),
             private_BC=torch.cat(private),
             target=torch.cat(
                 [self.exchange.whole(network.decoded(each)) for each in inputs.values()]
             ),
-            label_B=torch.cat([self._labels(name, batch[name]) for name in inputs]),
+            label_B=torch.cat(labels),
             sizes={name: batch_size(each) for name, each in inputs.items()},
         )
-
-    def _labels(self, name: str, batch: Mapping[str, Any]) -> Tensor:
-        label_B: Tensor = batch["label"]
-        return label_B if name == self.domains[0] else torch.full_like(label_B, _UNKNOWN)
 
     def decoded(self, codes: Codes) -> Rows:
         """With the error of each sample's reconstruction from the sum of its codes."""
@@ -291,7 +290,7 @@ class DomainSeparation(Optimised):
             "private": decoder(private_BC),
         }
 
-    def losses(self, rows: Rows) -> Losses:
+    def losses(self, rows: Rows) -> MinibatchLosses:
         """The losses of samples of all domains."""
         counts = [rows.sizes[name] for name in self.domains]
         shared = rows.shared_BC.split_with_sizes(counts)
@@ -302,7 +301,11 @@ class DomainSeparation(Optimised):
         errors = [each.mean() for each in rows.error_B.split_with_sizes(counts)]
         differences = [difference(*codes) for codes in zip(shared, private, strict=True)]
         weights = self.network.losses
-        objective = task + weights.alpha * _over(errors) + weights.beta * _over(differences)
+        objective = (
+            task
+            + weights.alpha * _source_and_targets(errors)
+            + weights.beta * _source_and_targets(differences)
+        )
         parts = {"task": task, "accuracy": (logits_SK.argmax(1) == label_S).double().mean()}
         if self._is_similarity_on:
             parts["similarity"] = weights.dissimilarity(shared, self.network.discriminator)
@@ -311,11 +314,11 @@ class DomainSeparation(Optimised):
             parts[f"{name}/reconstruction"] = errors[number]
             parts[f"{name}/difference"] = differences[number]
         found = {name: value.detach() for name, value in parts.items()}
-        return Losses(objective=objective, parts=found, samples=sum(counts))
+        return MinibatchLosses(objective=objective, parts=found, samples=sum(counts))
 
     @property
     def part_names(self) -> list[str]:
-        """Names of :attr:`Losses.parts`, in their order."""
+        """Names of :attr:`MinibatchLosses.parts`, in their order."""
         own = [
             f"{name}/{kind}" for name in self.domains for kind in ("reconstruction", "difference")
         ]
@@ -359,17 +362,15 @@ class DomainSeparation(Optimised):
     def _evaluate(self, batch: Mapping[str, Any]) -> None:
         if not batch:  # of a process that has no domain
             return
-        name = batch["domain"]
+        name, label_B = batch["domain"], batch["label"]
         rows = self.decoded(self.encoded({name: batch}))
-        logits_BK, label_B = self.network.head(rows.shared_BC), batch["label"]
-        self._seen[name] = self._seen.get(name, _Seen.none(logits_BK)) + _Seen(
-            confusion_KK=confusion_of(logits_BK, label_B),
-            loss=F.cross_entropy(
-                logits_BK, label_B, reduction="sum", ignore_index=_UNKNOWN
-            ).double(),
-            error=rows.error_B.sum().double(),
-            samples=logits_BK.new_tensor(len(logits_BK), dtype=torch.float64),
-        )
+        logits_BK = self.network.head(rows.shared_BC)
+        loss = F.cross_entropy(logits_BK, label_B, reduction="sum", ignore_index=_UNKNOWN)
+        samples = logits_BK.new_tensor(len(logits_BK), dtype=torch.float64)
+        sums = torch.stack([samples, loss.double(), rows.error_B.sum().double()])
+        # In double precision, which holds counts exactly.
+        seen = torch.cat([sums, confusion_of(logits_BK, label_B).flatten().double()])
+        self._seen[name] = self._seen[name] + seen if name in self._seen else seen
 
     def on_validation_epoch_start(self) -> None:
         self._seen.clear()
@@ -384,20 +385,21 @@ class DomainSeparation(Optimised):
         self.test_confusions = self._log_evaluation("test")
 
     def _log_evaluation(self, split: str) -> dict[str, Tensor]:
-        """Logs what all processes have seen of each domain; the counts of those that were seen."""
+        """Log the sums over all processes' samples; the confusion of each domain with samples."""
         classes = len(self.class_names)
-        none = _Seen.none(torch.empty(0, classes, device=self.device))
-        mine = torch.stack([self._seen.get(name, none).packed() for name in self.domains])
+        none = torch.zeros(3 + classes**2, dtype=torch.float64, device=self.device)
+        mine = torch.stack([self._seen.get(name, none) for name in self.domains])
         confusions, accuracies = {}, {}
-        for name, counts in zip(self.domains, self.exchange.total(mine), strict=True):
-            seen = _Seen.unpacked(counts, classes)
-            if not seen.samples:
+        for name, seen in zip(self.domains, self.exchange.total(mine), strict=True):
+            samples, loss, error = seen[:3]
+            counts_KK = seen[3:].view(classes, classes)
+            if not samples:
                 continue
-            confusions[name] = seen.confusion_KK.long().cpu()
-            values = {"reconstruction": seen.error / seen.samples}
-            if labelled := seen.confusion_KK.sum():
-                accuracies[name] = seen.confusion_KK.diagonal().sum() / labelled
-                values |= {"accuracy": accuracies[name], "loss": seen.loss / labelled}
+            confusions[name] = counts_KK.long().cpu()
+            values = {"reconstruction": error / samples}
+            if labelled := counts_KK.sum():
+                accuracies[name] = counts_KK.diagonal().sum() / labelled
+                values |= {"accuracy": accuracies[name], "loss": loss / labelled}
             for key, value in values.items():
                 self.log(f"{split}/{name}/{key}", value.float())
                 if name == self.domains[0] and key != "reconstruction":
@@ -412,42 +414,5 @@ class DomainSeparation(Optimised):
         return x.to(dtype) if isinstance(x, Tensor | sparse.SparseTensor) else x
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """Sums over the samples of a domain in an evaluation."""
-
-    confusion_KK: Tensor
-    loss: Tensor
-    error: Tensor
-    samples: Tensor
-
-    @classmethod
-    def none(cls, logits_BK: Tensor) -> _Seen:
-        classes = logits_BK.shape[1]
-        zeros = logits_BK.new_zeros(classes, classes, dtype=torch.int64)
-        zero = zeros.sum().double()
-        return cls(confusion_KK=zeros, loss=zero, error=zero, samples=zero)
-
-    def __add__(self, other: _Seen) -> _Seen:
-        return _Seen(
-            confusion_KK=self.confusion_KK + other.confusion_KK,
-            loss=self.loss + other.loss,
-            error=self.error + other.error,
-            samples=self.samples + other.samples,
-        )
-
-    def packed(self) -> Tensor:
-        """As one vector [3 + K^2] in double precision, which holds counts exactly."""
-        sums = torch.stack([self.loss, self.error, self.samples])
-        return torch.cat([sums, self.confusion_KK.flatten().double()])
-
-    @classmethod
-    def unpacked(cls, vector: Tensor, classes: int) -> _Seen:
-        loss, error, samples = vector[:3]
-        counts_KK = vector[3:].view(classes, classes)
-        return cls(confusion_KK=counts_KK, loss=loss, error=error, samples=samples)
-
-
-def _over(values: Sequence[Tensor]) -> Tensor:
-    """The source's value and the mean of the targets'."""
+def _source_and_targets(values: Sequence[Tensor]) -> Tensor:
     return values[0] + torch.stack(list(values[1:])).mean()

@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsepipe import sparse
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.chain import CONVOLUTIONS, MAX_POOLS
 from sparsepipe.models.domain_losses import DomainLosses
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 Norm = Literal["none", "domain", "all"]
-"""Statistics of the batch norms of encoders: there are none; of each domain; of all together."""
+"""Batch norms of encoders: none, or with statistics of each domain, or of all domains together."""
 _CHANNELS = (32, 64)
 _POOLED = {2: 4, 3: 2}
-"""Positions along each dimension, of two or three, that a dense encoder's features have at last."""
+"""Size, by the number of dimensions, to which a dense encoder pools its features."""
 _HIDDEN = 128
 
 
@@ -78,30 +77,24 @@ class DomainNorm(nn.Module):
     def _normalised(self, value: Tensor) -> Tensor:
         known = self.statistics
         if isinstance(known, PerDomain):
-            assert self.domain is not None, "of_domain() says whose values these are"
+            assert self.domain is not None, "of_domain() names the values' domain"
             known = known[self.domain]
         assert isinstance(known, _Statistics)
-        if self.training:
-            mean, variance = self._of_batch(value, known)
-        else:
-            mean, variance = known.mean, known.variance
         shape = (1, -1, *[1] * (value.dim() - 2))
+        mean, variance = known.mean, known.variance
+        if self.training:  # of all processes' values, in two passes, so that no digits cancel
+            others = [dim for dim in range(value.dim()) if dim != 1]
+            sums = value.sum(others)
+            count = sums.new_tensor([value.numel() / max(value.shape[1], 1)])
+            domain = None if self.together else self.domain
+            added = self.add_up(torch.cat([sums, count]), domain)
+            mean, total = added[:-1] / added[-1], added[-1].detach()
+            squares = (value - mean.view(shape)).square().sum(others)
+            variance = self.add_up(squares, domain) / total
+            known.update(mean.detach(), variance.detach() * (total / (total - 1).clamp(min=1)))
         scale = self.weight * (variance + _EPS).rsqrt()
         shift = self.bias - mean * scale
         return value * scale.view(shape) + shift.view(shape)
-
-    def _of_batch(self, value: Tensor, known: _Statistics) -> tuple[Tensor, Tensor]:
-        """Mean and variance of all processes' values, in two passes, so that no digits cancel."""
-        others = [dim for dim in range(value.dim()) if dim != 1]
-        sums = value.sum(others)
-        count = sums.new_tensor([value.numel() / max(value.shape[1], 1)])
-        domain = None if self.together else self.domain
-        added = self.add_up(torch.cat([sums, count]), domain)
-        mean, total = added[:-1] / added[-1], added[-1].detach()
-        deviations = value - mean.view(1, -1, *[1] * (value.dim() - 2))
-        variance = self.add_up(deviations.square().sum(others), domain) / total
-        known.update(mean.detach(), variance.detach() * (total / (total - 1).clamp(min=1)))
-        return mean, variance
 
 
 _EPS, _MOMENTUM = 1e-5, 0.1
@@ -130,7 +123,7 @@ def _as_it_is(value: Tensor, domain: str | None) -> Tensor:
 
 @contextmanager
 def of_domain(module: nn.Module, name: str) -> Iterator[None]:
-    """Within, what ``module`` is given is of this domain."""
+    """Within, inputs of ``module`` belong to this domain."""
     norms = [each for each in module.modules() if isinstance(each, DomainNorm)]
     for norm in norms:
         norm.domain = name
@@ -156,7 +149,7 @@ class DomainSeparationNetwork(nn.Module):
         losses: that it is trained with.
 
     Raises:
-        ConfigError: fewer than two domains, or names that are not unlike words.
+        ConfigError: fewer than two domains, or equal names, or names that are no words.
     """
 
     def __init__(
@@ -173,16 +166,23 @@ class DomainSeparationNetwork(nn.Module):
         losses: DomainLosses | None = None,
     ) -> None:
         super().__init__()
-        _check_domains(domains)
+        listed = ", ".join(domains) or "none"
+        valid = "a source and one target or more, whose names differ and have letters, digits and _"
+        unique = len(domains) >= 2 and len({*domains}) == len(domains)
+        require(
+            unique and all(re.fullmatch(r"\w+", name) for name in domains), "domains", listed, valid
+        )
+        kinds: dict[str, Callable[[int], nn.Module | None]] = {
+            "none": lambda channels: None,
+            "domain": partial(DomainNorm, domains=tuple(domains)),
+            "all": partial(DomainNorm, together=True),
+        }
+        valid = "none, domain (statistics of each domain) or all (of all together)"
+        require(norm in kinds, "norm", norm, valid)
         self.domains = tuple(domains)
         self.num_classes = num_classes
         self.norm = norm
         self.losses = losses or DomainLosses()
-        kinds: dict[str, Callable[[int], nn.Module | None]] = {
-            "none": lambda channels: None,
-            "domain": partial(DomainNorm, domains=self.domains),
-            "all": partial(DomainNorm, together=True),
-        }
         self.shared = make_encoder(make_norm=kinds[norm])
         own: Callable[[int], nn.Module | None] = kinds["none"] if norm == "none" else DomainNorm
         self.private = PerDomain({name: make_encoder(make_norm=own) for name in domains})
@@ -201,45 +201,29 @@ class DomainSeparationNetwork(nn.Module):
                 with of_domain(self.shared, name):
                     found[name] = self.shared(each)
             return found
-        sizes = [batch_size(each) for each in inputs.values()]
-        codes = self.shared(joined_inputs(list(inputs.values()))).split_with_sizes(sizes)
-        return dict(zip(inputs, codes, strict=True))
+        values = list(inputs.values())
+        sizes = [batch_size(each) for each in values]
+        if isinstance(values[0], sparse.SparseTensor):
+            offsets = [sum(sizes[:number]) for number in range(len(sizes))]
+            coords = [
+                each.coords + each.coords.new_tensor([offset, 0, 0, 0])
+                for each, offset in zip(values, offsets, strict=True)
+            ]
+            joined = sparse.SparseTensor(
+                torch.cat([each.feats for each in values]),
+                torch.cat(coords),
+                spatial_shape=values[0].spatial_shape,
+                batch_size=sum(sizes),
+            )
+            codes_BC = self.shared(joined)
+        else:
+            codes_BC = self.shared(torch.cat(values))
+        return dict(zip(inputs, codes_BC.split_with_sizes(sizes), strict=True))
 
 
 def batch_size(input: Any) -> int:
     """Samples of a dense or sparse input."""
     return input.batch_size if isinstance(input, sparse.SparseTensor) else len(input)
-
-
-def joined_inputs(inputs: Sequence[Any]) -> Any:
-    """One input with the samples of all, in order."""
-    if not isinstance(inputs[0], sparse.SparseTensor):
-        return torch.cat(list(inputs))
-    coords, start = [], 0
-    for each in inputs:
-        offset = each.coords.new_tensor([start, 0, 0, 0])
-        coords.append(each.coords + offset)
-        start += each.batch_size
-    return sparse.SparseTensor(
-        torch.cat([each.feats for each in inputs]),
-        torch.cat(coords),
-        spatial_shape=inputs[0].spatial_shape,
-        batch_size=start,
-    )
-
-
-def _check_domains(domains: Sequence[str]) -> None:
-    if len(domains) < 2 or len({*domains}) < len(domains):
-        raise ConfigError(
-            f"the domains are {', '.join(domains) or 'none'}",
-            remedy="give a source and at least one target, each with a name of its own",
-        )
-    for name in domains:
-        if not re.fullmatch(r"\w+", name):
-            raise ConfigError(
-                f"{name!r} is no name of a domain",
-                remedy="use letters, digits and underscores",
-            )
 
 
 def _perceptron(code: int, outputs: int) -> nn.Sequential:
@@ -276,10 +260,9 @@ def dsn_dense(
         losses: that the network is trained with; by default those of the paper.
 
     Raises:
-        ConfigError: sizes, domains or a norm that there cannot be.
+        ConfigError: sizes, domains or a norm that are not valid.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=0.0)
-    size = _checked_size(decoded, dimensions)
+    check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in _CHANNELS]
 
     def make_encoder(make_norm: Callable[[int], nn.Module | None]) -> nn.Module:
@@ -297,10 +280,10 @@ def dsn_dense(
         domains=domains,
         code=code,
         num_classes=num_classes,
-        decoder=_decoder(dimensions, code, in_channels, size, scaled(_CHANNELS[0], width)),
-        decoded=partial(_averaged, size=size),
-        decoded_shape=(in_channels, *size),
-        norm=_checked_norm(norm),
+        decoder=_decoder(code, in_channels, decoded, dimensions, scaled(_CHANNELS[0], width)),
+        decoded=partial(_averaged, size=tuple(decoded)),
+        decoded_shape=(in_channels, *decoded),
+        norm=norm,
         losses=losses,
     )
 
@@ -327,8 +310,7 @@ def dsn_sparse(
     linear layer. What is reconstructed is the occupancy of a coarser grid: the share of its voxels
     that are occupied.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=0.0)
-    size = _checked_size(decoded, 3)
+    check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in (*_CHANNELS, 2 * _CHANNELS[-1])]
 
     def make_encoder(make_norm: Callable[[int], nn.Module | None]) -> nn.Module:
@@ -344,19 +326,20 @@ def dsn_sparse(
         domains=domains,
         code=code,
         num_classes=num_classes,
-        decoder=_decoder(3, code, 1, size, scaled(_CHANNELS[0], width)),
-        decoded=partial(_occupied, size=size),
-        decoded_shape=(1, *size),
-        norm=_checked_norm(norm),
+        decoder=_decoder(code, 1, decoded, 3, scaled(_CHANNELS[0], width)),
+        decoded=partial(_occupied, size=tuple(decoded)),
+        decoded_shape=(1, *decoded),
+        norm=norm,
         losses=losses,
     )
 
 
 def _decoder(
-    dimensions: int, code: int, out_channels: int, size: tuple[int, ...], channels: int
+    code: int, out_channels: int, decoded: Sequence[int], dimensions: int, channels: int
 ) -> nn.Sequential:
-    coarse = tuple(-(-each // 4) for each in size)
-    medium = tuple(-(-each // 2) for each in size)
+    valid = f"{dimensions} sizes of reconstructions, each at least 4"
+    require(len(decoded) == dimensions and min(decoded) >= 4, "decoded", list(decoded), valid)
+    coarse, medium = (tuple(-(-each // by) for each in decoded) for by in (4, 2))
     conv = partial(CONVOLUTIONS[dimensions], kernel_size=3, padding=1)
     return nn.Sequential(
         nn.Linear(code, channels * torch.Size(coarse).numel()),
@@ -367,7 +350,7 @@ def _decoder(
         nn.Upsample(size=medium),
         conv(channels, channels),
         nn.ReLU(),
-        nn.Upsample(size=size),
+        nn.Upsample(size=tuple(decoded)),
         conv(channels, out_channels),
     )
 
@@ -380,24 +363,5 @@ def _averaged(input: Tensor, *, size: tuple[int, ...]) -> Tensor:
 
 
 def _occupied(input: sparse.SparseTensor, *, size: tuple[int, ...]) -> Tensor:
-    """The share [B, 1, *size] of occupied voxels."""
     sites = input.replace_feats(input.feats.new_ones(len(input), 1))
     return _averaged(sites.dense(), size=size)
-
-
-def _checked_size(size: Sequence[int], dimensions: int) -> tuple[int, ...]:
-    if len(size) != dimensions or min(size) < 4:
-        raise ConfigError(
-            f"model.decoded is {list(size)}",
-            remedy=f"give {dimensions} sizes of reconstructions, each at least 4",
-        )
-    return tuple(size)
-
-
-def _checked_norm(norm: str) -> Norm:
-    if norm not in ("none", "domain", "all"):
-        raise ConfigError(
-            f"model.norm is {norm!r}",
-            remedy="choose none, domain (statistics of each domain) or all (of all together)",
-        )
-    return norm  # type: ignore[return-value]

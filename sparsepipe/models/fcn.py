@@ -13,18 +13,9 @@ and there is a batch norm behind each, since we begin without ImageNet's weights
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sparsepipe.models.chain import (
-    Block,
-    Head,
-    Value,
-    check_head,
-    convolved,
-    entry_keep,
-    joined,
-    parted,
-)
+from sparsepipe.models.chain import Block, Head, Value, convolved, entry_keep, joined, parted
 from sparsepipe.models.sizes import check_sizes, scaled
 
 _BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
@@ -50,8 +41,11 @@ class UpScore(nn.Module):
         self.up = nn.ConvTranspose2d(
             num_classes, num_classes, 2 * factor, stride=factor, padding=factor // 2, bias=False
         )
-        with torch.no_grad():
-            self.up.weight.copy_(_bilinear(num_classes, factor))
+        taps = 1 - (torch.arange(2 * factor) + 0.5 - factor).abs() / factor
+        each = torch.arange(num_classes)
+        with torch.no_grad():  # bilinear interpolation of each class
+            self.up.weight.zero_()
+            self.up.weight[each, each] = taps[:, None] * taps
         self.score = None if skip_channels is None else nn.Conv2d(skip_channels, num_classes, 1)
         if self.score is not None:
             for parameter in self.score.parameters():
@@ -64,15 +58,6 @@ class UpScore(nn.Module):
         if self.score is not None:
             result = result + self.score(kept[-1])
         return joined(result, kept[:-1])
-
-
-def _bilinear(channels: int, factor: int) -> Tensor:
-    """Weights [C, C, 2 factor, 2 factor] of a transposed convolution that interpolates."""
-    taps = 1 - (torch.arange(2 * factor) + 0.5 - factor).abs() / factor
-    weight = torch.zeros(channels, channels, 2 * factor, 2 * factor)
-    each = torch.arange(channels)
-    weight[each, each] = taps[:, None] * taps
-    return weight
 
 
 def fcn2d(
@@ -90,21 +75,10 @@ def fcn2d(
     Height and width may be any of at least 32. For classification the coarse scores are averaged,
     and there are no skips.
 
-    Args:
-        num_classes: K.
-        in_channels: channels of an image.
-        head: ``segmentation`` or ``classification``.
-        width: multiplies the channels of every hidden layer.
-        dropout: probability of both dropout layers.
-        batch_norm: behind each convolution but those of scores.
-        checkpointing: keep the input of each convolution's block only.
-
-    Raises:
-        ConfigError: an unknown head, a width that is not positive, a dropout outside [0, 1), or no
-            channels or classes.
+    ``batch_norm`` puts a batch norm behind each convolution but those of scores. Other arguments
+    and errors are those of :func:`sparsepipe.models.cnn_nd.cnn_nd`.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    check_head(head)
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     is_dense = head == "segmentation"
     entries: list[nn.Module] = []
     channels, kept = in_channels, []

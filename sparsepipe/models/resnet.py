@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
 from sparsepipe import sparse
-from sparsepipe.errors import ConfigError
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _BLOCKS: dict[int, tuple[int, ...]] = {
     # depth: residual blocks in each of the four stages
@@ -43,49 +40,6 @@ class ResidualBlock(nn.Module):
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Builds residual blocks, whose layers share one backend."""
-
-    backend: sparse.Backend | None
-
-    def conv(self, in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Module:
-        # A strided window tiles the grid, so that both paths of a block have the same sites.
-        size = stride if stride > 1 else size
-        return sparse.Conv3d(in_channels, out_channels, size, stride=stride, backend=self.backend)
-
-    def basic(self, in_channels: int, channels: int, stride: int) -> ResidualBlock:
-        main = nn.Sequential(
-            self.conv(in_channels, channels, 3, stride),
-            sparse.BatchNorm(channels),
-            sparse.ReLU(),
-            self.conv(channels, channels, 3),
-            sparse.BatchNorm(channels),
-        )
-        return ResidualBlock(main, self._shortcut(in_channels, channels, stride))
-
-    def bottleneck(self, in_channels: int, channels: int, stride: int) -> ResidualBlock:
-        out_channels = _EXPANSION * channels
-        main = nn.Sequential(
-            self.conv(in_channels, channels, 1),
-            sparse.BatchNorm(channels),
-            sparse.ReLU(),
-            self.conv(channels, channels, 3, stride),
-            sparse.BatchNorm(channels),
-            sparse.ReLU(),
-            self.conv(channels, out_channels, 1),
-            sparse.BatchNorm(out_channels),
-        )
-        return ResidualBlock(main, self._shortcut(in_channels, out_channels, stride))
-
-    def _shortcut(self, in_channels: int, out_channels: int, stride: int) -> nn.Module:
-        if stride == 1 and in_channels == out_channels:
-            return nn.Identity()
-        return nn.Sequential(
-            self.conv(in_channels, out_channels, 1, stride), sparse.BatchNorm(out_channels)
-        )
-
-
 def sparse_resnet(
     depth: int,
     num_classes: int,
@@ -106,40 +60,47 @@ def sparse_resnet(
         backend: backend of all layers; None is the native one.
 
     Raises:
-        ConfigError: an unknown depth, a width that is not positive, a dropout outside [0, 1),
-            or no channels or classes.
+        ConfigError: an unknown depth, or an argument is out of its range.
     """
-    if depth not in _BLOCKS:
-        raise ConfigError(
-            f"there is no ResNet of depth {depth}", remedy=f"choose one of {sorted(_BLOCKS)}"
-        )
+    require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    blocks = _Blocks(backend)
+    has_bottlenecks = depth >= _BOTTLENECK_FROM
+
+    def conv(before: int, after: int, size: int, stride: int = 1) -> nn.Module:
+        # A strided window tiles the grid, so that both paths of a block have the same sites.
+        size = stride if stride > 1 else size
+        return sparse.Conv3d(before, after, size, stride=stride, backend=backend)
+
+    def block(before: int, channels: int, stride: int) -> ResidualBlock:
+        after = _EXPANSION * channels if has_bottlenecks else channels
+        window = (1, 1) if has_bottlenecks else (3, stride)
+        main = [conv(before, channels, *window), sparse.BatchNorm(channels), sparse.ReLU()]
+        if has_bottlenecks:
+            main += [conv(channels, channels, 3, stride), sparse.BatchNorm(channels), sparse.ReLU()]
+        main += [conv(channels, after, 1 if has_bottlenecks else 3), sparse.BatchNorm(after)]
+        shortcut: nn.Module = nn.Identity()
+        if stride > 1 or before != after:
+            shortcut = nn.Sequential(conv(before, after, 1, stride), sparse.BatchNorm(after))
+        return ResidualBlock(nn.Sequential(*main), shortcut)
+
     channels = scaled(_STAGE_CHANNELS[0], width)
     entries = [
-        blocks.conv(in_channels, channels, 3),
+        conv(in_channels, channels, 3),
         sparse.BatchNorm(channels),
         sparse.ReLU(),
         sparse.MaxPool3d(2, backend=backend),
     ]
-    make = blocks.bottleneck if depth >= _BOTTLENECK_FROM else blocks.basic
-    expansion = _EXPANSION if depth >= _BOTTLENECK_FROM else 1
-    for stage_channels, stride in _steps(depth, width):
-        entries.append(make(channels, stage_channels, stride))
-        channels = expansion * stage_channels
+    for stage, count in enumerate(_BLOCKS[depth]):
+        inner = scaled(_STAGE_CHANNELS[stage], width)
+        for number in range(count):
+            entries.append(block(channels, inner, 2 if stage and not number else 1))
+            channels = _EXPANSION * inner if has_bottlenecks else inner
     entries += [
         sparse.GlobalAvgPool(),
         sparse.Dropout(dropout),
         sparse.Linear(channels, num_classes),
     ]
     return nn.Sequential(*entries)
-
-
-def _steps(depth: int, width: float) -> Iterator[tuple[int, int]]:
-    """Channels and stride of each block; all stages but the first begin with stride 2."""
-    for stage, (count, channels) in enumerate(zip(_BLOCKS[depth], _STAGE_CHANNELS, strict=True)):
-        for number in range(count):
-            yield scaled(channels, width), 2 if stage and not number else 1
 
 
 sparse_resnet18 = partial(sparse_resnet, 18)

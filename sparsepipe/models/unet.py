@@ -10,19 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.chain import (
     Block,
     Head,
     Value,
-    check_head,
     convolved,
     head_entries,
     joined,
     parted,
     recomputed,
 )
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _CHANNELS = 32
 
@@ -49,16 +47,16 @@ class Up(nn.Module):
         """[B, C, *spatial] of the kept one's channels and spatial size, which may be odd."""
         value, kept = parted(input)
         skip = kept[-1]
-        if self.checkpointing:
-            result = recomputed(self, self._merged, value, skip)
-        else:
-            result = self._merged(value, skip)
-        return joined(result, kept[:-1])
 
-    def _merged(self, value: Tensor, skip: Tensor) -> Tensor:
-        raised = self.up(value, output_size=list(skip.shape[2:]))
-        merged: Tensor = self.block(torch.cat((skip, raised), 1))
-        return merged
+        def merged(value: Tensor, skip: Tensor) -> Tensor:
+            raised = self.up(value, output_size=list(skip.shape[2:]))
+            result: Tensor = self.block(torch.cat((skip, raised), 1))
+            return result
+
+        result = (
+            recomputed(self, merged, value, skip) if self.checkpointing else merged(value, skip)
+        )
+        return joined(result, kept[:-1])
 
 
 def unet3d(
@@ -76,23 +74,11 @@ def unet3d(
     Sizes may be any of at least ``2 ** (levels - 1)``. For classification the features of the last
     level are averaged over all voxels.
 
-    Args:
-        num_classes: K.
-        in_channels: channels of a volume.
-        head: ``segmentation`` or ``classification``.
-        levels: of resolution.
-        width: multiplies the channels of every hidden layer.
-        dropout: probability of the dropout before the last layer.
-        checkpointing: keep the input of each level's block only.
-
-    Raises:
-        ConfigError: fewer than two levels, an unknown head, a width that is not positive, a dropout
-            outside [0, 1), or no channels or classes.
+    ``levels`` of resolution are at least 2; other arguments and errors are those of
+    :func:`sparsepipe.models.cnn_nd.cnn_nd`.
     """
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    check_head(head)
-    if levels < 2:
-        raise ConfigError(f"model.levels is {levels}", remedy="choose 2 levels or more")
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
+    require(levels >= 2, "levels", levels, "2 or more")
     entries: list[nn.Module] = []
     channels, skips = in_channels, []
     for level in range(levels):

@@ -9,8 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from sparsepipe import sparse
-from sparsepipe.errors import ConfigError
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _BLOCKS: dict[int, tuple[int, ...]] = {
     # depth: convolutions in each of the five blocks
@@ -56,7 +55,7 @@ def sparse_vgg(
         backend: backend of all layers; None is the native one.
 
     Raises:
-        ConfigError: an unknown depth, a width that is not positive, or a dropout outside [0, 1).
+        ConfigError: an unknown depth, or an argument is out of its range.
     """
     layers = _Layers(
         conv=partial(sparse.Conv3d, kernel_size=3, backend=backend),
@@ -122,10 +121,7 @@ def _build(
     width: float,
     dropout: float,
 ) -> nn.Sequential:
-    if depth not in _BLOCKS:
-        raise ConfigError(
-            f"there is no VGG of depth {depth}", remedy=f"choose one of {sorted(_BLOCKS)}"
-        )
+    require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
     entries: list[nn.Module] = []
     channels = in_channels

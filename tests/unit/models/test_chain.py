@@ -99,9 +99,3 @@ def test_smaller_samples_than_a_network_takes_are_refused(net, least) -> None:
     assert net.eval()(torch.zeros(1, 1, *least)).shape[:2] == (1, 3)
     with pytest.raises(ConfigError, match=f"smaller than the network takes: {least[0]} along"):
         net(torch.zeros(1, 1, *least[1:], least[0] - 1))
-
-
-def test_an_unknown_head_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.head is 'detection'") as error:
-        chain.check_head("detection")
-    assert "segmentation" in error.value.remedy

@@ -5,13 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from sparsepipe.data.images.sources import draw
-from sparsepipe.errors import ConfigError
 from sparsepipe.models import cnn_5x5
 from sparsepipe.schedule.plan import balanced
 
@@ -56,9 +54,3 @@ def test_it_learns_digits_without_norms() -> None:
         loss.backward()
         optimizer.step()
     assert min(losses) < 0.7 * losses[0]
-
-
-@pytest.mark.parametrize("settings", [{"convolutions": 0}, {"width": 0.0}, {"dropout": 1.0}])
-def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        cnn_5x5(10, **settings)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 
 SIZES = {1: (29,), 2: (13, 22), 3: (7, 8, 5)}
 
@@ -57,21 +56,3 @@ def test_a_segmentation_learns_where_a_signal_is_high() -> None:
         loss.backward()
         optimizer.step()
     assert (net(x).argmax(1) == label).float().mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"levels": 0},
-        {"convolutions": 0},
-        {"kernel_size": 4},
-        {"head": "detection"},
-        {"width": 0.0},
-        {"dropout": 1.0},
-        {"in_channels": 0},
-    ],
-)
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError) as error:
-        models.cnn2d(10, **wrong)
-    assert error.value.remedy

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.convnext import CNBlock, StochasticDepth
 
 PUBLISHED = {
@@ -141,19 +140,3 @@ def test_a_pipeline_can_split_the_features() -> None:
     for entry in (*net.features, net.classifier, net.resize):
         value = entry(value)
     assert torch.equal(value, net(x))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"stochastic_depth": 1.0},
-        {"blocks": (1, 2)},
-        {"blocks": (1, 2, 0, 1)},
-        {"head": "boxes"},
-        {"width": 0},
-        {"in_channels": 0},
-    ],
-)
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        models.convnext_tiny(10, **wrong)

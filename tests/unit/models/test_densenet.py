@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.densenet import DenseLayer
 
 
@@ -42,9 +41,3 @@ def test_each_dense_layer_is_an_entry() -> None:
     with torch.device("meta"):
         net = models.densenet3d(2)
     assert sum(isinstance(entry, DenseLayer) for entry in net) == 6 + 12 + 24 + 16
-
-
-@pytest.mark.parametrize("wrong", [{"blocks": ()}, {"blocks": (3, 0)}, {"head": "boxes"}])
-def test_impossible_settings_are_refused(wrong: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(ConfigError):
-        models.densenet3d(10, **wrong)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.fcn import UpScore
 
 
@@ -52,15 +50,3 @@ def test_transposed_convolutions_begin_as_bilinear_interpolation(factor: int) ->
     expected = F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
     inside = (..., slice(factor, -factor), slice(factor, -factor))
     torch.testing.assert_close(found[inside], expected[inside])
-
-
-def test_norms_can_be_left_out() -> None:
-    net = models.fcn2d(3, width=0.05, batch_norm=False)
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in net.modules())
-    assert sum(isinstance(m, nn.Conv2d) for m in net.modules()) == 13 + 2 + 3
-
-
-@pytest.mark.parametrize("wrong", [{"head": "boxes"}, {"width": -1}, {"dropout": 1.0}])
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        models.fcn2d(10, **wrong)

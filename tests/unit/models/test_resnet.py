@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 from sparsepipe.models.resnet import ResidualBlock
 from sparsepipe.sparse import SparseTensor
 
@@ -185,16 +184,3 @@ def test_both_paths_of_a_block_derive_coordinates_once() -> None:
     assert sides[0].coords is sides[1].coords is out.coords
     halved = torch.div(x.coords, torch.tensor([1, 2, 2, 2]), rounding_mode="floor")
     assert torch.equal(torch.unique(out.coords, dim=0), torch.unique(halved, dim=0).int())
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"width": 0}, {"dropout": 1.0}, {"in_channels": 0}, {"num_classes": 0}]
-)
-def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="remedy"):
-        models.sparse_resnet18(**{"num_classes": 10, **wrong})
-
-
-def test_another_depth_is_refused() -> None:
-    with pytest.raises(ConfigError, match="depth 20"):
-        models.resnet.sparse_resnet(20, 10)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.stage import Stage
 
 
@@ -62,9 +61,3 @@ def test_stages_of_a_pipeline_hand_skips_on(again: bool) -> None:
         first.backward(last.backward(None))
         for parameter, gradient in zip(net.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("wrong", [{"levels": 1}, {"head": "boxes"}, {"width": 0}])
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        models.unet3d(10, **wrong)

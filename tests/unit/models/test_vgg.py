@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sparsepipe import models
-from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
 
 # The authors' measured network (52 entries), as kinds in order.
@@ -101,11 +100,3 @@ def test_on_a_full_grid_the_sparse_network_is_the_dense_one() -> None:
         expected = dense(x)
         torch.testing.assert_close(sparse(sparse_x), expected, rtol=1e-10, atol=1e-12)
     assert expected.std() > 1e-3  # no dead network: the comparison says something
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"width": 0}, {"width": -1}, {"dropout": 1.0}, {"in_channels": 0}]
-)
-def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="remedy"):
-        models.sparse_vgg16_bn(10, **wrong)
