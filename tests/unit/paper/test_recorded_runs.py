@@ -18,7 +18,7 @@ LEDGERS = sorted(EXPERIMENTS.glob("*/ledger.csv"))
 
 def test_no_recorded_run_is_left_out() -> None:
     tree = read_tree(EXPERIMENTS)
-    assert (tree.unfinished, tree.broken) == (0, 0)
+    assert (tree.unfinished, tree.broken) == ([], [])
     assert EXPERIMENTS / "modelnet40_points" in tree.rows
     every = set(load_results(EXPERIMENTS)["run_id"])
     assert every > {run_id for ledger in LEDGERS for run_id in load_results(ledger)["run_id"]}

@@ -155,10 +155,9 @@ def test_links_lead_to_runs_once(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "message", "remedy"),
     [
-        ("nowhere", "there is no .*nowhere", "paths.outputs"),
+        ("nowhere", "nowhere not found", "paths.outputs"),
         ("empty", "empty has no finished run", "sparsepipe -m experiment="),
         ("begun", "begun has no finished run, but 1 unfinished", "goes on with unfinished"),
-        ("notes.txt", "is no ledger: its name ends in neither", "gather writes the files anew"),
         ("table.csv", "is no ledger: it has no kind and no run_id", "directory of its runs"),
         ("none.csv", "is no ledger", "gather"),
         ("torn.csv", "is no ledger", "gather"),
@@ -169,7 +168,6 @@ def test_links_lead_to_runs_once(make: Make, tmp_path: Path) -> None:
 def test_refused(make: Make, tmp_path: Path, where: str, message: str, remedy: str) -> None:
     (tmp_path / "empty").mkdir()
     make("a", "1", done=False).parent.rename(tmp_path / "begun")
-    (tmp_path / "notes.txt").write_text("run_id,kind\n1,measured\n")
     write_csv(tmp_path / "table.csv", [{"seed": 1, "status": "finished"}])
     (tmp_path / "none.csv").touch()
     (tmp_path / "torn.csv").write_text("run_id,kind\n1,measured,more\n")

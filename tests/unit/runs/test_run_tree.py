@@ -47,5 +47,5 @@ def test_a_run_may_be_started_anew_while_it_is_read(
     with caplog.at_level(logging.WARNING):
         tree = read_tree(tmp_path)
     assert list(tree.rows) == [kept]
-    assert (tree.unfinished, tree.broken) == (1, 0)
+    assert (tree.unfinished, tree.broken) == ([anew], [])
     assert not caplog.messages
