@@ -48,18 +48,9 @@ class PipelineStrategy(StagedStrategy):
 
     With one device a run is that of a plain Trainer, bit for bit.
 
-    Differences to one device:
-
-    - Clipping by norm takes the norm of each stage's gradients.
-    - Hooks for batches get a ``RemoteBatch`` on ranks that do not read; what a validation, test
-      or prediction step returns is known where its batch was read (prediction) or nowhere.
-    - Between drains the loss and the values that steps log are those of the last minibatch
-      that came back to this rank, and 0 before the first. What counts for an epoch is exact.
-    - Code before the call of the Sequential runs on the first stage and on the last one, code
-      after it on the last one alone: what other ranks are to know goes into ``self.log`` or a
-      torchmetric.
-    - Hooks and callbacks see the layers of their rank's stage; module and optimizer are whole
-      again when the Trainer has finished, unless it failed.
+    ``docs/pipeline.md`` lists what is different from one device: clipping takes the norm of each
+    stage's gradients, hooks for batches get a ``RemoteBatch`` on ranks that do not read, and hooks
+    and callbacks see the layers of their rank's stage, until the Trainer has finished.
 
     Args:
         config: replicas of each stage, such as "2-1"; by default one device a stage.

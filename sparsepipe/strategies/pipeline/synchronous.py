@@ -76,16 +76,11 @@ class SynchronousPipelineStrategy(StagedStrategy):
 
     With one device and one microbatch a run is that of a plain Trainer, bit for bit.
 
-    Differences to one device, beside those of :class:`PipelineStrategy` that do not follow from
-    stale weights:
-
-    - ``training_step`` runs once for each microbatch, and gets its part of the batch. Its loss is
-      to be the mean over samples: it counts by the part's samples, so that gradients are those of
-      the mean over the minibatch. A sum over samples would become one divided by their number.
-    - What it logs is put together to one value a step: on every rank that of the microbatches that
-      came this way (all, where no stage has replicas), and of all when the epoch ends.
-    - Batch norms normalise by the microbatch, and their running statistics move with each, if
-      ``batch_norm`` is at its default.
+    ``training_step`` runs once for each microbatch. Its loss is to be the mean over samples: it
+    counts by the microbatch's samples, so that gradients are those of the mean over the minibatch.
+    What it logs becomes one value a step. Batch norms normalise by the microbatch, and their
+    running statistics move with each, if ``batch_norm`` is at its default
+    (``docs/synchronous.md``).
 
     Arguments that are not listed are those of :class:`PipelineStrategy`.
 

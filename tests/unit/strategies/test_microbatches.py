@@ -88,18 +88,6 @@ def test_running_batch_norms_take_single_samples() -> None:
     assert all(value.isfinite().all() for value in net.state_dict().values())
 
 
-def grouped_layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(4, 4), nn.Linear(4, CLASSES))
-
-
-def test_other_norms_raise_the_errors_of_torch() -> None:
-    """Of a group norm that torch refuses in the same words, and that no option changes."""
-    with pytest.raises(ValueError, match="more than 1 value per channel") as refused:
-        fitted(grouped_layers, samples=8, batch_size=4, microbatches=4)
-    assert not isinstance(refused.value, ConfigError)
-    assert any("forward of microbatch 0 of minibatch 0" in n for n in refused.value.__notes__)
-
-
 def in_stages(rank: int, net: type[Net]) -> None:
     fitted(dense_layers, samples=8, batch_size=4, microbatches=3, config="1-1", cuts=[1], net=net)
 
@@ -285,13 +273,3 @@ def test_they_travel_as_feats_of_a_sparse_tensor() -> None:
         assert state.keys() == weights(net).keys()
         for name, value in weights(net).items():
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_who_has_them_as_a_tensor_is_told_so() -> None:
-    strategy = SynchronousPipelineStrategy(microbatches=4)
-    trainer = pl.Trainer(**QUIET, devices=1, max_epochs=1, strategy=strategy)
-    with pytest.raises(
-        ConfigError, match=r"SparseTensor \[0\] of 6 samples and the tensor \[1\]"
-    ) as e:
-        trainer.fit(Segments(), loader(sparse=False))
-    assert "feats of a SparseTensor" in e.value.remedy

@@ -207,32 +207,6 @@ class Stream(IterableDataset[Any]):
             yield x + float(self.rng.random()), y
 
 
-class Ready(Stream):
-    """Of batches."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(list(DataLoader(list(super().__iter__()), batch_size=BATCH)))  # type: ignore[arg-type]
-
-
-class Endless(Stream):
-    """An iterator itself, so that what is read is gone; its length is that of an epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = 0
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        x, y = self.data[self.read % len(self.data)]
-        self.read += 1
-        return x + float(self.rng.random()), y
-
-
 class Shifting(Transferred):
     """Draws from a generator of its own before the layers."""
 
@@ -249,9 +223,9 @@ class Shifting(Transferred):
 
 def streaming(rank: int, devices: int) -> Any:
     found = []
-    for kind in (Stream, Ready, Endless):
+    for kind in (Stream,):
         net = Shifting()
-        loader = DataLoader(kind(), batch_size=None if kind is Ready else BATCH)
+        loader = DataLoader(kind(), batch_size=BATCH)
         fitting = trainer(devices)
         fitting.fit(net, loader)
         assert fitting.global_step == 12
