@@ -37,6 +37,7 @@ MakeWorker = Callable[..., StageWorker[Any]]
 
 Options = dict[str, Any]
 """The options of one parameter group: all entries but its parameters."""
+_PLAIN = (int, float, str, tuple, type(None))
 
 
 class StageOptimizer:
@@ -125,15 +126,20 @@ class StageOptimizer:
             del self._options[earlier]
 
     def _present(self) -> list[Options]:
-        groups = self._optimizer.param_groups
-        return [
-            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-            for group in groups
-        ]
+        return [_copied(group) for group in self._optimizer.param_groups]
 
     def _set(self, options: Iterable[Options]) -> None:
         for group, values in zip(self._optimizer.param_groups, options, strict=True):
-            group.update(copy.deepcopy(values))
+            group.update(_copied(values))
+
+
+def _copied(group: Options) -> Options:
+    """Options without parameters; plain ones are not copied, which would take most of an update."""
+    return {
+        name: value if isinstance(value, _PLAIN) else copy.deepcopy(value)
+        for name, value in group.items()
+        if name != "params"
+    }
 
 
 def _equal(first: Any, second: Any) -> bool:
