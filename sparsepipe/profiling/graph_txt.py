@@ -33,7 +33,7 @@ _REMEDY = "give an unchanged graph.txt of PipeDream's profiler, nodes before edg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class GraphNode:
     """One layer of a graph."""
 
     name: str
@@ -59,7 +59,7 @@ class Graph:
         given_bytes: bytes of the inputs that a node reads, by its name; of those nodes only.
     """
 
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, GraphNode]
     successors: Mapping[str, Sequence[str]]
     input_bytes: float | None = None
     given_bytes: Mapping[str, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Graph:
                 found[successor].append(name)
         return found
 
-    def chain(self) -> list[Node] | None:
+    def chain(self) -> list[GraphNode] | None:
         """The nodes one after another; None where the graph branches."""
         before = self.predecessors()
         heads = [name for name in self.nodes if not before[name]]
@@ -109,7 +109,7 @@ def parse_graph(text: str) -> Graph:
         ProfileError: a line is neither a node nor an edge between nodes above it, or the edges
             form a cycle.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, GraphNode] = {}
     successors: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -126,7 +126,7 @@ def parse_graph(text: str) -> Graph:
                 if name in nodes:
                     raise ValueError(f"it names {name} again")
                 successors[name] = []
-                nodes[name] = Node(
+                nodes[name] = GraphNode(
                     name=name,
                     text=layer,
                     forward_s=forward_ms / 1000,
@@ -178,7 +178,7 @@ def input_of(graph: Graph) -> dict[str, float]:
     return {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
 
 
-def layer_of(node: Node, index: int) -> LayerProfile:
+def layer_of(node: GraphNode, index: int) -> LayerProfile:
     """A node as a layer of a profile."""
     return LayerProfile(
         index=index,

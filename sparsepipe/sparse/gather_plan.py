@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """The pairs of one block of rows; P is the number of pairs in this block.
 
     Attributes:
@@ -45,7 +45,7 @@ class Block:
         return self.sources_P.shape[0]
 
 
-GatherPlan = list[Block]
+GatherPlan = list[RowBlock]
 """All blocks of a level; at least one, which may be empty."""
 
 
@@ -82,7 +82,7 @@ def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
         last = min(num_rows, first + rows_per_block)
         part = slice(begin, begin + pairs)
         blocks.append(
-            Block(
+            RowBlock(
                 first=first,
                 last=last,
                 counts=counts_BK[b],

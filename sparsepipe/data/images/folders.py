@@ -88,7 +88,7 @@ class ImageFolder:
                 locked(path.with_suffix(".lock"), wait_s=LOCK_WAIT_S),
             ):
                 if not path.is_file():
-                    self._write(path, [file.path for file in files])
+                    self._write_images(path, [file.path for file in files])
         names = tuple(str(file.path) for file in files)
         return ImageSet(MappedArray(path), listing.labels_S, names)
 
@@ -97,14 +97,14 @@ class ImageFolder:
         names = [name for split in SPLITS for name in self._listings[split].names]
         return digest_values([[name, digest_file(self.root / name)] for name in names])
 
-    def _write(self, path: Path, files: Sequence[Path]) -> None:
+    def _write_images(self, path: Path, files: Sequence[Path]) -> None:
         shape = (len(files), *self._size, *((self._channels,) if self._channels > 1 else ()))
         with new_array(path, dtype="u1", shape=shape) as images:
             for number, file in enumerate(files):
-                images[number] = self._read(file)
+                images[number] = self._read_image(file)
 
-    def _read(self, path: Path) -> NDArray[np.uint8]:
-        """One image [H, W] or [H, W, C], as it is meant to be seen."""
+    def _read_image(self, path: Path) -> NDArray[np.uint8]:
+        """One image [H, W] or [H, W, C], the right way up."""
         try:
             with Image.open(path) as image:
                 if image.mode.startswith(_WIDE):
@@ -115,13 +115,11 @@ class ImageFolder:
                 upright = ImageOps.exif_transpose(image).convert(_MODES[self._channels])
         except DataError:
             raise
-        except OSError as error:  # of pillow, of a file that is cut off, without a number
-            raise (unreadable if error.errno else _broken)(path, error) from error
         except Exception as error:  # each format's reader has its own
-            raise _broken(path, error) from error
+            if isinstance(error, OSError) and error.errno:
+                raise unreadable(path, error) from error
+            raise DataError(
+                f"{path} is not an image: {error}", remedy="write the file again, or remove it"
+            ) from error
         height, width = self._size
         return np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
-
-
-def _broken(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is no image: {error}", remedy="write the file again, or remove it")

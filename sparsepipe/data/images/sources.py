@@ -230,14 +230,14 @@ class DrawnDigits:
                 locked(path.with_suffix(".lock"), wait_s=LOCK_WAIT_S),
             ):
                 if not path.is_file():
-                    self._draw(split, labels_S, path)
+                    self._draw_images(split, labels_S, path)
         return ImageSet(MappedArray(path), labels_S)
 
     def fingerprint(self) -> str:
         """Digest of the settings; see ``ImageSource.fingerprint``."""
         return digest_values([_VERSION, self._counts, self._seed])
 
-    def _draw(self, split: Split, labels_S: NDArray[np.int64], path: Path) -> None:
+    def _draw_images(self, split: Split, labels_S: NDArray[np.int64], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         images = np.empty((len(labels_S), SIDE, SIDE), np.uint8)
         for first in range(0, len(labels_S), _BLOCK_IMAGES):

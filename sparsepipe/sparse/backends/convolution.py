@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsepipe.sparse.gather_plan import Block, GatherPlan
+from sparsepipe.sparse.gather_plan import GatherPlan, RowBlock
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.saved_tensors import save, saved
 
@@ -299,13 +299,13 @@ def _product_rows(count: int, like: Tensor) -> int:
     return -(-count // step) * step
 
 
-def _allocate_parts(block: Block, width: int, like: Tensor) -> Tensor:
+def _allocate_parts(block: RowBlock, width: int, like: Tensor) -> Tensor:
     """A buffer for all products of a block, with spare rows for the last one's rounding."""
     spare = max(_product_rows(count, like) - count for count in block.counts)
     return workspace.take("parts", (block.num_pairs + spare, width), like)
 
 
-def _by_offset(block: Block, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """For each offset its rows, and the part of the buffer for its product.
 
     The surplus rows of a rounded product overlap the next product, which is written later.
@@ -324,7 +324,7 @@ def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
     return out
 
 
-def _own_rows(name: str, source: Tensor, block: Block) -> Tensor:
+def _own_rows(name: str, source: Tensor, block: RowBlock) -> Tensor:
     """The rows of ``source`` that belong to the block, padded as ``_gather`` pads them."""
     rows = source[block.first : block.last]
     if _product_rows(len(rows), source) == len(rows):
@@ -335,7 +335,7 @@ def _own_rows(name: str, source: Tensor, block: Block) -> Tensor:
     return out
 
 
-def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
+def _bag_sum(parts_PD: Tensor, block: RowBlock) -> Tensor:
     """The sum of each row's parts in a fixed order; zero for rows without parts."""
     if block.num_pairs == 0:
         return parts_PD.new_zeros(block.last - block.first, parts_PD.shape[1])

@@ -118,7 +118,7 @@ def test_grey_images_and_faults(studio: Path, tmp_path: Path) -> None:
     huge[29:33] = np.array([zlib.crc32(huge[12:29])], ">u4").tobytes()
     for raw in (b"no image", whole[: len(whole) // 2], bytes(huge)):
         (studio / "phone" / "deep.png").write_bytes(raw)
-        with pytest.raises(DataError, match=r"deep\.png is no image"):
+        with pytest.raises(DataError, match=r"deep\.png is not an image"):
             ready(images(studio, tmp_path / "cache"))
     for wrong in ({"channels": 2}, {"size": (28,)}):
         with pytest.raises(ConfigError, match="are not valid"):
