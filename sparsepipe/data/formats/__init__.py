@@ -73,7 +73,7 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
             f"it cannot be read as {path.suffix[1:].upper()}, and may be damaged or cut off "
             f"({type(error).__name__}: {error})",
         ) from error
-    return _checked(path, values)
+    return _checked_shape(path, values)
 
 
 def check_shape_file(path: Path) -> None:
@@ -113,7 +113,7 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
         values = np.asarray(shape, np.float64)
     except (TypeError, ValueError) as error:
         raise _without_shape(what, str(error)) from error
-    return _checked(what, values)
+    return _checked_shape(what, values)
 
 
 def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -124,7 +124,7 @@ def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
     return areas_F
 
 
-def _checked(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _checked_shape(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
         raise _without_shape(source, f"it has the shape {list(values.shape)}, not [points, 3]")
     if not len(values):
