@@ -152,8 +152,6 @@ _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0
 """Units of the axis of time: how many are a minute, and from how many minutes on they are used."""
 _MARKS = 10
 """Markers on a curve, at most."""
-_WIDEST = 2
-"""Curves drawn over one that count for its width, at most."""
 
 Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
 """Metrics CSVs, or their rows."""
@@ -176,11 +174,6 @@ class Curve:
     mean: tuple[float, ...]
     least: tuple[float, ...]
     largest: tuple[float, ...]
-
-    def is_below(self, other: Curve) -> bool:
-        """Whether the other, drawn later, covers most of its points."""
-        own = {*zip(self.epochs, self.mean, strict=True)}
-        return 2 * len(own.intersection(zip(other.epochs, other.mean, strict=True))) > len(own)
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
@@ -237,14 +230,13 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
     drawn = 0
     for (over_epochs, over_time), (name, label, scale) in zip(panels, _PANELS, strict=True):
         drawings = zip(found[name], ways_labels, _LOOKS, strict=False)
-        for place, (line, way, look) in enumerate(drawings, 1):
+        for line, way, look in drawings:
             if not line.epochs:
                 continue
             drawn += 1
-            over = min(_WIDEST, sum(line.is_below(each) for each in found[name][place:]))
             times = [minutes * per_minute for minutes in line.minutes]
-            _draw(over_epochs, line, line.epochs, scale, label=way, look=look, over=over)
-            _draw(over_time, line, times, scale, label=way, look=look, over=over)
+            _draw(over_epochs, line, line.epochs, scale, label=way, look=look)
+            _draw(over_time, line, times, scale, label=way, look=look)
         _finish_comparison(over_epochs, "epoch", label)
         _finish_comparison(over_time, f"training time ({unit})", "")
         over_epochs.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -266,11 +258,7 @@ def _draw(
     *,
     label: str,
     look: tuple[object, ...],
-    over: int,
 ) -> None:
-    """Draws a curve; wider the more curves (``over``) are drawn over it, so that it is seen around
-    them.
-    """
     colour, line, marker = look
     low, high = ([value * scale for value in edge] for edge in (found.least, found.largest))
     axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -281,9 +269,9 @@ def _draw(
         color=colour,
         linestyle=line,
         marker=marker,
-        markersize=4.5 + 3 * over,
+        markersize=4.5,
         markevery=max(1, len(places) // _MARKS),
-        linewidth=1.6 + 1.6 * over,
+        linewidth=1.6,
     )
 
 

@@ -75,14 +75,6 @@ def test_the_figure_shows_each_way_over_epochs_and_over_time(tmp_path):
     assert texts_outside(figure) == []
 
 
-def test_a_curve_below_others_is_seen_around_them():
-    losses = {"a": [2, 1], "b": [2, 1], "c": [2, 1], "touches": [3, 1]}
-    ways = {name: [rows(each)] for name, each in losses.items()}
-    lines = comparison_figure(ways).axes[0].get_lines()
-    assert [line.get_markersize() for line in lines] == [10.5, 7.5, 4.5, 4.5]
-    assert lines[0].get_linewidth() > lines[1].get_linewidth()
-
-
 @pytest.mark.parametrize(
     ("epoch_s", "unit", "last"),
     [(0.5, "seconds", 1.0), (120.0, "minutes", 4.0), (7200.0, "hours", 4.0)],
