@@ -7,11 +7,11 @@ import math
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import SYNCHRONOUS, asynchronous
+from sparsepipe.schedule import asynchronous
 from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.network import ClusterNetwork
-from sparsepipe.simulate.simulation import Simulation, pace
-from sparsepipe.simulate.workload import StageCosts, Workload
+from sparsepipe.simulate.simulation import pace
+from sparsepipe.simulate.workload import Workload
 from tests.support.plans import plan_of
 
 EXACT = 1e-9
@@ -32,23 +32,6 @@ def test_data_parallelism_of_a_few_rounds(ranks: int, rounds: float) -> None:
     assert found.minibatches == minibatches
 
 
-@pytest.mark.parametrize("minibatches", [1, 2, 5, 16])
-def test_sums_that_overlap(minibatches: int) -> None:
-    """Two layers of a second each; the first one's gradients are summed after all, in 0.1 s."""
-    costs = StageCosts(
-        forward_s=(1.0,) * 2,
-        backward_s=(2.0,) * 2,
-        parameter_bytes=60.0,
-        layers_backward_s=((1.0, 1.0),) * 2,
-        layers_parameter_bytes=(50.0, 10.0),
-    )
-    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
-    setting = Setting(network=network, algorithm="ring", bucket_bytes=1.0)
-    found = pace(Workload(plan=plan_of("2"), stages=(costs,)), minibatches, setting)
-    assert found.minibatch_s == pytest.approx((3.0 + 0.1) / 2, rel=EXACT)
-    assert found.busy == pytest.approx([3.0 / 3.1] * 2, rel=EXACT)
-
-
 @pytest.mark.parametrize("scale", [[1, 3, 2, 1], [5, 1, 1, 1], [1, 1, 1, 4]])
 @pytest.mark.parametrize("minibatches", [1, 2, 3, 4, 5, 7])
 def test_pipelines_that_are_not_full_before_they_drain(scale, minibatches: int) -> None:
@@ -59,20 +42,6 @@ def test_pipelines_that_are_not_full_before_they_drain(scale, minibatches: int) 
     assert found.busy == pytest.approx([each / max(scale) for each in scale], rel=EXACT)
     run = simulate(asynchronous(plan, minibatches), workload, setting)
     assert found.total_s == pytest.approx(run.end_s, rel=EXACT)
-
-
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
-def test_flushed_pipelines_of_one_minibatch(schedule: str) -> None:
-    """T microbatches of 3 / T s in K stages: (T + K - 1) 3 / T."""
-    simulation = Simulation.of(
-        Workload.uniform(plan_of("1-1")),
-        Setting(network=ClusterNetwork.flat(2)),
-        schedule=schedule,
-        microbatches=6,
-    )
-    found = simulation.pace(1)
-    assert (found.minibatch_s, found.total_s) == pytest.approx((3.5, 3.5), rel=EXACT)
-    assert found.busy == pytest.approx([3.0 / 3.5] * 2, rel=EXACT)
 
 
 def test_where_no_cycle_is_found() -> None:

@@ -47,17 +47,6 @@ def test_a_long_run_ends_as_in_a_whole_simulation(
         )
 
 
-def test_microbatches_take_their_share() -> None:
-    plan = plan_of("1-1")
-    setting = Setting(network=ClusterNetwork.flat(2))
-    parts = Simulation.of(Workload.uniform(plan), setting, schedule="gpipe", microbatches=6)
-    # A minibatch takes 3 s a stage: (6 + 2 - 1) / 6 of that.
-    assert parts.pace(100).minibatch_s == pytest.approx(3.5)
-    four = Simulation.of(Workload.uniform(plan), setting, schedule="1f1b")
-    assert four.microbatches == 4
-    assert four.pace(100).minibatch_s == pytest.approx(3.75)
-
-
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("message_s", [0.0, 0.5, 1.4, 2.0])

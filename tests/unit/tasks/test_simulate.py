@@ -198,23 +198,10 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
     [
         (PAPER, ConfigError, "one device to simulate", "parallel=dp"),
         (
-            (*BY_HAND, "task.schedule=gpip"),
-            ConfigError,
-            "unknown schedule 'gpip'",
-            "asynchronous, naive, gpipe, 1f1b",
-        ),
-        (
             (*PAPER, "parallel=dp", "task.schedule=gpipe"),
             ConfigError,
             "gpipe is of pipelines",
             "parallel=hete_mp",
-        ),
-        (
-            (*PAPER, "parallel=pipeline", f"parallel.plan.config='{'-'.join('1' * 53)}'",
-             f"parallel.plan.cuts={list(range(1, 53))}"),
-            PlanError,
-            "a plan of 53 stages .* the model has 52 layers",
-            "as many stages as there are layers",
         ),
         ((*BY_HAND, "parallel.plan.cuts=[52]"), PlanError, "do not split 52 layers", "1 to 51"),
         (
@@ -223,43 +210,16 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
             "for 6 devices, the inventory has 5",
             "fewer devices",
         ),
-        ((*PAPER, "parallel=pipeline"), PlanError, "no cuts", "parallel.plan.cuts"),
-        ((*BY_HAND, "task.link_bytes_per_s=0"), ConfigError, "task.link_bytes_per_s", ""),
-        ((*BY_HAND, "task.outbox=-1"), ConfigError, "outbox=-1", "from 0 on"),
-        (
-            (*BY_HAND, "task.outbox=0", "task.inbox=0"),
-            ScheduleError,
-            "deadlock",
-            "outbox",
-        ),
         ((*BY_HAND, "task.minibatches=0"), ConfigError, "task.minibatches", ""),
-        (
-            (*BY_HAND, "task.microbatches=4"),
-            ConfigError,
-            "with the schedule async",
-            "gpipe",
-        ),
+        ((*BY_HAND, "task.outbox=0", "task.inbox=0"), ScheduleError, "deadlock", "outbox"),
         (
             ("task=simulate", "hardware=local", "hardware.accelerator=cpu", "parallel=dp"),
             ProfileError,
             "no profile of",
             "task=profile",
         ),
-        (
-            ("task=simulate", "hardware=local", "hardware.accelerator=cpu", "parallel=pipeline",
-             "parallel.plan.cuts=[24]"),
-            ProfileError,
-            "no profile of",
-            "task=profile",
-        ),
-        (
-            (*SEARCHED, "parallel.search.order=by_price"),
-            ConfigError,
-            "by_price",
-            "by_speed",
-        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_simulated_is_refused_and_leaves_nothing(
     tmp_path: Path, overrides: tuple[str, ...], error: type[Exception], message: str, remedy: str
 ) -> None:
