@@ -210,8 +210,8 @@ class Inventory:
         """Builds an inventory from plain mappings and lists, without devices of ``count: 0``.
 
         Raises:
-            HardwareError: a key is missing or unknown, a number or a name is none, a name is there
-                twice, or there is no device or more than 10,000.
+            HardwareError: a key is missing or unknown, a value is not a number or a name, a name
+                occurs twice, or the devices are none or more than 10,000.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
             raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")

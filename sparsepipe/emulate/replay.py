@@ -98,7 +98,7 @@ ZEROS = Zeros()
 
 
 def floats_in(size_bytes: float) -> int:
-    """float32 numbers that make up a size, one at least: without any there is no gradient."""
+    """float32 numbers that make up a size, one at least: a gradient needs one."""
     return max(1, math.ceil(size_bytes / FLOAT_BYTES))
 
 
@@ -106,7 +106,7 @@ def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None)
     """The shape (n,) of a whole minibatch, or (r, c) of one that is cut into microbatches.
 
     Args:
-        size_bytes: of a whole minibatch.
+        size_bytes: size of a whole minibatch.
         rows: r, of a whole minibatch; None: it is not cut.
         of_rows: r, of the microbatch; None: all of it.
     """
@@ -124,8 +124,8 @@ class ReplayLayer(nn.Module):
     Args:
         profile: its times and sizes, on this rank's device.
         pace: lets the time pass, in training.
-        rows: of a minibatch; of its parts each takes its share of the time and sends its share of
-            the bytes. None: minibatches come as a whole.
+        rows: rows of a minibatch, each part of which takes its share of the time and sends its
+            share of the bytes. None: minibatches come as a whole.
     """
 
     weight_p: nn.Parameter | None

@@ -46,7 +46,7 @@ class ReplayModule(pl.LightningModule):
         super().__init__()
         if not profile.parameter_bytes:
             raise ProfileError(
-                "no layer of the profile has parameters, so that there is nothing to train",
+                "no layer of the profile has parameters, so that nothing can be trained",
                 remedy="give the layers their parameter_bytes, or measure the model with "
                 "task=profile",
             )
@@ -134,10 +134,10 @@ class Rates:
 
     Args:
         steady_per_s: minibatches a second in the second half of the epoch, before it drains.
-        steady_steps: how many steps that is.
-        epoch_per_s: of the whole epoch, in which a pipeline fills and drains.
-        epoch_s: the epoch's time.
-        minibatches: of the epoch.
+        steady_steps: number of steps in that time.
+        epoch_per_s: minibatches a second over the whole epoch, with its fill and drain.
+        epoch_s: seconds of the epoch.
+        minibatches: number of minibatches of the epoch.
     """
 
     steady_per_s: float

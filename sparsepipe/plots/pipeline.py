@@ -37,7 +37,7 @@ def draw_schedule(
     Messages take no time. Nothing of it is measured.
 
     Args:
-        directory: of the run, with its plan.
+        directory: the run's directory, with its plan.
         synchronous: its schedule; None: the asynchronous one.
         slowdowns: how many times slower devices are made, by their names in plan files.
     """
@@ -79,7 +79,7 @@ def draw_measured(
     same minibatches by these, at one scale.
 
     Args:
-        directory: of the run, with its plan.
+        directory: the run's directory, with its plan.
         spans: what ranks did, in order, seconds from 0.
         synchronous: its schedule; None: the asynchronous one.
     """

@@ -63,7 +63,7 @@ class Benchmark:
     """All ranks at one measurement after the other; every rank makes one at the same time.
 
     Args:
-        device: where what is sent lies; by default the host.
+        device: device of the tensors that are sent; by default the host.
         direct: messages between CUDA devices go over NCCL.
     """
 

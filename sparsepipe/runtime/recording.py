@@ -74,7 +74,7 @@ class Recorder:
 
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
-        """Around an action, with a minibatch's number in the whole run.
+        """Context of an action, with a minibatch's number in the whole run.
 
         Recording begins with the first minibatch, and ends once all have gone backward.
         """
@@ -111,7 +111,7 @@ class Recorder:
 
     @contextmanager
     def computing(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Around a computation of the rank."""
+        """Context of a computation of the rank."""
         begin = self.clock()
         with inner():
             core_s = 0.0 if self.core_clock is None else self.core_clock()
@@ -129,7 +129,7 @@ class Recorder:
             self._computed += (begin, self.clock())
 
     def moment(self, part: Part) -> AbstractContextManager[None]:
-        """Around anything else that takes a rank's time."""
+        """Context of anything else that takes a rank's time."""
         return self._moment(part) if self._records else nullcontext()
 
     @contextmanager

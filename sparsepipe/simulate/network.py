@@ -166,7 +166,7 @@ def reduction_legs(
     vector's size.
 
     Raises:
-        ConfigError: there is no such algorithm.
+        ConfigError: unknown algorithm.
     """
     m = len(ranks)
     if m == 1 or not num_bytes:

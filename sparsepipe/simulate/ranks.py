@@ -94,7 +94,7 @@ class Rank:
     it has no gradient to update with, and would be through all updates before the others.
 
     Args:
-        seconds: of its actions by their kinds.
+        seconds: seconds of its actions by their kinds.
         copy_s: seconds of a copy of the weights, which an update makes if they are in use.
         weights: the weights in use; None: updates never copy.
         sums: sums of its stage; None: the stage has one replica.

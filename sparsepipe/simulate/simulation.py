@@ -47,7 +47,7 @@ class Pace:
     """How fast a long run goes.
 
     Attributes:
-        minibatches: of the run.
+        minibatches: number of minibatches of the run.
         total_s: seconds from its beginning to the end of its last action.
         minibatch_s: mean seconds of a minibatch once the pipeline is full, in a run that
             goes on for long: no matter how short this one is.

@@ -53,8 +53,8 @@ class Simulate(Task):
     """Simulates an epoch: throughput, shares of time and memory, a picture and a trace.
 
     Attributes:
-        parallel: what is simulated, as a training would have it.
-        minibatches: of an epoch, over all devices.
+        parallel: the strategy that is simulated, as a training would have it.
+        minibatches: minibatches of an epoch, over all devices.
         schedule: see :data:`sparsepipe.simulate.simulation.SCHEDULES`; None: the strategy's.
         microbatches: parts of a minibatch, where the schedule has some; None: as the strategy
             says, else 4.
@@ -65,7 +65,7 @@ class Simulate(Task):
         inbox: the same; by default as in training.
         link_bytes_per_s: between hosts, for the search of a plan as well; None: the inventory's.
         profiles: files by the names of devices, in place of those that the inventory names.
-        timeline_minibatches: that the picture and the trace show.
+        timeline_minibatches: minibatches that the picture and the trace show.
     """
 
     cores: ClassVar[int | None] = 1

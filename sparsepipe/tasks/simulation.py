@@ -78,7 +78,7 @@ class Scheduled:
     Args:
         name: see :data:`sparsepipe.simulate.simulation.SCHEDULES`.
         microbatches: T; None: see :meth:`Simulation.of`.
-        option: of the configuration that has T.
+        option: key of the configuration that has T.
     """
 
     name: str
@@ -169,15 +169,15 @@ class SimulationFigures:
 
     Attributes:
         plan: the stages and their devices.
-        pace: of an epoch.
-        dp: of an epoch by data parallelism; None where it cannot be simulated.
+        pace: pace of an epoch.
+        dp: pace of an epoch by data parallelism; None: it cannot be simulated.
         dp_overlaps: whether its sums overlap with the backward.
-        dp_apart: of an epoch by data parallelism whose sums do not; None as well.
+        dp_apart: pace of an epoch by data parallelism whose sums do not; None as well.
         without_dp: why it cannot.
         batch_size: shapes of a minibatch.
         record: the first minibatches, drained after them.
-        memory: of each rank in these.
-        peaks_bytes: of each rank in the long run.
+        memory: memory of each rank in these over time.
+        peaks_bytes: peak memory of each rank in the long run.
         rooms: memory of each rank's device; None if unknown.
     """
 

@@ -36,7 +36,7 @@ class FitBatch(Task):
         start: the first batch size, see :func:`largest_that_fits`.
         most: larger sizes are not tried.
         precision: the search ends where a size that does not fit is larger by this share at most.
-        steps: of training for each size.
+        steps: training steps for each size.
         timeout_s: limit of the steps of one size.
         isolated: each size is tried in a process of its own.
     """
