@@ -220,6 +220,7 @@ class Prober:
         lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
         end = f"signal {-code}" if code < 0 else f"exit status {code}"
         raise SparsePipeError(
-            f"training steps of batch size {size} ended with {end}:\n{lines}",
+            f"training steps of batch size {size} ended with {end}, and whether they fit "
+            f"is unknown:\n{lines}",
             remedy=f"mend the cause; {again}",
         )
