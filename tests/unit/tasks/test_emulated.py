@@ -36,7 +36,7 @@ def asked(*overrides: str) -> tuple[RunSpec, Inventory]:
     ("override", "said"),
     [
         ("hardware.emulate=2", "'hardware.emulate' must be true or false"),
-        ("hardware.time_scale=0", "from 0.001 to 10000"),
+        ("hardware.time_scale=0", "must be greater than or equal to 0.001"),
     ],
 )
 def test_keys_are_checked_beside_those_of_any_hardware(override: str, said: str) -> None:
