@@ -23,7 +23,7 @@ from sparsepipe.config.trained import CLASSES, RECORD
 from sparsepipe.errors import CheckpointError, ConfigError, DataError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading
-from sparsepipe.utils.files import expanded, read_mapping
+from sparsepipe.utils.files import expanded
 from sparsepipe.utils.tables import read_csv
 from sparsepipe.utils.values_only import load_values, numpy_allowed, without_stand_ins
 
@@ -64,41 +64,18 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
         if candidate.is_file():
             return candidate.absolute()
     run = RunDir(path.parent.parent if path.parent.name == "checkpoints" else path)
-    if run.done.exists() and run.config.exists():
-        raise _not_kept(run, path)
+    files = [*path.glob("*/checkpoints/*.ckpt")]  # of an experiment, or of a run by its id
+    files += expanded(outputs).glob(f"*/{glob.escape(path.name)}/checkpoints/*.ckpt")
+    such = sorted(files, key=os.path.getmtime)[-1:]
+    hint = f", such as {such[0].parent.parent}" if such else ""
+    if run.done.exists():
+        hint += (
+            "; this run is finished and has kept what trainer.checkpoints and task=clean have left:"
+            f" {run.kept_checkpoint or 'none'}"
+        )
     raise CheckpointError(
-        f"there is no checkpoint at {path}",
-        remedy="give a .ckpt file, or the directory of a run that has finished an epoch"
-        + _such_as(path, expanded(outputs)),
-    )
-
-
-def _such_as(path: Path, outputs: Path) -> str:
-    """What was perhaps meant by a directory or a run's id: the newest checkpoint, or run, in it."""
-    files = [*path.glob("*/checkpoints/*.ckpt")]
-    files += outputs.glob(f"*/{glob.escape(path.name)}/checkpoints/*.ckpt")
-    runs = [file.parent.parent for file in files]
-    newest = max([*path.glob("*.ckpt"), *runs], key=os.path.getmtime, default=None)
-    return "" if newest is None else f", such as {newest}"
-
-
-def _not_kept(run: RunDir, path: Path) -> CheckpointError:
-    """The error for a checkpoint of a finished run that is not there any more."""
-    with suppress(ConfigError, DataError):  # that of a training, as far as one can tell
-        result, used = read_mapping(run.result), RunSpec.load(run.config).checkpoint
-        if "steps" not in result and "task_name" in result:
-            return CheckpointError(
-                f"there is no checkpoint at {path}: it is the directory of a run that did not "
-                f"train (task {result['task_name']})",
-                remedy=f"give checkpoint={used or 'RUN, the directory of a training'}",
-            )
-    kept = run.kept_checkpoint
-    others = "" if kept is None else f"; the run has {kept}"
-    remedy = "" if kept is None else f"give checkpoint={kept}, or "
-    return CheckpointError(
-        f"there is no checkpoint at {path}: the run is finished, and has kept what "
-        f"trainer.checkpoints and task=clean have left{others}",
-        remedy=f"{remedy}train it again: its command with force=true trainer.checkpoints=both",
+        f"no checkpoint at {path}",
+        remedy=f"give a .ckpt file, or the directory of a run that has finished an epoch{hint}",
     )
 
 
@@ -137,40 +114,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint: {reason}",
             remedy=remedy,
         ) from error
-    for key in _WEIGHTS:
-        if isinstance(value, Mapping) and isinstance(value.get(key), Mapping):
-            _check_weights(path, value[key])
-            _check_record(path, value.get(RECORD))
-            return {**value, "state_dict": value[key]}
-    if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
-        _check_weights(path, value)
-        return {"state_dict": value}
-    raise CheckpointError(
-        f"{path} holds no 'state_dict'",
-        remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
-        "path) did",
-    )
-
-
-def _check_weights(path: Path, weights: Mapping[str, Any]) -> None:
-    """Refuses what no module takes: no tensor, or one without values."""
-    for name, value in weights.items():
-        if not isinstance(value, Tensor) or value.is_meta:
-            raise CheckpointError(
-                f"{path}: its weight {name} is no tensor with values",
-                remedy="give a checkpoint that Lightning wrote, or what "
-                "torch.save(model.state_dict(), path) did",
-            )
-
-
-def _check_record(path: Path, record: Any) -> None:
-    """Refuses what does not say what was trained as our checkpoints do."""
-    remedy = "give the checkpoint as its training wrote it, or without that entry"
-    with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
-        known = reading.mapping({} if record is None else record, f"'{RECORD}'")
-        reading.mapping(known.get("config") or {}, "'config'")
-        for number, name in enumerate(reading.listing(known.get(CLASSES) or [], f"'{CLASSES}'")):
-            reading.name(name, f"{CLASSES}[{number}]")
+    whole = value if isinstance(value, Mapping) else {}
+    below = [whole[key] for key in _WEIGHTS if isinstance(whole.get(key), Mapping)]
+    weights = below[0] if below else whole
+    are_values = all(isinstance(v, Tensor) and not v.is_meta for v in weights.values())
+    if not ((below or whole) and are_values):
+        raise CheckpointError(
+            f"{path} has no 'state_dict' of tensors with values",
+            remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
+            "path) did",
+        )
+    return {**(whole if below else {}), "state_dict": weights}
 
 
 def classes_of(path: Path, content: Mapping[str, Any]) -> list[str]:

@@ -105,9 +105,6 @@ def valid_files(folder: Path) -> None:
     (folder / "graph.txt").write_text(GRAPH)
     (folder / "run").mkdir()
     (folder / "run" / "config.yaml").write_text(RUN)
-    (folder / "settings" / "experiment").mkdir(parents=True)
-    (folder / "settings" / "experiment" / "mine.yaml").write_text(EXPERIMENT)
-    (folder / "settings" / "experiment" / "part.yaml").write_text(PART)
 
 
 INVENTORY = {
@@ -177,14 +174,11 @@ GRAPH = "".join(
     "activation_size=1000.0, parameter_size=100.0\n"
     for n in range(1, 5)
 ) + "".join(f"\tnode{n} -- node{n + 1}\n" for n in range(1, 4))
-EXPERIMENT = "# @package _global_\ndefaults: [part]\nname: mine\n"
-PART = "# @package _global_\ntask:\n  minibatches: 4\n"
 RUN = "task: {_target_: sparsepipe.tasks.simulate.Simulate}\nhydra: {overrides: [seed=1]}\n"
 
 _OUTPUTS = "paths.outputs=outputs"
 _SIMULATE = ("task=simulate", "task.minibatches=4", "task.timeline_minibatches=4", _OUTPUTS)
 _FILES = ("hardware=file", "hardware.source=inventory.yaml")
-_OWN = ("--config-dir", "settings", "experiment=mine", *_SIMULATE, "parallel=dp", *_FILES)
 _BOTH = "task.profiles={{slow: {0}, fast: {0}}}"
 
 SUBJECTS: Mapping[str, Subject] = {
@@ -207,12 +201,6 @@ SUBJECTS: Mapping[str, Subject] = {
             "run/config.yaml",
             ("--from", "run", *_SIMULATE, "parallel=dp", *_FILES),
         ),
-        Subject(
-            "settings",
-            "settings/experiment/mine.yaml",
-            _OWN,
-        ),
-        Subject("part of settings", "settings/experiment/part.yaml", _OWN),
     )
 }
 

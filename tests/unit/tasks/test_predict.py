@@ -148,15 +148,6 @@ def test_other_or_changed_files_are_another_run(run: Path, place: Path) -> None:
     assert not (first / "predictions.png").exists()
 
 
-def test_the_directory_of_a_prediction_names_that_of_its_training(run: Path) -> None:
-    directory = predicted(run, "new/round.obj", "task.gallery=0")
-    with pytest.raises(
-        CheckpointError, match=r"run that did not train \(task predict\)"
-    ) as refused:
-        predicted(directory, "new/round.obj")
-    assert refused.value.remedy == f"give checkpoint={run}"
-
-
 def test_files_of_the_test_are_predicted_as_evaluated(run: Path, place: Path) -> None:
     tested = table(run_job(composed(*MEASURED, f"checkpoint={run}")).path)
     assert len(tested) == 6
