@@ -27,6 +27,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from sparsepipe.config.check import check, check_names, check_task, unknown_key
 from sparsepipe.config.listing import PARTS, Source, directories_of
@@ -270,9 +271,10 @@ def _given() -> dict[str, Any]:
 
 
 def is_of_hydra(error: Exception) -> bool:
-    """Whether Hydra or OmegaConf refuses a configuration by an error."""
+    """Whether Hydra, OmegaConf or the YAML of a file refuses a configuration by an error."""
     own = ("Config group override must", "Only one of --run")  # of no class of their own
-    return isinstance(error, HydraException | OmegaConfBaseException) or str(error).startswith(own)
+    kinds = HydraException | OmegaConfBaseException | YAMLError
+    return isinstance(error, kinds) or str(error).startswith(own)
 
 
 def explain(
@@ -377,6 +379,8 @@ def _given_options(override: Override) -> Iterator[str]:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, YAMLError):
+        return " ".join(str(error).split())  # with the file and its line
     cause: BaseException = error
     if not str(error).strip() and error.__cause__ is not None:
         cause = error.__cause__

@@ -331,13 +331,10 @@ def special(subject: Subject) -> Iterator[Case]:
     yield case("special files", "pipe", os.mkfifo)
     yield case("special files", "/dev/zero", lambda path: path.symlink_to("/dev/zero"))
     yield case("special files", "directory", Path.mkdir)
-    is_option = "settings" in subject.file  # which Hydra calls by its name
-    named = Path(subject.file).stem if is_option else Path(subject.file).name
-    yield case("special files", "missing", lambda path: None, named=named)
+    yield case("special files", "missing", lambda path: None)
     yield case("special files", "link to itself", lambda path: path.symlink_to(path.name))
     yield case("special files", "a file of 8 GB of zeros", _sparse)
-    if not is_option:  # one may set nothing
-        yield case("structure", "empty", b"")
+    yield case("structure", "empty", b"")
     yield case("structure", "binary", drawn.randbytes(4096))
     yield case("structure", "zeros", bytes(4096))
     yield case("structure", "a zip", _zip())
