@@ -12,11 +12,12 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytorch_lightning as pl
+from pydantic import Field
 
-from sparsepipe.callbacks import KeepPlan, StepTimer, StopAtOnce
+from sparsepipe.callbacks import StepTimer, StopAtOnce
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
 from sparsepipe.config.run_spec import RunSpec
@@ -31,7 +32,7 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of_profiles,
     load_profiles,
 )
-from sparsepipe.planning.division import Division, division_of
+from sparsepipe.planning.division import division_of
 from sparsepipe.profiling import Profile
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.kept_memory import kept_values
@@ -81,7 +82,7 @@ class TrainEmulated(Task):
 
     time_scale: float | None = None
     network: Literal["auto", "namespaces", "loopback"] | None = None
-    minibatches: int | None = None
+    minibatches: Annotated[int, Field(ge=1)] | None = None
     link_bytes_per_s: float | None = None
 
     def run(self, run: ResolvedRun) -> None:
@@ -112,7 +113,14 @@ class TrainEmulated(Task):
         }
         write_result(run, values)
         if process_group.rank() == 0:
-            log.info("%s", _in_words(values))
+            log.info(
+                "emulated: %.4g minibatches/s in the steady part, %.4g with filling and draining "
+                "(time_scale %g, network: %s)",
+                values["minibatches_per_s"],
+                values["epoch_minibatches_per_s"],
+                values["time_scale"],
+                values["network"],
+            )
 
     def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the profiles: they are the data and the model.
@@ -152,7 +160,13 @@ class TrainEmulated(Task):
             raise ConfigError(
                 f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
             )
-        _check_shares(spec, division, ranks)
+        shares = division is not None and division.cuts is None and division.balance == "flops"
+        if shares and ranks > 1 and spec.search is None:
+            raise ConfigError(
+                "stages are to share the FLOPs of the layers, which no profile has",
+                remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
+                "parallel.plan.balance=parameters",
+            )
         on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
         strategy = given.strategy
         if strategy is not None:
@@ -171,34 +185,25 @@ def _trained(
     run: ResolvedRun, profiles: Sequence[Profile], timer: StepTimer, *, minibatches: int
 ) -> pl.Trainer:
     """The Trainer, after an epoch with this number of minibatches for each rank that reads."""
-    profile = profiles[process_group.rank()]
-    mode = run.spec.parallel.argument("mode")
-    rows = _rows(run.spec, profile)
+    profile, parallel = profiles[process_group.rank()], run.spec.parallel
+    rows: int | None = None  # of a minibatch, where it is cut
+    if parallel.synchronous is not None:
+        rows = int(profile.meta.get("batch_size") or parallel.synchronous.microbatches)
     module = ReplayModule(
         profile,
         ReplayPace(timer.time_scale),
-        momentum=_MOMENTUM if mode == "spectrain" else 0.0,
+        momentum=_MOMENTUM if parallel.argument("mode") == "spectrain" else 0.0,
         updates=all(each.update_s is not None for each in profiles),
         rows=rows,
     )
     if run.division is not None:
         run.division.check(num_layers=profile.num_layers)
-    trainer = run.trainer(
-        [*_keeping_plan(run), timer, StopAtOnce(run.watch)], silent=True, **_INSTEAD
-    )
+    callbacks = [run.keep_plan(), timer, StopAtOnce(run.watch)]
+    trainer = run.trainer(callbacks, silent=True, **_INSTEAD)
     if process_group.rank() == 0:
         lift_limits()  # before any rank sends
     trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
     return trainer
-
-
-def _rows(spec: RunSpec, profile: Profile) -> int | None:
-    """Samples of a minibatch that is cut, or the least that divides evenly; None: it is not cut."""
-    synchronous = spec.parallel.synchronous
-    if synchronous is None:
-        return None
-    samples = profile.meta.get("batch_size")
-    return int(samples) if samples else synchronous.microbatches
 
 
 def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
@@ -255,23 +260,6 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
     return profiles
 
 
-def _check_shares(spec: RunSpec, division: Division | None, ranks: int) -> None:
-    if division is None or division.cuts is not None or spec.search is not None:
-        return
-    if division.balance == "flops" and ranks > 1:
-        raise ConfigError(
-            "stages are to share the FLOPs of the layers, which no profile has",
-            remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
-            "parallel.plan.balance=parameters",
-        )
-
-
-def _keeping_plan(run: ResolvedRun) -> list[KeepPlan]:
-    division, devices = run.division, [place.text for place in run.places]
-    details = {} if division is None else division.details
-    return [KeepPlan(run.directory, devices, details)]
-
-
 def minibatches_per_reader(run: ResolvedRun, minibatches: int | None) -> int:
     """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
 
@@ -285,15 +273,6 @@ def minibatches_per_reader(run: ResolvedRun, minibatches: int | None) -> int:
     if division is not None:
         readers = 1 if division.config is None else int(division.config.partition("-")[0])
     return math.ceil(minibatches / readers)
-
-
-def _in_words(values: Mapping[str, Any]) -> str:
-    samples = f", {values['samples_per_s']:.4g} samples/s" if "samples_per_s" in values else ""
-    return (
-        f"emulated: {values['minibatches_per_s']:.4g} minibatches/s{samples} in the steady part, "
-        f"{values['epoch_minibatches_per_s']:.4g} with filling and draining (time_scale "
-        f"{values['time_scale']:g}, network: {values['network']})"
-    )
 
 
 _KEYS = tuple(entry.name for entry in fields(Emulation) if entry.name != "emulate")
@@ -325,7 +304,13 @@ def as_emulated(spec: RunSpec) -> RunSpec:
         )
     found = {"time_scale": emulation.time_scale, "network": emulation.network}
     target = Target(_TARGET, found)
-    if (minibatches := _minibatches(spec)) is not None:
+    if (minibatches := spec.task.get("minibatches")) is not None:
+        if (limit := spec.trainer.batches_limit) is not None:
+            raise ConfigError(
+                f"task.minibatches={minibatches}, and trainer.limit_train_batches={limit}",
+                remedy="set one of them: task.minibatches counts those of all ranks that read, "
+                "trainer.limit_train_batches those of each",
+            )
         target = target.replace(minibatches=minibatches)
     return spec.replace(task=target, hardware=spec.hardware.replace(**found))
 
@@ -353,21 +338,3 @@ def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
                 "choose task=train hardware.emulate=true",
             )
     return spec.replace(hardware=hardware.replace(**given, emulate=True))
-
-
-def _minibatches(spec: RunSpec) -> int | None:
-    """The setting ``task.minibatches``, checked."""
-    minibatches: int | None = spec.task.get("minibatches")
-    if minibatches is None:
-        return None
-    if minibatches < 1:
-        raise ConfigError(
-            f"task.minibatches={minibatches} is too little", remedy="set it to 1 or more"
-        )
-    if (limit := spec.trainer.batches_limit) is not None:
-        raise ConfigError(
-            f"task.minibatches={minibatches}, and trainer.limit_train_batches={limit}",
-            remedy="set one of them: task.minibatches counts those of all ranks that read, "
-            "trainer.limit_train_batches those of each",
-        )
-    return minibatches

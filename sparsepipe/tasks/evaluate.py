@@ -26,6 +26,8 @@ from sparsepipe.config.trained import CLASSES, RECORD, differences
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.planning.division import read_plan_file
+from sparsepipe.profiling.activations import fresh
+from sparsepipe.profiling.timing import Clock
 from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
 from sparsepipe.runs.metrics import write_rows
 from sparsepipe.runs.randomness import seed_epoch
@@ -49,8 +51,10 @@ log = logging.getLogger(__name__)
 _PREPARED_BYTES = 2**28
 
 
-class Clock(pl.Callback):
+class TestTimer(pl.Callback):
     """Times a test from its first batch to its last, loader included."""
+
+    __test__ = False  # not for pytest
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -72,7 +76,7 @@ class Clock(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         self.shapes += batch_size_of(batch)
-        _synchronize(pl_module.device)
+        Clock(pl_module.device).synchronise()
         self.seconds = time.perf_counter() - self._started
 
     def values(self) -> dict[str, float]:
@@ -164,13 +168,13 @@ class Evaluate(Task):
                 log.warning("but %s", text)
         seed = int(run.spec.seed)
         adapt_loaders(data, seed=seed)
-        clock = Clock()
-        trainer = run.trainer([clock])
+        timer = TestTimer()
+        trainer = run.trainer([timer])
         seed_epoch(seed, 0)
         trainer.test(module, datamodule=data, verbose=False)
         values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
         metrics = dict(values)
-        values.update(clock.values())
+        values.update(timer.values())
         values.update(peak_values())  # before batches are kept in memory to be timed
         split = plan_values(run, trainer)
         # Else no device need have room for the whole network, or for whole samples.
@@ -279,58 +283,33 @@ def inference_rate(
     most_s: float = math.inf,
 ) -> float:
     """Shapes a second of this rank's forwards, kernel maps included, loading excluded."""
-    read = _some_batches(data.test_dataloader(), most=warmup + timed)
+    read, held_bytes = [], 0  # the first batches, used in turn; few of them where they are large
+    for batch in islice(iter(data.test_dataloader()), warmup + timed):
+        read.append(batch)
+        held_bytes += sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        if held_bytes > _PREPARED_BYTES:
+            break
     if not read or not timed:
         return 0.0
     module.eval()
     device = module.to(trainer.strategy.root_device).device
     slowdown = getattr(trainer.strategy, "slowdown", Slowdown())
-    shapes, elapsed_s = 0, 0.0
+    clock, shapes, elapsed_s = Clock(device), 0, 0.0
     count = Count("timing inference, batches", warmup + timed)
     with SILENCE.watched(lambda: str(count)):
         for number in range(warmup + timed):
             # One at a time: the device need not have room for all.
-            batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
-            _synchronize(device)
-            started_s = time.perf_counter()
+            batch = module.transfer_batch_to_device(fresh(read[number % len(read)]), device, 0)
+            clock.synchronise()
+            clock.mark()
             with slowdown.slowed(), trainer.precision_plugin.predict_step_context():
                 module(batch["input"])
-            _synchronize(device)
+            clock.mark()
+            (seconds,) = clock.seconds()
             count.add()
             if number >= warmup:
-                elapsed_s += time.perf_counter() - started_s
+                elapsed_s += seconds
                 shapes += batch_size_of(batch)
             if elapsed_s > most_s:
                 break
     return shapes / elapsed_s
-
-
-def _some_batches(loader: Any, *, most: int) -> list[Any]:
-    """The first batches, used in turn; few of them where dense ones are large."""
-    found, held_bytes = [], 0
-    for batch in islice(iter(loader), most):
-        found.append(batch)
-        held_bytes += sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-        if held_bytes > _PREPARED_BYTES:
-            break
-    return found
-
-
-def _uncached(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with an input that has no kernel maps yet."""
-    x = batch["input"]
-    if isinstance(x, torch.Tensor):
-        return batch
-    fresh = type(x)(
-        x.feats,
-        x.coords,
-        stride=x.stride,
-        spatial_shape=x.spatial_shape,
-        batch_size=x.batch_size,
-    )
-    return {**batch, "input": fresh}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

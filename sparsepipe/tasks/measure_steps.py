@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -23,6 +21,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.profiling.memory import Alive
+from sparsepipe.profiling.timing import Clock
 from sparsepipe.runs.out_of_memory import empty_device, filled_share, of_machine, ran_out
 from sparsepipe.runs.randomness import seed_epoch, seed_model
 from sparsepipe.runtime.collectives import process_group
@@ -243,7 +242,7 @@ class _Watched(pl.Callback):
 
 
 def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
-    """Of this rank."""
+    """Bytes measured on this rank, and what the callback has seen."""
     if run.inventory.accelerator == "cuda":
         _choose_gpu(run)
         watched = _Watched(torch.cuda.memory_allocated)
@@ -274,7 +273,7 @@ def _choose_gpu(run: ResolvedRun) -> None:
 
 
 def _everywhere(own: dict[str, Any]) -> dict[str, Any]:
-    """Of the rank that needs most."""
+    """The figures of the rank that needs most memory."""
     everyone: list[dict[str, Any]] = process_group.gather_objects(own)
     most = {key: max(each[key] for each in everyone) for key in ("peak_bytes", "saved_bytes")}
     return {**own, **most}
@@ -282,23 +281,27 @@ def _everywhere(own: dict[str, Any]) -> dict[str, Any]:
 
 def _timed(run: ResolvedRun, steps: int) -> dict[str, float]:
     """Median time of a step, of the slowest rank; steps before the first end do not count."""
-    clock = _Clock()
-    _fit(run, [clock], steps=steps + 1)
-    own_s = median(later - earlier for earlier, later in pairwise(clock.ends_s))
+    ends = _StepEnds()
+    _fit(run, [ends], steps=steps + 1)
+    own_s = median(ends.seconds())
     return {"step_s": max(process_group.gather_objects(own_s))}
 
 
-class _Clock(pl.Callback):
-    """When each step ended."""
+class _StepEnds(pl.Callback):
+    """Marks the end of each step."""
 
     def __init__(self) -> None:
-        self.ends_s: list[float] = []
+        self._clock: Clock | None = None
 
     @override
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize(trainer.strategy.root_device)
-        self.ends_s.append(time.perf_counter())
+        self._clock = self._clock or Clock(trainer.strategy.root_device)
+        self._clock.mark()
+
+    def seconds(self) -> list[float]:
+        """Seconds of each step but the first."""
+        assert self._clock is not None
+        return self._clock.seconds()
 
 
 def _fit(run: ResolvedRun, callbacks: list[pl.Callback], *, steps: int) -> None:

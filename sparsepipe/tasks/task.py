@@ -20,6 +20,7 @@ from sparsepipe.callbacks import (
     EpochLines,
     EpochSums,
     ErrorNotes,
+    KeepPlan,
     ShapesProgressBar,
     Throughput,
 )
@@ -216,6 +217,11 @@ class ResolvedRun:
         if slowdown != 1:
             given["slowdown"] = slowdown
         return parallel.strategy.replace(**given).build_with(cluster_environment=RankEnvironment())
+
+    def keep_plan(self) -> KeepPlan:
+        """A new callback that leaves the plan of a pipeline in the run's directory."""
+        details = {} if self.division is None else self.division.details
+        return KeepPlan(self.directory, [place.text for place in self.places], details)
 
     def loggers(self) -> list[Any]:
         """New loggers, as configured.

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -15,7 +14,6 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.callbacks import (
     Forecast,
-    KeepPlan,
     LogRates,
     Measured,
     MetricsCsv,
@@ -47,7 +45,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.synchronous_worker import is_of_single_values
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.trace import trace_text
-from sparsepipe.tasks.evaluate import Clock, inference_rate
+from sparsepipe.tasks.evaluate import TestTimer, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.presentation import (
@@ -112,29 +110,42 @@ class Train(Task):
         """Trains as :meth:`run`, with settings of :func:`inference_rate` and further values for
         ``result.json``.
         """
-        test = self.test
-        data, seed = _ready_data(run, test=test), int(run.spec.seed)
+        spec, seed = run.spec, int(run.spec.seed)
+        data = build_data(spec)
+        for stage in ("fit", "test") if self.test else ("fit",):
+            data.setup(stage)
         module = run.build_module(data)
-        refuse_further_outputs(run.spec, data, module)
-        facts: dict[str, Any] = first_weights(run.spec)
+        refuse_further_outputs(spec, data, module)
+        facts: dict[str, Any] = first_weights(spec)
         facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
         resume = _place(run, module)
         fitted = _agreed(run, resume)
         adapt_loaders(data, seed=seed)
         loaders = ResumableLoaders(seed, resume=resume)
+        record = {  # what makes a checkpoint usable without its run, as plain values
+            CLASSES: [str(name) for name in getattr(data, "classes", ())],
+            "config": recorded_settings(spec.to_dict()),
+            "versions": versions(),
+        }
         checkpoint = RunCheckpoint(
             run.directory,
             monitor=self.monitor,
             mode=self.mode,
             resume=resume,
-            record=_record(run, data),
+            record=record,
             loaders=loaders,
         )
-        clock, start = Clock(), StartLine(run)
-        trace = [Trace()] if run.spec.trainer.trace else []
-        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint, loaders), *trace])
-        start.test_shapes = _check_splits(run, trainer, data, test=test)
-        _begin_logging(run, trainer, resume)
+        timer, start = TestTimer(), StartLine(run)
+        trace = [Trace()] if spec.trainer.trace else []
+        stop = StopOnSignal(run.watch, checkpoint)
+        callbacks = [timer, start, run.keep_plan(), loaders, MetricsCsv(run.directory.metrics)]
+        callbacks += [LogRates(), stop, checkpoint, Forecast(_shorter(spec)), *trace]
+        trainer = run.trainer(callbacks)
+        start.test_shapes = _check_splits(run, trainer, data, test=self.test)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbRunLogger) and resume is not None:
+                logger.resume(resume, read_rows(run.directory.metrics))
+            logger.log_hyperparams(spec.to_dict())
         seed_epoch(seed, 0)
         if fitted:  # by an earlier process
             done = read_mapping(run.directory.fitted)
@@ -143,73 +154,72 @@ class Train(Task):
             if trace:
                 _write_trace(run, trace[0].gathered())
         values = {**facts, **training_values(run), **done}
-        values.update(_profiling_share(values))
-        if test:
-            best = _best_to_test(run, self.test_weights, checkpoint)
-            values.update(_test(trainer, module, data, clock, weights=best))
-            values.update(test_shapes=start.test_shapes)
-        values.update(_peaks(values))  # before batches are kept in memory to be timed
-        if test:
-            parallel = run.spec.parallel
-            planned = "plan_config" in values or (parallel.grid, parallel.roles) != (None, None)
-            values.update(_inference(trainer, module, data, forwards, planned=planned))
-            _keep_tested(run, values)
+        if values.get("profiling_s") and values.get("train_time_s"):
+            share = values["profiling_s"] / values["train_time_s"]
+            values["profiling_share_of_training"] = share
+        if self.test:
+            values.update(self._tested(run, trainer, module, data, checkpoint))
+            values.update(timer.values(), test_shapes=start.test_shapes)
+        # Of the whole run, earlier processes included, before batches are kept to be timed.
+        for name, size in peak_values().items():
+            values[name] = max(size, values.get(f"train_{name}", 0))
+        if self.test:
+            values.update(_inference(run, trainer, module, data, values=values, forwards=forwards))
         write_result(run, {**values, **(more or {}), **class_accuracies(module)})
         if process_group.rank() == 0:  # last, when no other rank waits for this one any more
-            _show(run, module, data, values, test=test, gallery=self.gallery)
+            _show(run, module, data, values, test=self.test, gallery=self.gallery)
+
+    def _tested(
+        self,
+        run: ResolvedRun,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        data: pl.LightningDataModule,
+        checkpoint: RunCheckpoint,
+    ) -> dict[str, Any]:
+        """Metrics of the test, by the best weights where they are kept and wanted."""
+        best = run.directory.best
+        weights = best if self.test_weights == "best" and best.exists() else None
+        if process_group.rank() == 0:
+            value = None if weights is None else checkpoint.best
+            monitored = "" if value is None else f", {checkpoint.monitor}={value:.4g}"
+            log.info("testing the weights of %s%s", weights or "the last epoch", monitored)
+        path = None if weights is None else str(weights)
+        trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
+        tested = {} if weights is None else {"tested_checkpoint": weights.name}
+        return {**mean_over_ranks(epoch_metrics(trainer)), **tested}
 
 
-def _ready_data(run: ResolvedRun, *, test: bool) -> pl.LightningDataModule:
-    data = build_data(run.spec)
-    data.setup("fit")
-    if test:
-        data.setup("test")
-    return data
+def _inference(
+    run: ResolvedRun,
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    values: Mapping[str, Any],
+    forwards: Mapping[str, Any],
+) -> dict[str, float]:
+    """Inference rate of all ranks; empty where they hold parts of the network or of samples.
 
-
-def _record(run: ResolvedRun, data: pl.LightningDataModule) -> dict[str, Any]:
-    """What makes a checkpoint usable without its run, as plain values."""
-    return {
-        CLASSES: [str(name) for name in getattr(data, "classes", ())],
-        "config": recorded_settings(run.spec.to_dict()),
-        "versions": versions(),
-    }
-
-
-def _callbacks(
-    run: ResolvedRun, checkpoint: RunCheckpoint, loaders: ResumableLoaders
-) -> list[pl.Callback]:
-    """The callbacks of every training, in calling order."""
-    division = run.division
-    return [
-        KeepPlan(
-            run.directory,
-            [place.text for place in run.places],
-            {} if division is None else division.details,
-        ),
-        loaders,
-        MetricsCsv(run.directory.metrics),
-        LogRates(),
-        StopOnSignal(run.watch, checkpoint),
-        checkpoint,
-        Forecast(_shorter(run.spec)),
-    ]
+    Rank 0 adds the metrics of the test to the last epoch's row.
+    """
+    if process_group.rank() == 0:
+        tested = {name: value for name, value in values.items() if name.startswith("test/")}
+        add_to_last_row(run.directory.metrics, tested)
+    parallel = run.spec.parallel
+    apart = "plan_config" in values or (parallel.grid, parallel.roles) != (None, None)
+    if apart or not isinstance(module, Classifier):
+        return {}
+    rate = inference_rate(trainer, module, data, **forwards)
+    return {"inference_shapes_per_s": sum(process_group.gather_objects(rate))}
 
 
 def _shorter(spec: RunSpec) -> str:
-    """What makes a training take minutes, as text."""
+    """Settings that make a training take minutes, as text."""
     choices = (spec.to_dict().get("hydra") or {}).get("choices") or {}
     if spec.scale is None and not has_own_scales(str(choices.get("experiment")), config_dir()):
         return "scale=smoke takes minutes, scale=desk is for two cores"
     return "fewer trainer.max_epochs take less"
-
-
-def _begin_logging(run: ResolvedRun, trainer: pl.Trainer, resume: Resume | None) -> None:
-    """Gives loggers the configuration, and trackers the place where the run resumes."""
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbRunLogger) and resume is not None:
-            logger.resume(resume, read_rows(run.directory.metrics))
-        logger.log_hyperparams(run.spec.to_dict())
 
 
 def _show(
@@ -240,30 +250,25 @@ def _show(
     log_test(run, module, values)
 
 
-def _check_watched(spec: RunSpec) -> None:
-    """Refuses what watches a metric of the validation, where there is none."""
-    watching = {"objective": spec.objective} | {
-        f"callbacks.{name}.monitor": each.get("monitor") for name, each in spec.callbacks.items()
-    }
+def _check_splits(
+    run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
+) -> int:
+    """Number of test shapes; refuses callbacks and objectives that watch a validation without data.
+
+    Loaders are made here, before training, so that ranks that cannot share a split are refused.
+    """
+    data.trainer = trainer  # from which users' own loaders may take the number of ranks
+    validation = _validation(data)
+    watching = {"objective": run.spec.objective}
+    for name, each in run.spec.callbacks.items():
+        watching[f"callbacks.{name}.monitor"] = each.get("monitor")
     for key, metric in watching.items():
-        if str(metric).startswith("val/"):
+        if (validation is None or validation == []) and str(metric).startswith("val/"):
             raise ConfigError(
                 f"{key} is {metric}, and nothing is validated",
                 remedy="set data.val_share to a share of the training samples, such as 0.1, or "
                 f"{key} to a metric of the training, such as train/loss",
             )
-
-
-def _check_splits(
-    run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
-) -> int:
-    """Checks before training that ranks can share the splits, and that there is what callbacks and
-    the objective watch; returns the number of test shapes.
-    """
-    data.trainer = trainer  # from which users' own loaders may take the number of ranks
-    validation = _validation(data)
-    if validation is None or validation == []:
-        _check_watched(run.spec)
     return num_shapes(data.test_dataloader()) if test else 0
 
 
@@ -385,69 +390,13 @@ def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
     return fitted
 
 
-def _best_to_test(
-    run: ResolvedRun, test_weights: Literal["best", "last"], checkpoint: RunCheckpoint
-) -> Path | None:
-    """The best checkpoint, if it is to be tested and there is one; says what is tested."""
-    best = run.directory.best if test_weights == "best" else None
-    if best is not None and not best.exists():  # nothing was validated
-        best = None
-    if process_group.rank() == 0:
-        value = None if best is None else checkpoint.best
-        monitored = "" if value is None else f", {checkpoint.monitor}={value:.4g}"
-        log.info(
-            "testing the weights of %s%s", "the last epoch" if best is None else best, monitored
-        )
-    return best
-
-
-def _test(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    clock: Clock,
-    *,
-    weights: Path | None,
-) -> dict[str, Any]:
-    """Tests the weights of a checkpoint, or those that the module has."""
-    path = None if weights is None else str(weights)
-    trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
-    tested = {} if weights is None else {"tested_checkpoint": weights.name}
-    return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values(), **tested}
-
-
-def _inference(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    forwards: Mapping[str, Any],
-    *,
-    planned: bool,
-) -> dict[str, float]:
-    """Inference rate of all ranks; empty where these hold parts of the network or of samples."""
-    if planned or not isinstance(module, Classifier):
-        return {}
-    rate = inference_rate(trainer, module, data, **forwards)
-    return {"inference_shapes_per_s": sum(process_group.gather_objects(rate))}
-
-
-def _keep_tested(run: ResolvedRun, values: Mapping[str, Any]) -> None:
-    if process_group.rank() == 0:
-        tested = {name: value for name, value in values.items() if name.startswith("test/")}
-        add_to_last_row(run.directory.metrics, tested)
-
-
-def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
-    """Peak memory of the whole run, earlier processes included."""
-    return {name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()}
-
-
 def training_values(run: ResolvedRun) -> dict[str, Any]:
     """Epochs, times and rates of all epochs, and the metrics of the last one."""
     rows = read_rows(run.directory.metrics)
     values: dict[str, Any] = {"epochs": len(rows)}
     if rows:
-        values.update({key: _number(value) for key, value in rows[-1].items() if "/" in key})
+        last = {key: value for key, value in rows[-1].items() if "/" in key}
+        values.update({key: float(value) if value else None for key, value in last.items()})
         times_s = [float(row["time/epoch_s"]) for row in rows if row.get("time/epoch_s")]
         if times_s:
             values["epoch_time_s"] = statistics.median(times_s)
@@ -456,15 +405,3 @@ def training_values(run: ResolvedRun) -> dict[str, Any]:
         if rates:
             values["train_shapes_per_s"] = statistics.median(rates)
     return values
-
-
-def _profiling_share(values: Mapping[str, Any]) -> dict[str, float]:
-    """Time for the profiles of a plan as a share of the training's."""
-    profiling_s, training_s = values.get("profiling_s"), values.get("train_time_s")
-    if not profiling_s or not training_s:
-        return {}
-    return {"profiling_share_of_training": profiling_s / training_s}
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text not in ("", None) else None

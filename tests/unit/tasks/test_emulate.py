@@ -108,7 +108,11 @@ def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> Non
             r"link_bytes_per_s' must be greater than or equal to 1",
             "corr",
         ),
-        (["task.minibatches=0"], r"task\.minibatches=0 is too little", "1 or more"),
+        (
+            ["task.minibatches=0"],
+            r"minibatches. must be greater than or equal to 1, not 0",
+            "correct",
+        ),
         (
             ["task.minibatches=60", "trainer.limit_train_batches=8"],
             r"minibatches=60, and trainer\.limit_train_batches=8",
