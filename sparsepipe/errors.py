@@ -6,7 +6,6 @@ without reading a traceback. ``assert`` is kept for invariants of our own code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 REMEDY = "\n  remedy: "
@@ -103,27 +102,6 @@ class PlanError(ConfigError):
 
 class ProfileError(ConfigError):
     """A profile that is missing, broken, or of another model than the one at hand."""
-
-
-class MissingProfileError(ProfileError):
-    """Some devices have no profile.
-
-    Attributes:
-        devices: their names.
-    """
-
-    devices: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, devices: Sequence[str], *, there: Iterable[str]) -> MissingProfileError:
-        """The error about ``devices``, where ``there`` have a profile."""
-        made = cls(
-            f"there is no profile of {', '.join(devices)} (there is: {', '.join(there) or 'none'})",
-            remedy="measure it with task=profile on that device, and name the file under "
-            "'profile' of the device in the hardware inventory",
-        )
-        made.devices = tuple(devices)
-        return made
 
 
 class ScheduleError(SparsePipeError):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Device, Inventory
-from sparsepipe.cluster.inventory import how_to_give_links
 from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import default_workers
-from sparsepipe.errors import DataError, HardwareError, MissingProfileError, ProfileError
+from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile, graph_profile, read_graph
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
@@ -163,6 +160,7 @@ def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inv
         ProfileError: a device was made slower than it is to be, or less so, or another backend
             computed.
     """
+    synchronous = spec.parallel.synchronous
     refused: list[str] = []
     warnings: list[str] = []
     for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
@@ -176,7 +174,7 @@ def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inv
             ("dtype", dtype_of(spec), warnings),
             ("optimizer", optimizer_words(spec), warnings),
             ("threads", _threads(device, inventory), warnings),
-            ("microbatches", _microbatches(spec), warnings),
+            ("microbatches", str(1 if synchronous is None else synchronous.microbatches), warnings),
         ):
             measured = meta.get(name)
             if name == "slowdown" and isinstance(measured, (int, float)):
@@ -213,11 +211,6 @@ def dtype_of(spec: RunSpec) -> str:
     return _DTYPES.get(precision, precision)
 
 
-def _microbatches(spec: RunSpec) -> str:
-    synchronous = spec.parallel.synchronous
-    return str(1 if synchronous is None else synchronous.microbatches)
-
-
 def _threads(device: Device, inventory: Inventory) -> str | None:
     """Threads of a rank on a processor; None on several hosts, whose cores are not known here."""
     if device.accelerator != "cpu" or len(inventory.hosts) > 1:
@@ -235,85 +228,20 @@ def fingerprint_of(
     profiles = load_profiles(inventory, model, given=given)
     if spec is not None:
         profiles = as_loaded(profiles, spec, inventory)
-    return _digest(inventory.to_yaml() + _text_of(profiles))
+    return _digest(inventory.to_yaml() + _all_json(profiles))
 
 
 def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
     """Fingerprint of the content of profiles, wherever the files are."""
-    return _digest(_text_of(profiles))
+    return _digest(_all_json(profiles))
 
 
-def _text_of(profiles: Mapping[str, Profile]) -> str:
+def _all_json(profiles: Mapping[str, Profile]) -> str:
     return "".join(f"{name}\n{profiles[name].to_json()}" for name in sorted(profiles))
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@contextmanager
-def remedy_by_measured(spec: RunSpec, inventory: Inventory) -> Iterator[None]:
-    """Lets the error of a missing profile say which option gives it, and which files there are.
-
-    With an inventory that lacks links these are also named, measured or not.
-
-    Raises:
-        MissingProfileError: as the block has raised it.
-    """
-    try:
-        yield
-    except MissingProfileError as error:
-        found = {name: _measured(name, spec) for name in error.devices}
-        files = ", ".join(f'{name}: "{path or "FILE"}"' for name, path in found.items())
-        option = f"'task.profiles={{{files}}}'"
-        links = _measured_links(inventory, spec)
-        if None not in found.values():
-            error.remedy = f"use what was measured: {links}{option}"
-        else:
-            first = next(name for name, path in found.items() if path is None)
-            error.remedy = (
-                f"measure {first} there: task=profile task.device='{first}' with the same model, "
-                f"data and hardware; give its profile.json as {option}, or under 'profile' of the "
-                "device in the hardware inventory"
-            )
-        if not links and (lacking := how_to_give_links(inventory)):
-            error.remedy += f"; links lack a bandwidth as well: {lacking}"
-        raise
-
-
-def _measured(device: str, spec: RunSpec) -> Path | None:
-    """The newest profile of a device by finished runs of the same model and workload."""
-    for path in _newest_first(spec, "profile.json"):
-        try:
-            profile = _of_model(Profile.load(path), spec.model.name, spec.model.settings, str(path))
-        except (DataError, ProfileError):  # of something else
-            continue
-        if profile.meta.get("device") == device and not other_workloads({device: profile}, spec):
-            return path
-    return None
-
-
-def _measured_links(inventory: Inventory, spec: RunSpec) -> str:
-    """The options that choose an inventory with its links measured; empty where none is needed."""
-    bare = _without_links(inventory)
-    for path in _newest_first(spec, "hardware.yaml"):
-        try:
-            measured = Inventory.from_yaml(path)
-        except HardwareError:  # of something else
-            continue
-        if measured != inventory and _without_links(measured) == bare:
-            return f"hardware=file hardware.source={path} "
-    return ""
-
-
-def _without_links(inventory: Inventory) -> Inventory:
-    hosts = tuple(replace(host, link=None) for host in inventory.hosts)
-    return replace(inventory, hosts=hosts, link=None)
-
-
-def _newest_first(spec: RunSpec, name: str) -> list[Path]:
-    files = expanded(spec.paths.outputs).absolute().glob(f"*/*/{name}")
-    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def load_profile(name: str) -> Profile:

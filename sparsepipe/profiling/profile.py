@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from sparsepipe.errors import MissingProfileError, ProfileError
+from sparsepipe.errors import ProfileError
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import replacing
 
@@ -256,9 +256,15 @@ _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
 
 
 def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None:
-    """Raises a MissingProfileError that names the devices without a profile, if there are any."""
+    """Raises a ProfileError that names the devices without a profile, if there are any."""
     if missing := [name for name in dict.fromkeys(devices) if name not in profiles]:
-        raise MissingProfileError.of(missing, there=profiles)
+        known = ", ".join(profiles) or "none"
+        raise ProfileError(
+            f"{', '.join(missing)} has no profile (known: {known})",
+            remedy="measure it with task=profile on that device, and name its profile.json as "
+            "task.profiles, parallel.search.profiles or under 'profile' of the device in the "
+            "hardware inventory",
+        )
 
 
 def check_agreement(profiles: Mapping[str, Profile]) -> None:

@@ -63,10 +63,19 @@ class Predict(Task):
         """
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
-        model = load(str(run.spec.checkpoint), device=_device(run))
+        device = "cpu"
+        if run.inventory.accelerator == "cuda":
+            (index,) = cuda_devices(run.places, run.inventory, rank=0, nodes=1)
+            device = f"cuda:{index}"
+        model = load(str(run.spec.checkpoint), device=device)
         log.info("predicting the classes of %s by %s", _files(len(files)), path)
         found, shapes = self._predict(run, model, files)
-        _refuse_unreadable(found)
+        errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
+        if len(errors) == len(found):
+            raise DataError(
+                f"not one of {len(found)} files can be read; the first: {errors[0].message}",
+                remedy=errors[0].remedy,
+            )
         write_csv(run.directory.predictions, [_row(*each) for each in found.items()])
         lists = _lists(found)
         write_json(
@@ -74,9 +83,22 @@ class Predict(Task):
             {"checkpoint": path, "classes": model.classes, **lists},
         )
         if shapes:
-            _draw(run, model, {f: each for f, each in found.items() if f in shapes}, shapes)
-        unreadable = sum(isinstance(each, SparsePipeError) for each in found.values())
-        values = {"predicted_files": len(found) - unreadable, "unreadable_files": unreadable}
+            from sparsepipe.plots.gallery import prediction_gallery  # imports matplotlib
+
+            drawn = {f: e for f, e in found.items() if f in shapes and isinstance(e, Prediction)}
+            prediction_gallery(
+                [shapes[file] for file in drawn],
+                None,
+                [model.classes.index(each.name) for each in drawn.values()],
+                model.classes,
+                run.directory.gallery,
+                probabilities=[each.probability for each in drawn.values()],
+                files=[str(file) for file in drawn],
+            )
+        values = {
+            "predicted_files": len(found) - len(errors),
+            "unreadable_files": len(errors),
+        }
         write_result(run, {"evaluated_checkpoint": path.name, **values})
         _log(run.directory, lists)
 
@@ -107,8 +129,8 @@ class Predict(Task):
         """
         return best_checkpoint(spec, task="predict")
 
-    def _check_settings(self, run: ResolvedRun) -> None:
-        """Raises a ConfigError where the network would get other input than in its training."""
+    def prepare(self, run: ResolvedRun) -> str:
+        """A digest of places and contents of the files, since these make the run another one."""
         if run.training is None:
             raise ConfigError(
                 f"the training of {run.spec.checkpoint} is unknown",
@@ -123,10 +145,6 @@ class Predict(Task):
                 remedy="leave these settings out of the command, which then takes those of the "
                 "training",
             )
-
-    def prepare(self, run: ResolvedRun) -> str:
-        """A digest of places and contents of the files, since these make the run another one."""
-        self._check_settings(run)
         files, others = find_files(run.spec.input)
         if others:
             log.info("passed over files of other formats: %s", _counted(others))
@@ -157,7 +175,11 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
         )
     path = expanded(source)
     if path.is_dir():
-        there = sorted(each for each in path.rglob("*") if not _is_hidden(each.relative_to(path)))
+        there = sorted(
+            each
+            for each in path.rglob("*")
+            if not any(part.startswith(".") for part in each.relative_to(path).parts)
+        )
     elif path.exists():
         return [path], Counter()
     else:
@@ -173,10 +195,6 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
             f"formats are {formats}",
         )
     return taken, others
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _counted(suffixes: Mapping[str, int]) -> str:
@@ -195,13 +213,6 @@ def _digest(file: Path) -> str:
         return str(error)  # it is reported as a file that cannot be read
 
 
-def _device(run: ResolvedRun) -> str:
-    if run.inventory.accelerator != "cuda":
-        return "cpu"
-    (index,) = cuda_devices(run.places, run.inventory, rank=0, nodes=1)
-    return f"cuda:{index}"
-
-
 def _read(
     model: Model, files: Sequence[Path], *, size: int
 ) -> Iterator[dict[Path, dict[str, Any] | SparsePipeError]]:
@@ -216,18 +227,6 @@ def _read(
                     batch[file] = error
                 advance(len(files))
             yield batch
-
-
-def _refuse_unreadable(found: Mapping[Path, Prediction | SparsePipeError]) -> None:
-    errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
-    if len(errors) < len(found):
-        return
-    raise DataError(
-        f"not one of {len(found)} files can be read; the first: {errors[0].message}"
-        if len(found) > 1
-        else errors[0].message,
-        remedy=errors[0].remedy,
-    )
 
 
 def _row(file: Path, found: Prediction | SparsePipeError) -> dict[str, Any]:
@@ -249,26 +248,6 @@ def _lists(found: Mapping[Path, Prediction | SparsePipeError]) -> dict[str, list
             ranked = [{"class": k, "probability": p} for k, p in each.probabilities.items()]
             predictions.append({"file": file, **ranked[0], "next": ranked[1 : 1 + len(_NEXT)]})
     return {"predictions": predictions, "unreadable": unreadable}
-
-
-def _draw(
-    run: ResolvedRun,
-    model: Model,
-    found: Mapping[Path, Prediction | SparsePipeError],
-    shapes: Mapping[Path, NDArray[np.float64]],
-) -> None:
-    from sparsepipe.plots.gallery import prediction_gallery
-
-    predicted = {file: each for file, each in found.items() if isinstance(each, Prediction)}
-    prediction_gallery(
-        [shapes[file] for file in predicted],
-        None,
-        [model.classes.index(each.name) for each in predicted.values()],
-        model.classes,
-        run.directory.gallery,
-        probabilities=[each.probability for each in predicted.values()],
-        files=[str(file) for file in predicted],
-    )
 
 
 def _log(directory: RunDir, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

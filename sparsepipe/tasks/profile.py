@@ -7,20 +7,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from itertools import islice
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import pytorch_lightning as pl
 import torch
+from pydantic import Field
 from torch import nn
 
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.config.build import build_data, num_classes_of, ready_data
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import TrainerArguments
-from sparsepipe.errors import ConfigError, HardwareError, ProfileError
+from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.models import DomainSeparation
 from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
@@ -39,7 +38,7 @@ from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.stage_plan import find_layers
 from sparsepipe.strategies.pipeline.steps import run_until_layers
-from sparsepipe.tasks.domain_parts import State, of_domains, parts_of, state_of
+from sparsepipe.tasks.domain_parts import of_domains, parts_of, state_of
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
@@ -87,7 +86,7 @@ class ProfileLayers(Task):
 
     num_warmup: int = 50
     num_measured: int = 100
-    num_batches: int = 8
+    num_batches: Annotated[int, Field(ge=1)] = 8
     microbatches: int = 1
     layers: str | None = None
     device: str | None = None
@@ -107,13 +106,11 @@ class ProfileLayers(Task):
             Stopped: a signal ended it.
         """
         place = find_device(run.inventory, self.device)
-        others = self._others(run.spec, run.inventory)
+        others = OtherProfiles.of(self.plan, run.spec, run.inventory, others=self.beside)
         found, batches = self._measured(run, place, others)
         found.save(run.directory.path / "profile.json")
         others.draw(place.name, found, run.directory.shares)
-        training_s = None if self.for_plan else _training_s(found, batches)
-        _report(run, found, training_s, for_plan=self.for_plan)
-        _write(run, found, training_s)
+        _report(run, found, None if self.for_plan else batches, for_plan=self.for_plan)
 
     def prepare(self, run: ResolvedRun) -> str:
         """Prepares the data; their fingerprint, and what else the times depend on.
@@ -125,9 +122,21 @@ class ProfileLayers(Task):
             HardwareError: it has no device at all, or none that is here.
         """
         spec, inventory = run.spec, run.inventory
-        self._check(spec, inventory)
+        check_microbatches(self.microbatches, name="task.microbatches")
+        if dtype_of(spec) != "float32":
+            raise ConfigError(
+                "profiles are measured in float32 only, not with "
+                f"trainer.precision={spec.trainer.precision}",
+                remedy="set trainer.precision=32-true",
+            )
+        if inventory.accelerator == "cuda" and not torch.cuda.is_available():
+            raise HardwareError(
+                "the inventory has CUDA devices, and torch finds none on this machine",
+                remedy="choose the hardware at hand (hardware=local), or profile where the GPUs "
+                "are",
+            )
         words = words_of_device(find_device(inventory, self.device), inventory)
-        others = self._others(spec, inventory)
+        others = OtherProfiles.of(self.plan, spec, inventory, others=self.beside)
         return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 
     def hardware(self, inventory: Inventory) -> Inventory:
@@ -138,35 +147,14 @@ class ProfileLayers(Task):
         """All devices of the host, as in a training."""
         return devices_beside(find_device(run.inventory, self.device), run.inventory)
 
-    def _others(self, spec: RunSpec, inventory: Inventory) -> OtherProfiles:
-        return OtherProfiles.of(self.plan, spec, inventory, others=self.beside)
-
-    def _check(self, spec: RunSpec, inventory: Inventory) -> None:
-        if self.num_batches < 1:
-            raise ProfileError(
-                f"task.num_batches={self.num_batches}: there is nothing to measure",
-                remedy="give one batch or more",
-            )
-        check_microbatches(self.microbatches, name="task.microbatches")
-        if dtype_of(spec) != "float32":
-            raise ConfigError(
-                "profiles are measured in float32 so far, not with "
-                f"trainer.precision={spec.trainer.precision}",
-                remedy="set trainer.precision=32-true",
-            )
-        if inventory.accelerator == "cuda" and not torch.cuda.is_available():
-            raise HardwareError(
-                "the inventory has CUDA devices, and torch finds none on this machine",
-                remedy="choose the hardware at hand (hardware=local), or profile where the GPUs "
-                "are",
-            )
-
     def _measured(
         self, run: ResolvedRun, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
         """The profile, and batches of the training; None: its length is not fixed."""
-        started_s = time.perf_counter()
-        data = build_data(_reading_here(run.spec))
+        started_s, spec = time.perf_counter(), run.spec
+        if "num_workers" in spec.data.arguments:  # reading by one process is timed
+            spec = spec.replace(data=spec.data.replace(num_workers=0))
+        data = build_data(spec)
         data.setup("fit")
         device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
         module = run.build_module(data).to(device)
@@ -199,7 +187,9 @@ class ProfileLayers(Task):
                 optimizer=getattr(module, "make_optimizer", None),
                 between=between,
                 slowed=slowed,
-                cut=partial(_parts, count=self.microbatches),
+                cut=lambda value: [
+                    part.batch for part in split(value, self.microbatches) if part.samples
+                ],
             )
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
@@ -211,39 +201,43 @@ class ProfileLayers(Task):
     def _chain(
         self, module: pl.LightningModule
     ) -> tuple[nn.Sequential, Callable[[Any, torch.device], Any]]:
-        """What is measured, and what makes its input of a batch."""
-        if not isinstance(module, DomainSeparation):
-            net = cast(nn.Sequential, module.get_submodule(find_layers(module, self.layers)))
-            return net, partial(_input_of, module, net)
-        if self.layers is not None or self.microbatches > 1:
-            name = "layers" if self.layers is not None else "microbatches"
-            raise ConfigError(
-                f"task.{name}={getattr(self, name)} is of a chain of layers, and a network of "
-                "domains is measured encoder by encoder",
-                remedy=f"leave task.{name} out",
-            )
-        return parts_of(module), partial(_state_of, module)
+        """The layers that are measured, and a function that makes their input of a batch."""
+        if isinstance(module, DomainSeparation):
+            if self.layers is not None or self.microbatches > 1:
+                name = "layers" if self.layers is not None else "microbatches"
+                raise ConfigError(
+                    f"task.{name} belongs to a chain of layers, and a network of domains is "
+                    "measured encoder by encoder",
+                    remedy=f"leave task.{name} out",
+                )
+
+            def state(batch: Any, device: torch.device) -> Any:
+                batch = batch[0] if isinstance(batch, tuple) else batch  # of a combined loader
+                return state_of(module, module.transfer_batch_to_device(batch, device, 0))
+
+            return parts_of(module), state
+        net = cast(nn.Sequential, module.get_submodule(find_layers(module, self.layers)))
+
+        def input_of(batch: Any, device: torch.device) -> Any:
+            batch = module.transfer_batch_to_device(batch, device, 0)
+            return run_until_layers(net, lambda: module.training_step(batch, 0)).value
+
+        return net, input_of
 
 
-def _report(run: ResolvedRun, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
-    """Writes the table, and logs it unless the profile is for a training's plan."""
+def _report(run: ResolvedRun, found: Profile, batches: int | None, *, for_plan: bool) -> None:
+    """Writes the table and ``result.json``; logs the table unless a training needs the profile."""
     table = _layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
-    if for_plan:
-        log.info("%s", _summary(found))
-        return
-    log.info("\n%s", table)
-    log.info("%s, %s", _summary(found), _share_of_training(found, training_s))
-
-
-def _training_s(found: Profile, batches: int | None) -> float | None:
-    """Seconds that this number of minibatches takes on this device."""
-    minibatch_s = float(found.meta["step_s"]) + (found.update_s or 0.0)
-    return None if batches is None else batches * minibatch_s
-
-
-def _write(run: ResolvedRun, found: Profile, training_s: float | None) -> None:
+    if not for_plan:
+        log.info("\n%s", table)
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
+    log.info(
+        "the layers take %.1f ms one by one, a step %.1f ms; %.0f s of measuring",
+        1e3 * found.compute_s,
+        1e3 * step_s,
+        cost_s,
+    )
     values = {
         "layers_s": found.compute_s,
         "step_s": step_s,
@@ -253,24 +247,11 @@ def _write(run: ResolvedRun, found: Profile, training_s: float | None) -> None:
     }
     known_s = {"update_s": found.update_s, "copy_s": found.copy_s}
     values |= {name: time_s for name, time_s in known_s.items() if time_s is not None}
-    if training_s is not None:
+    if batches is not None:
+        training_s = batches * (float(step_s) + (found.update_s or 0.0))
         values["profile_share_of_training"] = cost_s / training_s
+        log.info("that is %.1f %% of the training that it serves", 100 * cost_s / training_s)
     write_result(run, values | by_layer(found))
-
-
-def _input_of(
-    module: pl.LightningModule, net: nn.Sequential, batch: Any, device: torch.device
-) -> Any:
-    """The input that the module's training step gives its layers."""
-    batch = module.transfer_batch_to_device(batch, device, 0)
-    return run_until_layers(net, lambda: module.training_step(batch, 0)).value
-
-
-def _reading_here(spec: RunSpec) -> RunSpec:
-    """The same without loader workers: what is timed is the reading of a batch by one process."""
-    if "num_workers" not in spec.data.arguments:
-        return spec
-    return spec.replace(data=spec.data.replace(num_workers=0))
 
 
 def _over_and_over(loader: Iterable[Any]) -> Iterator[Any]:
@@ -281,17 +262,6 @@ def _over_and_over(loader: Iterable[Any]) -> Iterator[Any]:
         for batch in loader:
             empty = False
             yield batch
-
-
-def _state_of(module: DomainSeparation, batch: Any, device: torch.device) -> State:
-    """Of a minibatch of all domains, to which a combined loader adds numbers."""
-    batch = batch[0] if isinstance(batch, tuple) else batch
-    return state_of(module, module.transfer_batch_to_device(batch, device, 0))
-
-
-def _parts(value: Any, count: int) -> list[Any]:
-    """An input cut as a synchronous pipeline cuts it, without empty parts."""
-    return [part.batch for part in split(value, count) if part.samples]
 
 
 def _meta(
@@ -317,7 +287,10 @@ def _meta(
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
     """Batches of a whole training; None where its settings do not limit it."""
-    epoch = _limited(loaded, trainer.overfit_batches or trainer.limit_train_batches)
+    limit = trainer.overfit_batches or trainer.limit_train_batches
+    epoch = loaded
+    if limit is not None:  # as in Lightning: an integer counts batches, a fraction is a share
+        epoch = min(loaded, limit) if isinstance(limit, int) else int(loaded * limit)
     accumulated = int(trainer.accumulate_grad_batches)
     max_epochs, max_steps = trainer.max_epochs or -1, int(trainer.max_steps)
     ends = []
@@ -328,35 +301,6 @@ def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
         epochs, steps = divmod(max_steps, max(1, -(-epoch // accumulated)))
         ends.append(epochs * epoch + steps * accumulated)
     return min(ends) if ends and min(ends) > 0 else None
-
-
-def _limited(loaded: int, limit: float | None) -> int:
-    """As in Lightning: an integer counts batches, a fraction is a share of the epoch."""
-    if limit is None:
-        return loaded
-    return min(loaded, limit) if isinstance(limit, int) else int(loaded * limit)
-
-
-def _summary(found: Profile) -> str:
-    """Times of layers, a step and an update, in a line."""
-    step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
-    update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
-    copy = "" if found.copy_s is None else f", a copy of the weights {1e3 * found.copy_s:.1f} ms"
-    load = "" if found.load_s is None else f", reading a batch {1e3 * found.load_s:.1f} ms"
-    return (
-        f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
-        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}{copy}{load}; "
-        f"{cost_s:.0f} s of measuring"
-    )
-
-
-def _share_of_training(found: Profile, training_s: float | None) -> str:
-    """Measuring time as a share of the training's; empty where its length is not fixed."""
-    if training_s is None:
-        return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
-    share = found.meta["cost_s"] / training_s
-    part = f"{share:.1%} of" if share < 1 else f"{share:,.1f} times"
-    return f"{part} the training that it serves, on this device"
 
 
 def _layer_table(found: Profile) -> str:

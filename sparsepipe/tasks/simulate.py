@@ -22,7 +22,6 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of,
     load_profiles,
     other_workloads,
-    remedy_by_measured,
 )
 from sparsepipe.planning.division import Division, division_of
 from sparsepipe.planning.given_plan import plan_to_simulate
@@ -112,8 +111,7 @@ class Simulate(Task):
         division = division_of(spec)
         refuse_recompute(spec, inventory, division)
         profiles = self._profiles(spec, inventory)
-        with remedy_by_measured(spec, inventory):
-            comparison = self._comparison(spec, division, inventory, profiles, scheduled)
+        comparison = self._comparison(spec, division, inventory, profiles, scheduled)
         plan = comparison.plan.workload.plan
         rooms = {
             (host.name, device.name): device.memory_bytes

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparsepipe.cluster import Inventory, Link
+from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
-from sparsepipe.errors import MissingProfileError, ProfileError
+from sparsepipe.errors import ProfileError
 from sparsepipe.partition.explanation import rank_times
 from sparsepipe.planning.device_profiles import (
     as_loaded,
     check_devices,
     fingerprint_of,
     load_profiles,
-    remedy_by_measured,
 )
 from sparsepipe.planning.search import find_plan
 from sparsepipe.profiling import Profile
@@ -148,42 +146,3 @@ def test_the_authors_profiles_are_of_another_backend() -> None:
     found = load_profiles(inventory, "sparse_vgg16_bn", given={})
     with pytest.raises(ProfileError, match="backend MinkowskiEngine"):
         check_devices(found, config, inventory)
-
-
-def test_a_missing_profile_has_the_files_that_were_measured_as_its_remedy(tmp_path: Path) -> None:
-    """The remedy is taken as it is: options of a command, which then finds what it lacked."""
-    spec = composed(*TWO_SPEEDS, f"paths.outputs={tmp_path}")
-    inventory = build_inventory(spec)
-
-    def measured(device: str, **others: object) -> Path:
-        meta = {"model": spec.model.name, "device": device, **others}
-        path = tmp_path / "profiles" / f"{device}{len(others)}" / "profile.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(Profile(layers=profile([1]).layers, meta=meta).to_json())
-        return path
-
-    def remedy(*devices: str) -> str:
-        with pytest.raises(MissingProfileError) as caught, remedy_by_measured(spec, inventory):
-            raise MissingProfileError.of(devices, there=())
-        assert pickle.loads(pickle.dumps(caught.value)).devices == devices
-        return caught.value.remedy
-
-    (tmp_path / "links" / "a").mkdir(parents=True)
-    (tmp_path / "profiles" / "broken").mkdir(parents=True)
-    (tmp_path / "profiles" / "broken" / "profile.json").write_text("{")
-    measured("half-speed", batch_size=1 + spec.data.get("batch_size"))
-    assert "task=profile task.device='full-speed'" in remedy("full-speed", "half-speed")
-    full = measured("full-speed")
-    assert "task=profile task.device='half-speed'" in remedy("full-speed", "half-speed")
-    assert f'full-speed: "{full}", half-speed: "FILE"' in remedy("full-speed", "half-speed")
-    half = measured("half-speed")
-    assert remedy("half-speed").endswith("for host here, as task=bandwidth measures it")
-    hosts = tuple(replace(host, link=Link(bytes_per_s=1e9)) for host in inventory.hosts)
-    links = tmp_path / "links" / "a" / "hardware.yaml"
-    links.write_text(replace(inventory, hosts=hosts).to_yaml())
-    words = remedy("full-speed", "half-speed").removeprefix("use what was measured: ").split(" ", 2)
-    again = composed(
-        "experiment=tiny", "task=partition", *words[:2], words[2].strip("'"), "parallel=single"
-    )
-    assert build_inventory(again).hosts[0].link == Link(bytes_per_s=1e9)
-    assert again.task.arguments["profiles"] == {"full-speed": str(full), "half-speed": str(half)}

@@ -156,7 +156,7 @@ def test_the_commands_measure_and_simulate(job: Callable[..., Path]) -> None:
     assert (result["kind"], result["shapes_per_minibatch"]) == ("simulated", 8 * 8)
     files = {"simulation.txt", "devices.csv", "timeline.png", "trace.json"}
     assert files <= {path.name for path in done.iterdir()}
-    with pytest.raises(ConfigError, match=r"task\.microbatches=2 is of a chain of layers"):
+    with pytest.raises(ConfigError, match=r"task\.microbatches belongs to a chain of layers"):
         job(*words, "task=profile", "task.microbatches=2")
 
 

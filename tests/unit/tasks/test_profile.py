@@ -215,19 +215,16 @@ def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixtu
         run(*training)
 
 
-def test_a_training_without_an_end_has_no_share(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="sparsepipe"):
-        done = run(*PROFILE, "trainer.max_epochs=-1")
-    assert "no given end" in caplog.text
+def test_a_training_without_an_end_has_no_share() -> None:
+    done = run(*PROFILE, "trainer.max_epochs=-1")
     assert "profile_share_of_training" not in json.loads(done.result.read_text())
 
 
 @pytest.mark.parametrize(
     ("override", "error", "message"),
     [
-        (("task.num_batches=0",), ProfileError, "num_batches=0"),
-        (("task.num_batches=-1",), ProfileError, "num_batches=-1"),
-        (("trainer.precision=bf16-mixed",), ConfigError, "float32 so far"),
+        (("task.num_batches=0",), ConfigError, "num_batches"),
+        (("trainer.precision=bf16-mixed",), ConfigError, "float32 only"),
         pytest.param(
             ("hardware=paper_8gpu",),
             HardwareError,
