@@ -260,7 +260,7 @@ def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None
     if missing := [name for name in dict.fromkeys(devices) if name not in profiles]:
         known = ", ".join(profiles) or "none"
         raise ProfileError(
-            f"{', '.join(missing)} has no profile (known: {known})",
+            f"no profile of {', '.join(missing)} is known (profiled: {known})",
             remedy="measure it with task=profile on that device, and name its profile.json as "
             "task.profiles, parallel.search.profiles or under 'profile' of the device in the "
             "hardware inventory",
