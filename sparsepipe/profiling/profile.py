@@ -207,6 +207,7 @@ class Profile:
             layers = []
             for place, entry in enumerate(reading.listing(value.get("layers"), "layers")):
                 layer: dict[str, Any] = dict(reading.mapping(entry, f"layers[{place}]"))
+                reading.name(layer.get("name"), f"layers[{place}].name")
                 for name in _AMOUNTS:
                     if layer.get(name) is not None:
                         layer[name] = float(layer[name])
