@@ -30,7 +30,7 @@ from sparsepipe.errors import PlanError
 from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import DevicePool, Kind
+from sparsepipe.partition.devices import DeviceKind, DevicePool
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import check_subsets, exact, hete_mp
@@ -85,7 +85,9 @@ def synthetic_problem(layers: int, devices: int, *, limits: bool, seed: int = 0)
     memory = MemoryModel()
     alone = memory.stage_bytes(parameters.sum(), activations.sum(), replicas=1, left=1)
     kinds = tuple(
-        Kind(name=f"type {k}", host=f"host{k}", count=devices // TYPES, memory_bytes=0.6 * alone)
+        DeviceKind(
+            name=f"type {k}", host=f"host{k}", count=devices // TYPES, memory_bytes=0.6 * alone
+        )
         for k in range(TYPES)
     )
     hosts = {kind.host: 1e9 for kind in kinds}

@@ -144,7 +144,6 @@ class EpochSums(pl.Callback):
         self._before, self._ended = {}, True
 
     def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, State]]:
-        """Sums of this process's batches and of those before an earlier stop."""
         for key, item in _logged(trainer):
             mine, before = state_of(_summed(item)), self._before.get(key)
             whole: State | None = mine

@@ -104,7 +104,6 @@ def refuse_further_outputs(
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, as text."""
     return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])]) or "without names"
 
 

@@ -115,7 +115,6 @@ def unknown_key(name: Any, known: Iterable[str], *, path: Iterable[str] = ()) ->
 
 
 def _misspelt(config: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of nodes that source files show to be unknown, each in words."""
     for path, value, node in _nodes(config):
         known = names_in_source(str(value["_target_"]))
         if known is not None and "_args_" not in value:
@@ -137,7 +136,6 @@ def _unknown(
 def _nodes(
     value: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Mapping[str, Any], Node]]:
-    """Path, value and description of each mapping with a ``_target_``."""
     for key, item in value.items():
         if isinstance(item, Mapping) and path + str(key) not in _WITHOUT_NODES:
             if "_target_" in item:

@@ -60,7 +60,6 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
 
 
 def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
-    """The option of that name, which may look like a number, or what it is otherwise."""
     return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
 
 
@@ -418,7 +417,6 @@ def refuse_printing_task(spec: RunSpec) -> None:
 
 
 def _task_of(config: DictConfig) -> Any:
-    """The configuration's task; None where the check of the configuration will refuse it."""
     try:
         return imported(str(OmegaConf.select(config, "task._target_")))
     except (ConfigError, OmegaConfBaseException):

@@ -191,7 +191,6 @@ def _defaults_of(directory: Traversable) -> dict[str, Group]:
 
 
 def _groups(directory: Traversable) -> Iterator[tuple[str, Traversable]]:
-    """The directories that are groups; of one without options of its own, those in it."""
     for entry in _sorted(directory):
         if not entry.is_dir() or entry.name == PARTS:
             continue

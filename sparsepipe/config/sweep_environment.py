@@ -80,7 +80,6 @@ def announced_threads() -> str | None:
 
 
 def _choice(given: str) -> str:
-    """The number of threads; empty if it is the number of cores, which is the default."""
     return "" if given.strip() == str(usable_cores()) else given.strip()
 
 

@@ -130,9 +130,9 @@ class SharedLosses(_OverRanks):
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.ranks)
         rows = module.decoded(codes)
         sizes = ranks.sizes(codes.sizes, device=rows.error_B.device)
-        return module.losses(self._gathered(rows, sizes))
+        return module.losses(self._gathered_rows(rows, sizes))
 
-    def _gathered(self, rows: Rows, sizes: Sequence[Sequence[int]]) -> Rows:
+    def _gathered_rows(self, rows: Rows, sizes: Sequence[Sequence[int]]) -> Rows:
         ranks, counts = self.ranks, [sum(each) for each in sizes]
         packed = torch.cat([rows.shared_BC, rows.private_BC, rows.error_B[:, None]], 1)
         # All ranks compute the same losses of all rows, so that the sum of the gradients that they

@@ -147,10 +147,6 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 
 @contextmanager
 def _stopped_for_a_peer() -> Iterator[None]:
-    """Turns the agent's SIGTERM into the missing peer that this rank had noticed already.
-
-    The agent sends it to all when one rank is gone, often before they have reported it.
-    """
     try:
         yield
     except Stopped as stop:

@@ -139,7 +139,7 @@ def _run_here(run: ResolvedRun, *, alone: bool) -> None:
         if isinstance(error, Stopped) and error.save_error is not None:
             raise error.save_error from None
         raise
-    _finish(run)
+    _finish_run(run)
 
 
 def _launch(run: ResolvedRun) -> None:
@@ -195,7 +195,7 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
             renumber(run)
             execute(run)
         if process_group.rank() == 0:
-            _finish(run)
+            _finish_run(run)
     return directory
 
 
@@ -246,7 +246,7 @@ def _finished(run: ResolvedRun, *, anew_since_s: float | None = None) -> bool:
     return True
 
 
-def _finish(run: ResolvedRun) -> None:
+def _finish_run(run: ResolvedRun) -> None:
     """Marks the run as finished, and then removes checkpoints that it is not to keep."""
     directory = run.directory
     result = read_mapping(directory.result, kind=reading.name)

@@ -57,12 +57,10 @@ def log_report(
 
 
 def _is_tracker(target: Target) -> bool:
-    """Whether a logger is the one of Weights & Biases; others get no figures and tables."""
     return target.locate() is wandb_logger
 
 
 def _trackers(run: ResolvedRun) -> Iterator[WandbRunLogger]:
-    """The Weights & Biases loggers of this rank."""
     if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, WandbRunLogger))
 

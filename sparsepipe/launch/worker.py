@@ -21,12 +21,12 @@ def main() -> None:
     """Runs the task of the run directory given on the command line."""
     try:
         enter_host()
-        _run(Path(sys.argv[1]))
+        _run_rank(Path(sys.argv[1]))
     except BaseException as error:
         exit_immediately(error)
 
 
-def _run(path: Path) -> None:
+def _run_rank(path: Path) -> None:
     with no_garbage_collection():
         from sparsepipe.config.build import build_inventory
         from sparsepipe.config.run_spec import RunSpec

@@ -16,7 +16,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.compose import config_dir
 from sparsepipe.paper.printed import printed, stages_of
 from sparsepipe.partition.costs.model import bottleneck_s, cost_model
-from sparsepipe.partition.devices import Choice, Counts, Kind
+from sparsepipe.partition.devices import Choice, Counts, DeviceKind
 from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.problem import Problem, Solution, as_uniform, assign_in_order
 from sparsepipe.partition.search.algorithms import best_cuts
@@ -112,7 +112,7 @@ def _plans(groups: list[Counts], num_layers: int) -> Iterator[list[Choice]]:
         ]
 
 
-def _counts(stage: str, kinds: tuple[Kind, ...]) -> Counts:
+def _counts(stage: str, kinds: tuple[DeviceKind, ...]) -> Counts:
     numbers = _numbers(stage)
     return tuple(numbers.get(kind.name, 0) for kind in kinds)
 

@@ -70,7 +70,7 @@ class Table3(Task):
 
     def run(self, run: ResolvedRun) -> None:
         """Writes the tables, the effect of other settings, and the paper's MP as plans."""
-        rows = _rows(
+        rows = _plan_rows(
             self.mp_cost_model, self.hete_cost_model, self.bandwidth_bytes_per_s, self.order
         )
         others = [
@@ -103,14 +103,14 @@ class Table3(Task):
 
 
 def _flat(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows as entries of ``result.json``, for reports."""
     return {
         f"{row['gpus']}gpu/{row['strategy']}/{name}": row[name] for row in rows for name in _KEPT
     }
 
 
-def _rows(mp_model: str, hete_model: str, bandwidth: float, order: str) -> list[dict[str, Any]]:
-    """The table's rows: MP and HETE-MP alternate."""
+def _plan_rows(
+    mp_model: str, hete_model: str, bandwidth: float, order: str
+) -> list[dict[str, Any]]:
     return [
         row
         for gpus in PAPER

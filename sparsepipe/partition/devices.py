@@ -17,7 +17,7 @@ SEVERAL = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DeviceKind:
     """Devices that are interchangeable: the same model in the same host.
 
     Args:
@@ -32,14 +32,14 @@ class Kind:
     tflops: float | None = None
 
 
-def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
+def kinds_of(inventory: Inventory) -> tuple[DeviceKind, ...]:
     """The kinds of devices of which an inventory has any, in its order.
 
     Raises:
         HardwareError: it has none.
     """
     kinds = tuple(
-        Kind(
+        DeviceKind(
             name=device.name,
             host=host.name,
             count=device.count,
@@ -68,7 +68,7 @@ class DevicePool:
         between: bytes/s between hosts.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[DeviceKind, ...]
     inside: Mapping[str, float]
     between: float
 
@@ -189,12 +189,12 @@ class Choice:
     end: int
     counts: Counts
 
-    def text(self, kinds: tuple[Kind, ...]) -> str:
+    def text(self, kinds: tuple[DeviceKind, ...]) -> str:
         """Layers and devices as text, such as ``0-23 on 4 x RTX 2080 Ti + 1 x TITAN V``."""
         return f"{self.first}-{self.end - 1} on {devices_text(self.counts, kinds)}"
 
 
-def devices_text(counts: Counts, kinds: tuple[Kind, ...]) -> str:
+def devices_text(counts: Counts, kinds: tuple[DeviceKind, ...]) -> str:
     """Devices in words; with the host where several have the same model."""
     names = [kind.name for kind in kinds]
     return " + ".join(

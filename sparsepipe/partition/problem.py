@@ -21,7 +21,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
 )
 from sparsepipe.partition.costs.layers import Spans, spans_of
 from sparsepipe.partition.costs.model import CostModel
-from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind, kinds_of
+from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool, kinds_of
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile, check_agreement, check_there
@@ -275,7 +275,7 @@ def as_uniform(problem: Problem, device: str) -> Problem:
             remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in pool.kinds))}",
         )
     limits = [kind.memory_bytes for kind in pool.kinds if kind.memory_bytes is not None]
-    one = Kind(
+    one = DeviceKind(
         name=device,
         host="any",
         count=pool.num_devices,

@@ -15,7 +15,7 @@ from sparsepipe.planning.device_profiles import (
     load_profiles,
 )
 from sparsepipe.planning.division import Division, read_plan_file
-from sparsepipe.plots.shares import Costs, accumulated_shares, share_rows
+from sparsepipe.plots.shares import LayerShares, accumulated_shares, share_rows
 from sparsepipe.profiling import Profile, check_agreement
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.tables import write_csv
@@ -114,8 +114,8 @@ def by_layer(profile: Profile) -> dict[str, list[float]]:
     return {f"layers_{name}": list(values) for name, values in asdict(_costs(profile)).items()}
 
 
-def _costs(profile: Profile) -> Costs:
-    return Costs(
+def _costs(profile: Profile) -> LayerShares:
+    return LayerShares(
         compute_s=[layer.compute_s for layer in profile.layers],
         activation_bytes=[layer.activation_bytes for layer in profile.layers],
         parameter_bytes=[layer.parameter_bytes for layer in profile.layers],

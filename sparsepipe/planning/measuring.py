@@ -58,7 +58,10 @@ def measure_devices(
         log.warning("layers are measured in float32, and trained in %s", dtype)
     for name in names:
         log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
-        path = _run(profile_spec(spec, name, how), run_job, what=name).path / "profile.json"
+        path = (
+            _run_measurement(profile_spec(spec, name, how), run_job, what=name).path
+            / "profile.json"
+        )
         log.info("profile of %s: %s", name, path)
         found[name] = (Profile.load(path), path)
     return found
@@ -92,7 +95,7 @@ def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
         Stopped: a signal did.
     """
     log.info("no bandwidth is given: measuring it, or taking up what was measured")
-    path = _run(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
+    path = _run_measurement(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
     bytes_per_s = _only_link(read_mapping(path, hosts=_only_link)["hosts"])
     log.info("bandwidth %.4g MB/s: %s", bytes_per_s / 1e6, path)
     return bytes_per_s, path
@@ -122,7 +125,6 @@ def link_spec(spec: RunSpec) -> RunSpec:
 
 
 def _measuring_run(spec: RunSpec, *, name: str) -> RunSpec:
-    """A run of one process, without the settings by which trainings of one model differ."""
     return spec.replace(
         name=name,
         seed=0,
@@ -139,15 +141,13 @@ def _group(name: str) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def _run(spec: RunSpec, run_job: RunJob, *, what: str) -> RunDir:
-    """Runs a measurement, or uses one that another process has finished meanwhile."""
+def _run_measurement(spec: RunSpec, run_job: RunJob, *, what: str) -> RunDir:
     with _explained(what):
         return run_job(spec, fresh_processes=True, wait_s=_WAIT_S)
 
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Rephrases an error for the user of the training, who did not start this measurement."""
     try:
         yield
     except SparsePipeError as error:

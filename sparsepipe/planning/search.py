@@ -47,7 +47,7 @@ _ALIKE = ("mp", "variance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundPlan:
     """The result of a search.
 
     Attributes:
@@ -74,7 +74,7 @@ def find_plan(
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     **origin: object,
-) -> Found:
+) -> FoundPlan:
     """The best plan for the model on the hardware.
 
     Of a synchronous pipeline, memory counts for what its microbatches keep, and recomputed layers
@@ -117,7 +117,7 @@ def find_plan(
     }
     known |= _origin_details(problem, inventory, profiles)
     names = dict.fromkeys(kind.name for kind in problem.pool.kinds)
-    return Found(
+    return FoundPlan(
         plan=as_plan(problem, explanation, **known, **origin),
         explanation=explanation,
         profiles={name: profiles[name] for name in names},
@@ -127,7 +127,6 @@ def find_plan(
 def _origin_details(
     problem: Problem, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> dict[str, object]:
-    """Entries of a plan file about its inputs."""
     return {
         "memory": None if problem.memory is None else asdict(problem.memory),
         "inventory": _inventory_details(inventory),
@@ -157,7 +156,6 @@ def _problem(
 
 
 def _warn_of_gaps(profiles: Mapping[str, Profile]) -> None:
-    """Warns where only some profiles have the time of an update, or of reading a batch."""
     for name, what in (("update_s", "the optimizer's update"), ("load_s", "reading a batch")):
         unknown = [device for device, own in profiles.items() if getattr(own, name) is None]
         if 0 < len(unknown) < len(profiles):

@@ -52,7 +52,7 @@ def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[st
 
     Arguments and errors are those of :func:`confusion_matrix`.
     """
-    counts = _checked(counts_KK, classes)
+    counts = _checked_counts(counts_KK, classes)
     return [
         {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
         for i, actual in enumerate(classes)
@@ -61,7 +61,7 @@ def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[st
 
 
 def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    counts, classes = _checked(counts_KK, classes), list(map(style.drawable, classes))
+    counts, classes = _checked_counts(counts_KK, classes), list(map(style.drawable, classes))
     num_classes = len(classes)
     share_KK = _row_shares(counts)
     # Small matrices get roomy cells; at 40 classes two digits must still fit one.
@@ -89,7 +89,7 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
 
 
 def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    counts, classes = _checked(counts_KK, classes), list(map(style.drawable, classes))
+    counts, classes = _checked_counts(counts_KK, classes), list(map(style.drawable, classes))
     shown = [k for k in range(len(classes)) if counts[k].sum()]
     accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}
     order = sorted(shown, key=lambda k: (accuracy[k], -k))  # bars are stacked from below
@@ -112,7 +112,7 @@ def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
     return figure
 
 
-def _checked(counts_KK: ArrayLike, classes: Sequence[str]) -> NDArray[np.int64]:
+def _checked_counts(counts_KK: ArrayLike, classes: Sequence[str]) -> NDArray[np.int64]:
     counts = np.asarray(counts_KK)
     shape = (len(classes), len(classes))
     if not classes or counts.shape != shape:

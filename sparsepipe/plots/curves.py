@@ -58,7 +58,7 @@ def learning_curves_figure(rows: Sequence[Row], *, tested: str = "last") -> Figu
         test = last_value(rows, f"test/{name}")
         if test is not None:
             drawn += _draw_test(axes, test * scale, tested, in_percent=scale != 1.0)
-        _finish(axes, label, in_percent=scale != 1.0)
+        _finish_axes(axes, label, in_percent=scale != 1.0)
     if not drawn:
         raise DataError(
             "there is nothing to draw: no loss or accuracy was logged",
@@ -98,7 +98,7 @@ def _draw_test(axes: Axes, level: float, tested: str, *, in_percent: bool) -> in
     return 1
 
 
-def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
+def _finish_axes(axes: Axes, label: str, *, in_percent: bool) -> None:
     style.tidy(axes)
     axes.set_xlabel("epoch", fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel(label, fontsize=style.LABEL_PT, color=style.INK)
@@ -235,8 +235,8 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
                 continue
             drawn += 1
             times = [minutes * per_minute for minutes in line.minutes]
-            _draw(over_epochs, line, line.epochs, scale, label=way, look=look)
-            _draw(over_time, line, times, scale, label=way, look=look)
+            _draw_run(over_epochs, line, line.epochs, scale, label=way, look=look)
+            _draw_run(over_time, line, times, scale, label=way, look=look)
         _finish_comparison(over_epochs, "epoch", label)
         _finish_comparison(over_time, f"training time ({unit})", "")
         over_epochs.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -250,7 +250,7 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
     return figure
 
 
-def _draw(
+def _draw_run(
     axes: Axes,
     found: Curve,
     places: Sequence[float],

@@ -105,7 +105,7 @@ def gallery_figure(
         axes = figure.add_subplot(rows, columns, place + 1)
         is_right = true is None or int(true[place]) == int(predicted[place])
         _draw_cloud(axes, clouds[place], is_right=is_right)
-        title = _title(
+        title = _sample_title(
             None if true is None else classes[true[place]],
             classes[predicted[place]],
             None if probabilities is None else probabilities[place],
@@ -176,7 +176,7 @@ def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     return points_N3 @ np.stack([to_the_right, up], axis=1), -(points_N3 @ towards_viewer)
 
 
-def _title(true_name: str | None, predicted_name: str, probability: float | None) -> str:
+def _sample_title(true_name: str | None, predicted_name: str, probability: float | None) -> str:
     share = "" if probability is None else f"  {100 * float(probability):.0f} %"
     if true_name is None:
         return f"{predicted_name}{share}"
@@ -214,5 +214,4 @@ def _draw_cloud(axes: Axes, cloud: ArrayLike, *, is_right: bool) -> None:
 
 
 def _marker_area(count: int) -> float:
-    """Points squared: fewer points are drawn larger, so that a shape stays a shape."""
     return float(np.clip(4000 / max(count, 1), 1.6, 14.0))

@@ -14,8 +14,8 @@ from sparsepipe.plots import style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """Costs of each layer of a network on one device; at least one layer.
+class LayerShares:
+    """LayerShares of each layer of a network on one device; at least one layer.
 
     Attributes:
         compute_s: forward and backward seconds.
@@ -40,7 +40,7 @@ _LABEL_SHARE = 0.06
 
 
 def accumulated_shares(
-    devices: Mapping[str, Costs], path: str | os.PathLike[str], *, cuts: Sequence[int] = ()
+    devices: Mapping[str, LayerShares], path: str | os.PathLike[str], *, cuts: Sequence[int] = ()
 ) -> None:
     """Writes the shares of compute, activations and parameters that lie in the first layers.
 
@@ -55,7 +55,7 @@ def accumulated_shares(
     style.save_png(accumulated_shares_figure(devices, cuts=cuts), path)
 
 
-def share_rows(devices: Mapping[str, Costs]) -> list[dict[str, float]]:
+def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
     """The data of the figure, a row for each layer: accumulated shares in [0, 1], by device."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
@@ -69,13 +69,15 @@ def share_rows(devices: Mapping[str, Costs]) -> list[dict[str, float]]:
     ]
 
 
-def accumulated_shares_figure(devices: Mapping[str, Costs], *, cuts: Sequence[int] = ()) -> Figure:
+def accumulated_shares_figure(
+    devices: Mapping[str, LayerShares], *, cuts: Sequence[int] = ()
+) -> Figure:
     """The figure that :func:`accumulated_shares` writes."""
     figure = style.new_figure(width_in=max(5.6, 4.4 * len(devices)), height_in=3.9)
     panels = figure.subplots(1, len(devices), squeeze=False, sharey=True)[0]
     for axes, (device, costs) in zip(panels, devices.items(), strict=True):
-        _draw(axes, costs, cuts)
-        above = 1 + max((row for _, row in _rows(cuts, len(costs.compute_s))), default=-1)
+        _draw_shares(axes, costs, cuts)
+        above = 1 + max((row for _, row in _label_rows(cuts, len(costs.compute_s))), default=-1)
         axes.set_title(device, fontsize=style.TITLE_PT, color=style.INK, pad=6 + above * _ROW_PT)
     panels[0].set_ylabel("accumulated share (%)", fontsize=style.LABEL_PT, color=style.INK)
     lines = {str(line.get_label()): line for line in panels[0].get_lines()}
@@ -88,11 +90,11 @@ def accumulated_shares_figure(devices: Mapping[str, Costs], *, cuts: Sequence[in
     return figure
 
 
-def _draw(axes: Axes, costs: Costs, cuts: Sequence[int]) -> None:
+def _draw_shares(axes: Axes, costs: LayerShares, cuts: Sequence[int]) -> None:
     for name, label, colour, dashes in _LINES:
         shares = [100 * share for share in _accumulated(getattr(costs, name))]
         axes.plot(range(len(shares)), shares, color=colour, linestyle=dashes, label=label)
-    for number, (cut, row) in enumerate(_rows(cuts, len(costs.compute_s))):
+    for number, (cut, row) in enumerate(_label_rows(cuts, len(costs.compute_s))):
         axes.axvline(
             cut - 0.5, color=style.VERMILION, linewidth=1.2, zorder=1.5,
             label=None if number else "cut before layer",
@@ -113,7 +115,7 @@ def _accumulated(values: Sequence[float]) -> list[float]:
     return [total / whole for total in accumulate(values)]
 
 
-def _rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
+def _label_rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
     """Each cut with the row above the axes in which its number has room beside the others."""
     ends: list[float] = []  # of what stands in each row
     placed = []

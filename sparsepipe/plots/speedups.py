@@ -39,7 +39,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class SpeedupMark:
     """A printed value beside a bar.
 
     Attributes:
@@ -54,7 +54,7 @@ class Mark:
 def speedups_figure(
     title: str,
     bars: Mapping[tuple[str, str], Bar],
-    marks: Mapping[tuple[str, str], Mark],
+    marks: Mapping[tuple[str, str], SpeedupMark],
     *,
     groups: Sequence[str],
     strategies: Sequence[str],

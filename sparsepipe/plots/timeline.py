@@ -190,7 +190,6 @@ def timelines_figure(
 
 
 def _is_seen(span: Span, limit: float) -> bool:
-    """Whether a span begins before the limit; one without duration may also lie there."""
     return span.start < limit or span.start == span.end == limit
 
 

@@ -41,7 +41,7 @@ def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
     )
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axes, column in zip(panels, columns, strict=True):
-        _draw(axes, column, block)
+        _draw_column(axes, column, block)
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     panels[0].set_ylabel(", ".join(chapter.heads), fontsize=style.LABEL_PT, color=style.INK)
@@ -56,7 +56,7 @@ def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
     return figure
 
 
-def _draw(axes: Axes, column: Column, block: Block) -> None:
+def _draw_column(axes: Axes, column: Column, block: Block) -> None:
     for place, cells in enumerate(block.rows.values()):
         cell = cells.get(column)
         if cell is None:

@@ -205,7 +205,6 @@ def _agrees(question: str) -> bool:
 
 
 def _remove(each: Removable) -> bool:
-    """Removes the checkpoints; not where another process works on the run, maybe anew."""
     with ExitStack() as held:
         try:
             held.enter_context(locked(each.run))

@@ -165,7 +165,7 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
     )
     load_weights(network, content["state_dict"], path)
     precision = (training.values.get("trainer") or {}).get("precision")
-    return Model(network, classes, preprocess, precision=precision, device=_checked(device))
+    return Model(network, classes, preprocess, precision=precision, device=_checked_device(device))
 
 
 def preprocessing_of(training: Training) -> Preprocessing:
@@ -235,7 +235,7 @@ class _TestNumbers:
         return {os.path.abspath(file): number for number, file in enumerate(files)}
 
 
-def _checked(device: str | torch.device) -> torch.device:
+def _checked_device(device: str | torch.device) -> torch.device:
     there = {"cpu": 1, "cuda": torch.cuda.device_count()}
     try:
         found = torch.device(device)

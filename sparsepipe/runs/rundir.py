@@ -145,7 +145,6 @@ class RunDir:
 
     @property
     def _attempts(self) -> Path:
-        """Counts attempts; beside the run's directory, so that each attempt has its own number."""
         return self.path.with_name(f".{self.run_id}{_ATTEMPT}")
 
     def open(self, spec: RunSpec) -> None:
@@ -166,7 +165,6 @@ class RunDir:
         write_text_atomic(self.config, spec.to_yaml())
 
     def _keep_logged(self, aside: Path) -> None:
-        """Moves what an earlier attempt logged to trackers, and may not be uploaded yet, here."""
         for name in _LOGGED:
             kept = self.path / f"{name}-earlier"
             for logged in (*aside.glob(f"{name}-earlier/*"), *aside.glob(name)):

@@ -91,9 +91,6 @@ class SignalWatch:
 
 
 def _as_child(signum: int) -> None:
-    """In a forked helper: ignores a terminal's Ctrl-C, which is for the parent; other signals end
-    it.
-    """
     if signum != signal.SIGINT:
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)

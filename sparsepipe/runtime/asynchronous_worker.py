@@ -149,7 +149,7 @@ class AsynchronousWorker(StageWorker[Events]):
         assert weights is not None
         included = weights.version * self._plan.replicas(0)
         if self._first:
-            value, rest = self._open(minibatch, self._batches.pop(minibatch))
+            value, rest = self._open_minibatch(minibatch, self._batches.pop(minibatch))
         else:
             message = self._messages.receive(Kind.ACTIVATION, self._number - 1, minibatch)
             value, included = message.tree, message.meta["included"]

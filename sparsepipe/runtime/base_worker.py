@@ -266,7 +266,7 @@ class StageWorker(ABC, Generic[_Events]):
 
     def _evaluate_one(self, minibatch: int, batch: Any, *, replies: bool) -> list[tuple[int, Any]]:
         if self._first:
-            value, rest = self._open(minibatch, batch)
+            value, rest = self._open_minibatch(minibatch, batch)
         else:
             value = self._messages.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
             rest = self._rest(minibatch)
@@ -286,7 +286,7 @@ class StageWorker(ABC, Generic[_Events]):
                 found.append((minibatch, reply.tree))
         return found
 
-    def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
+    def _open_minibatch(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
         """The input of a minibatch, whose rest is sent ahead; None where both ends are here,
         where all of the batch is the rest.
         """

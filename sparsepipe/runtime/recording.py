@@ -124,7 +124,7 @@ class Recorder:
                     took_s, core_s = self.clock() - inside, self.core_clock() - core_s
                     self.without_core_s = (self.without_core_s or 0.0) + took_s - core_s
         if self._records and self._action is None:
-            self._add("input", begin)
+            self._add_span("input", begin)
         elif self._records:
             self._computed += (begin, self.clock())
 
@@ -136,9 +136,9 @@ class Recorder:
     def _moment(self, part: Part) -> Iterator[None]:
         begin = self.clock()
         yield
-        self._add(part, begin)
+        self._add_span(part, begin)
 
-    def _add(self, part: Part, begin: float) -> None:
+    def _add_span(self, part: Part, begin: float) -> None:
         self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))
 
     def mark(self) -> Mark:
@@ -153,4 +153,4 @@ class Recorder:
         acts = self._action is not None or any(s.is_action for s in self.spans[mark.spans :])
         if self._records and not acts:
             del self.spans[mark.spans :]
-            self._add(part, max([mark.time_s, *(span.end for span in self.spans[-1:])]))
+            self._add_span(part, max([mark.time_s, *(span.end for span in self.spans[-1:])]))

@@ -147,7 +147,7 @@ class Stage:
             close: what the last stage does around its layers; None in other stages.
         """
         inputs, entered = _enter(value)
-        run = partial(self._run, entered, minibatch=minibatch)
+        run = partial(self._run_layers, entered, minibatch=minibatch)
         if close is not None:
             return self._to_loss(partial(close, run), leaves=leaves, inputs=inputs)
         with self._autocast():
@@ -157,7 +157,7 @@ class Stage:
 
     def forward_whole(self, step: Step, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Runs a minibatch's step in training, where all layers are here; see :meth:`forward`."""
-        run = partial(self._run, minibatch=minibatch)
+        run = partial(self._run_layers, minibatch=minibatch)
         return self._to_loss(partial(step, run), leaves=leaves)
 
     def evaluate(
@@ -167,14 +167,14 @@ class Stage:
 
         What ``close`` returns is returned as it is. Whether there is a graph is up to the caller.
         """
-        run = partial(self._run, value, minibatch=None)
+        run = partial(self._run_layers, value, minibatch=None)
         with self._autocast():
             return run() if close is None else close(run)
 
     def evaluate_whole(self, step: Callable[[Callable[[Any], Any]], Any]) -> Any:
         """Runs such a step as :meth:`forward_whole` does on the module's own parameters."""
         with self._autocast():
-            return step(partial(self._run, minibatch=None))
+            return step(partial(self._run_layers, minibatch=None))
 
     def _to_loss(
         self,
@@ -196,7 +196,7 @@ class Stage:
             self._caller, {f"module.{name}": leaf for name, leaf in leaves.items()}, (function,)
         )
 
-    def _run(self, value: Any, *, minibatch: int | None) -> Any:
+    def _run_layers(self, value: Any, *, minibatch: int | None) -> Any:
         compute = partial(self._computed, minibatch=minibatch)
         return compute(value) if self._around is None else self._around(compute, value)
 
@@ -266,12 +266,10 @@ def _enter(tree: Any) -> tuple[list[Tensor], Any]:
 
 
 def _cut(tree: Any, roots: Sequence[Tensor]) -> Any:
-    """A tree without its graph."""
     return _replaced(tree, roots, [_apart(root).requires_grad_() for root in roots])
 
 
 def _apart(root: Tensor) -> Tensor:
-    """Without graph; an update of a parameter that is an output changes nothing that was sent."""
     return root.data if isinstance(root, nn.Parameter) else root.detach()
 
 

@@ -176,7 +176,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 with explaining_single_values(
                     samples, parts=self._microbatches, before_layers=True
                 ):
-                    value, rest = self._open(number, part.batch)
+                    value, rest = self._open_minibatch(number, part.batch)
             return _Opened(samples=samples, weight=meta["weight"], value=value, rest=rest)
         message = self._messages.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]

@@ -15,7 +15,6 @@ from sparsepipe.schedule.plan import Plan
 
 @lru_cache(maxsize=2**14)
 def _action(kind: Kind, number: int) -> Action:
-    """One object for all ranks: thousands of them come to the same."""
     return Action(kind, number)
 
 

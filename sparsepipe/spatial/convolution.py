@@ -282,7 +282,7 @@ def _per_channel(bias: Tensor, outputs: Tensor) -> Tensor:
     return bias.view(-1, *[1] * (outputs.dim() - 2))
 
 
-class _Convolution(torch.autograd.Function):
+class _ShardConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, local: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer
@@ -375,7 +375,7 @@ def _cast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     )
 
 
-def _run(
+def _run_convolution(
     shard: Shard, weight: Tensor, bias: Tensor | None, windows: Sequence[Window], groups: int
 ) -> Shard:
     batched = local_of(shard)
@@ -388,7 +388,7 @@ def _run(
     ]
     local, weight, bias = _cast(batched, weight, bias)  # type: ignore[assignment]
     with torch.autocast(batched.device.type, enabled=False):
-        result = _Convolution.apply(local, weight, bias, layer)  # type: ignore[no-untyped-call]
+        result = _ShardConvolution.apply(local, weight, bias, layer)  # type: ignore[no-untyped-call]
     return alike(result, shard, full=[full[dim] for dim in shard.dims])
 
 
@@ -418,7 +418,7 @@ def _convolution(
             weight.shape[2:], as_tuple(stride, count), pads, dilations, strict=True
         )
     ]
-    return _run(input, weight, bias, windows, groups)
+    return _run_convolution(input, weight, bias, windows, groups)
 
 
 @function_rule(
@@ -452,4 +452,4 @@ def _transposed_convolution(
             strict=True,
         )
     ]
-    return _run(input, weight, bias, windows, groups)
+    return _run_convolution(input, weight, bias, windows, groups)

@@ -114,7 +114,6 @@ def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: An
     Tensor.backward,
 )
 def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls PyTorch's function on the shard itself, not on another tensor with its values."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(shard, *args, **kwargs)
 
@@ -124,7 +123,6 @@ def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> 
     *(Tensor.size, Tensor.numel, torch.numel, Tensor.nelement, Tensor.__len__),
 )
 def _asked_of_whole(func: Callable[..., Any], shard: Shard, *args: Any, **kwargs: Any) -> Any:
-    """Sizes of the whole, as a tensor without values answers."""
     return func(torch.empty(whole_shape(shard), device="meta"), *args, **kwargs)
 
 
@@ -298,5 +296,4 @@ def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
 
 @function_rule(*_named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]))
 def _new(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
-    """A plain tensor of given sizes, the same on every rank."""
     return func(local_of(input), *args, **kwargs)

@@ -191,7 +191,6 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
             self._follows_first_rank = not by_agent
 
     def _stay(self) -> None:
-        """From now on this rank may outlive the script's first one."""
         if self._follows_first_rank:
             outlive_parent()
 

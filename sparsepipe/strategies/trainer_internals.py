@@ -38,7 +38,6 @@ _ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "
 
 
 def _restore(owner: Any, *names: str) -> None:
-    """Removes what replaces methods on one object, so that those of its class count again."""
     for name in names:
         vars(owner).pop(name, None)
 

@@ -364,7 +364,6 @@ def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
 
 
 def _result_of(run: Path) -> dict[str, Any]:
-    """A run's ``result.json``; nothing, and a warning, where it cannot be read."""
     try:
         return read_mapping(run / "result.json")
     except DataError as error:  # the other jobs have theirs

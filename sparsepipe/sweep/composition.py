@@ -174,16 +174,17 @@ def _unlike_jobs(overrides: Sequence[Override], groups: Collection[str]) -> Iter
     """The overrides of a sweep's first job, and of those that differ from it in the option of one
     group, or in one ``_target_``.
     """
-    first = {key: word for each in overrides for key, word in islice(_options(each), 1)}
+    first = {key: word for each in overrides for key, word in islice(_swept_options(each), 1)}
     yield [*first.values()]
     for each in overrides:
         if each.key_or_group in groups or each.key_or_group.endswith("_target_"):
             yield from (
-                [*{**first, key: word}.values()] for key, word in islice(_options(each), 1, None)
+                [*{**first, key: word}.values()]
+                for key, word in islice(_swept_options(each), 1, None)
             )
 
 
-def _options(override: Override) -> Iterator[tuple[str, str]]:
+def _swept_options(override: Override) -> Iterator[tuple[str, str]]:
     """The key of an override, and what the jobs of a sweep have in its place."""
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):

@@ -51,7 +51,7 @@ def launch(
             for index, each in enumerate(overrides)
         ]
     try:
-        records = _refused(composed, context) or _run(config, composed, settings, context)
+        records = _refused(composed, context) or _run_jobs(config, composed, settings, context)
     except SystemExit:
         # Hydra would not call its callbacks, which make the table of what has finished so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
@@ -80,7 +80,7 @@ def _refused(composed: Sequence[ComposedJob], context: HydraContext) -> dict[int
     return records
 
 
-def _run(
+def _run_jobs(
     config: DictConfig,
     composed: Sequence[ComposedJob],
     settings: Settings,

@@ -19,7 +19,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import DevicePool, Kind
+from sparsepipe.partition.devices import DeviceKind, DevicePool
 from sparsepipe.planning.devices import cuda_devices, words_of_machine
 from sparsepipe.runtime.bandwidth import (
     Benchmark,
@@ -253,7 +253,7 @@ class Links:
         inside, between = self.inside, self.between
         names = dict.fromkeys(self.host_of)
         pool = DevicePool(
-            kinds=tuple(Kind(name=n, host=n, count=self.host_of.count(n)) for n in names),
+            kinds=tuple(DeviceKind(name=n, host=n, count=self.host_of.count(n)) for n in names),
             inside={n: inside[n].bytes_per_s if n in inside else math.inf for n in names},
             between=math.inf if between is None else between.bytes_per_s,
         )

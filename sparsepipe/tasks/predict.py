@@ -216,7 +216,6 @@ def _digest(file: Path) -> str:
 def _read(
     model: Model, files: Sequence[Path], *, size: int
 ) -> Iterator[dict[Path, dict[str, Any] | SparsePipeError]]:
-    """Batches of files, each with its sample or with the error that kept it from being read."""
     with progress("predicting") as advance:
         for first in range(0, len(files), size):
             batch: dict[Path, dict[str, Any] | SparsePipeError] = {}

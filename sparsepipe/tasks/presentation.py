@@ -270,7 +270,7 @@ def draw_test(
             classes,
             run.directory.gallery,
             probabilities=found["probability"],
-            files=_named(data, indices) if indices else None,
+            files=_named_samples(data, indices) if indices else None,
         )
 
 
@@ -286,7 +286,7 @@ def write_predictions(
         return
     classes = tuple(getattr(module, "class_names", ()))
     values = {name: value.tolist() for name, value in found.items()}
-    files = _named(data, values["index"])
+    files = _named_samples(data, values["index"])
     write_csv(
         run.directory.predictions,
         [
@@ -303,7 +303,7 @@ def write_predictions(
     log.info("%d of %d samples are wrong: %s", wrong, len(files), run.directory.predictions)
 
 
-def _named(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:
+def _named_samples(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:
     """The file of each test sample, or its name or number, by numbers in the split."""
     names = getattr(data, "test_names", None)
     known = None if names is None else names()

@@ -269,7 +269,6 @@ class WandbRunLogger(WandbLogger):
         return run
 
     def _set_attempts_aside(self) -> None:
-        """Moves earlier directories of this run's id to where ``wandb sync`` does not look."""
         for path in self._folder.glob(f"*run-*-{self._id}"):
             if path.is_dir() and not path.is_symlink():
                 self._earlier.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model
-from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.profiling import LayerProfile, Profile
@@ -134,12 +134,12 @@ def _with_borders(rng: random.Random, profile: Profile) -> Profile:
 
 def _kinds(
     rng: random.Random, num_kinds: int, devices: int, whole_bytes: float | None
-) -> tuple[Kind, ...]:
+) -> tuple[DeviceKind, ...]:
     counts = [1] * num_kinds
     for _ in range(devices - num_kinds):
         counts[rng.randrange(num_kinds)] += 1
     return tuple(
-        Kind(
+        DeviceKind(
             name=f"{rng.choice('AB')}{k}",
             host=rng.choice("ab"),
             count=count,
@@ -151,7 +151,7 @@ def _kinds(
     )
 
 
-def _pool(rng: random.Random, kinds: tuple[Kind, ...]) -> DevicePool:
+def _pool(rng: random.Random, kinds: tuple[DeviceKind, ...]) -> DevicePool:
     hosts = list(dict.fromkeys(kind.host for kind in kinds))
     if rng.random() < 0.5:
         speed = rng.choice([0.5, 1.0, 2.0, 4.0])

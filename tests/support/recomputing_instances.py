@@ -9,7 +9,7 @@ from typing import Any
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model, plan_times
-from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, SynchronousStages
@@ -51,7 +51,7 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
     speeds = {host: rng.choice([2.0, 20.0]) for host in hosts}
     saved = sum(layer.saved_bytes or 0.0 for layer in profiles[0].layers)
     kinds = tuple(
-        Kind(
+        DeviceKind(
             name=f"K{number}",
             host=hosts[number],
             count=rng.randint(1, 2),
@@ -78,7 +78,7 @@ def problem_of(
     """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
     profiles = tuple(map(_profile, costs))
     kinds = tuple(
-        Kind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
+        DeviceKind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
         for number, name in enumerate("AB"[: len(costs)])
     )
     return Problem(

@@ -114,7 +114,7 @@ def test_values_are_those_that_hydra_composes(script: ModuleType) -> None:
 
 def test_types_and_comments_are_those_of_the_schema_and_the_files(pages: dict[str, str]) -> None:
     data = rows(pages["data"])
-    assert data["data.resolution"][:2] == ["`32`", "a whole number"]
+    assert data["data.resolution"][:2] == ["`32`", "a whole number from 1 to 2097152"]
     assert data["data.resolution"][2].startswith("voxels along each side of the grid")
     assert data["data.span"][2].startswith("The grid spans each shape's extent on every axis")
     assert rows(pages["general"])["seed"][1] == "a whole number from 0 to 4294967295"

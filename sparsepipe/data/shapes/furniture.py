@@ -84,7 +84,6 @@ def pedestal(rng: np.random.Generator, reach: float, height: float) -> list[Part
 
 
 def _closed(ring: list[tuple[float, float, float]], radius: float) -> list[Part]:
-    """Bars from each point to the next and back to the first."""
     return [
         rod(start, end, radius, sections=6)
         for start, end in zip(ring, ring[1:] + ring[:1], strict=True)

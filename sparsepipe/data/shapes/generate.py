@@ -150,7 +150,7 @@ def is_complete(root: Path, settings: ShapesSettings) -> bool:
         recorded = json.loads((root / SETTINGS_FILE).read_text())
     except (OSError, ValueError):
         return False
-    return recorded == _plain(settings) and next(_missing(root, settings), None) is None
+    return recorded == _plain_settings(settings) and next(_missing(root, settings), None) is None
 
 
 def shape_rng(seed: int, class_name: str, split: Split, number: int) -> np.random.Generator:
@@ -185,7 +185,7 @@ def shapes_settings(
 def _claim(root: Path, settings: ShapesSettings) -> None:
     """Record the settings in an empty folder, or check that the recorded ones are equal."""
     path = root / SETTINGS_FILE
-    expected = _plain(settings)
+    expected = _plain_settings(settings)
     try:
         with explaining_storage(root, setting="data.root"):
             root.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ def _claim(root: Path, settings: ShapesSettings) -> None:
         )
 
 
-def _plain(settings: ShapesSettings) -> dict[str, Any]:
+def _plain_settings(settings: ShapesSettings) -> dict[str, Any]:
     """Settings in the form in which JSON returns them."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
     return plain
@@ -234,7 +234,6 @@ def _missing(root: Path, settings: ShapesSettings) -> Iterator[_Task]:
 
 
 def _present(folder: Path) -> set[str]:
-    """Names of a folder's files without empty ones, which a power failure may leave behind."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if entry.stat().st_size > 0}

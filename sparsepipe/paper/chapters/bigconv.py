@@ -23,7 +23,7 @@ from sparsepipe.runs.ledger_table import Row
 _OF_CELLS = ("paper/network", "paper.workers", "parallel.devices", "parallel.grid")
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _bigconv_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     """Two blocks of a table: memory at each size, and the largest sizes."""
     blocks = []
     printed_workers: dict[str, set[int]] = {}
@@ -72,7 +72,7 @@ BIGCONV = Chapter(
         "measured."
     ),
     heads=("network", "size", "workers"),
-    find=_blocks,
+    find=_bigconv_blocks,
     citation=CITATION_OF_BIGCONV,
     draw=lambda block: over_sizes(block, of="worker"),
 )

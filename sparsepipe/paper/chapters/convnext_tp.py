@@ -44,7 +44,7 @@ RunsOfDevices = Mapping[int, Sequence[Row]]
 """Runs by their numbers of devices."""
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _convnext_tp_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     """Three blocks of a table: memory and time at each size, largest sizes, and ratios of times."""
     blocks = []
     for title, scale, table in tables_of_steps(
@@ -109,7 +109,6 @@ def _step(runs: Sequence[Row], size: Size) -> Ours | None:
 
 
 def _ratios(name: str, runs: RunsOfDevices, sizes: Sequence[Size]) -> Iterator[Cell]:
-    """Times over that of one device: of the same image, and of one that grows with the devices."""
     for devices, those in runs.items():
         if not sizes or devices == 1 or not those:
             continue
@@ -128,7 +127,7 @@ def _ratios(name: str, runs: RunsOfDevices, sizes: Sequence[Size]) -> Iterator[C
             yield Cell(row=row, column=TIMES, ours=ours, expected=False)
 
 
-def _draw(block: Block) -> Figure | None:
+def _draw_convnext_tp(block: Block) -> Figure | None:
     if MEMORY not in block.columns:
         return beside_each_other(CONVNEXT_TP, block)
     named = [
@@ -154,8 +153,8 @@ CONVNEXT_TP = Chapter(
         "trained."
     ),
     heads=("checkpointing", "size", "devices"),
-    find=_blocks,
+    find=_convnext_tp_blocks,
     citation=CITATION_OF_CONVNEXT,
     pictured=(TIMES.key,),
-    draw=_draw,
+    draw=_draw_convnext_tp,
 )

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sparsepipe.paper.chapters.trainings import data_text, threads_text
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.plots import style
-from sparsepipe.plots.shares import Costs, accumulated_shares_figure
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.dot_plot import wrapped
 from sparsepipe.report.tables import SweepCommand, overrides_beside
@@ -33,7 +33,7 @@ _DERIVED = "not printed: computed from the authors' own measurements on a TITAN 
 _TITAN = "TITAN Xp, the authors'"
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _fig7_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     """A block for each profile of the paper's network."""
     runs = [
         row
@@ -45,9 +45,9 @@ def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     blocks = []
     for run, title in zip(runs, titles, strict=True):
         own = title if titles.count(title) == 1 else f"{title}; run {run.get('run_id')}"
-        cells = tuple(cell for paper in _PAPER for cell in _cells(paper, run))
+        cells = tuple(cell for paper in _PAPER for cell in _fig7_cells(paper, run))
         blocks.append(Block(title=own, cells=cells, sweep=sweep.like([run], ())))
-    without = tuple(cell for paper in _PAPER for cell in _cells(paper, None))
+    without = tuple(cell for paper in _PAPER for cell in _fig7_cells(paper, None))
     return blocks or [Block(cells=without, sweep=sweep.text())]
 
 
@@ -66,7 +66,7 @@ def _title(run: Row) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
+def _fig7_cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
     last = int(paper["last_layer"])
     for key, (name, heading) in _COLUMNS.items():
         column = Column(
@@ -87,12 +87,12 @@ def _share(run: Row, key: str, last: int) -> Ours:
     return Ours(value=100 * sum(values[: last + 1]) / (sum(values) or 1.0), runs=(run,))
 
 
-def _draw(block: Block) -> Figure | None:
+def _draw_fig7(block: Block) -> Figure | None:
     """Our curves, and the authors' at the ends of rows."""
     if not block.runs:
         return None
     (run,) = block.runs
-    costs = Costs(
+    costs = LayerShares(
         compute_s=run["layers_compute_s"],
         activation_bytes=run["layers_activation_bytes"],
         parameter_bytes=run["layers_parameter_bytes"],
@@ -126,7 +126,7 @@ FIG7 = Chapter(
         "Rows end at the poolings."
     ),
     heads=("layers",),
-    find=_blocks,
+    find=_fig7_blocks,
     citation=CITATION,
-    draw=_draw,
+    draw=_draw_fig7,
 )

@@ -35,27 +35,27 @@ _PAPER: Mapping[tuple[int, str], Mapping[str, str]] = {
 }
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _fig8_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     trainings = [
         row
         for row in rows
         if row["task_name"] == "train_if_fits" and row.get("study.cell.point_ratio", 1) == 1
     ]
-    return blocks_of(trainings, sweep, of_cells=_OF_CELLS, make=_block)
+    return blocks_of(trainings, sweep, of_cells=_OF_CELLS, make=_fig8_block)
 
 
-def _block(rows: Sequence[Row], command: str) -> Block:
+def _fig8_block(rows: Sequence[Row], command: str) -> Block:
     cells: list[Cell] = []
     notes: list[str] = []
     for grid, network in _ROWS:
         place = (grid, network)
         runs = [row for row in rows if cell_of(row, "resolution", "network") == place]
-        cells += _cells(place, runs)
+        cells += _fig8_cells(place, runs)
         notes += [f"{network} at {grid}³: {note}" for note in unlike_notes(runs, of_training)]
     return Block(cells=tuple(cells), notes=tuple(notes), sweep=command)
 
 
-def _cells(place: tuple[int, str], runs: Sequence[Row]) -> Iterator[Cell]:
+def _fig8_cells(place: tuple[int, str], runs: Sequence[Row]) -> Iterator[Cell]:
     paper = _PAPER.get(place, {})
     refused = _refused([run for run in runs if run.get("fits") is False])
     for column, text, ours in (
@@ -109,7 +109,7 @@ _PAPER_LOOKS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def _draw(block: Block) -> Figure | None:
+def _draw_fig8(block: Block) -> Figure | None:
     """A panel for each column that has figures of ours; None where none has."""
     shown = list(dict.fromkeys(cell.column for cell in block.cells if cell.number is not None))
     if not shown:
@@ -162,7 +162,7 @@ FIG8 = Chapter(
         "says that the dense network could not be held in memory at 100³ and 200³."
     ),
     heads=("grid", "network"),
-    find=_blocks,
+    find=_fig8_blocks,
     citation=CITATION,
-    draw=_draw,
+    draw=_draw_fig8,
 )

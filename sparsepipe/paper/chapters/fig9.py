@@ -10,7 +10,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.plots.speedups import Bar, Mark, speedups_figure
+from sparsepipe.plots.speedups import Bar, SpeedupMark, speedups_figure
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.measurements import mean_of, unlike_notes
 from sparsepipe.report.tables import SweepCommand, cell_of, is_below, overrides_beside, tables_of
@@ -135,7 +135,7 @@ Bars = Mapping[tuple[int, str], Sequence[Row]]
 """Runs of a setting, by GPUs and strategy."""
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _fig9_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     bars = [
         row
         for row in rows
@@ -155,16 +155,18 @@ def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
         for row in found[setting]:
             places.get(cell_of(row, "gpus", "parallel"), []).append(row)
         by_bar[setting] = places
-    return [_block(setting, by_bar, sweep) for setting in by_bar]
+    return [_fig9_block(setting, by_bar, sweep) for setting in by_bar]
 
 
-def _block(setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars], sweep: SweepCommand) -> Block:
+def _fig9_block(
+    setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars], sweep: SweepCommand
+) -> Block:
     bars = by_bar[setting]
     simulated = None
     if setting.network == "namespaces":
         over_same_link = replace(setting, kind="simulated", network=None)
         simulated = by_bar.get(over_same_link, {})
-    cells = [cell for place in bars for cell in _cells(setting.kind, place, bars, simulated)]
+    cells = [cell for place in bars for cell in _fig9_cells(setting.kind, place, bars, simulated)]
     notes = [
         f"{STRATEGIES[strategy]} on {gpus} GPUs: {note}"
         for (gpus, strategy), runs in bars.items()
@@ -181,7 +183,9 @@ def _block(setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars], sweep: Swee
     return Block(title=setting.title, cells=tuple(cells), notes=tuple(notes), sweep=command)
 
 
-def _cells(kind: str, place: tuple[int, str], bars: Bars, simulated: Bars | None) -> Iterator[Cell]:
+def _fig9_cells(
+    kind: str, place: tuple[int, str], bars: Bars, simulated: Bars | None
+) -> Iterator[Cell]:
     gpus, strategy = place
     own, of_dp = bars[place], bars[gpus, "dp"]
     of_gpus = [row for (count, _), rows in bars.items() if count == gpus for row in rows]
@@ -227,7 +231,6 @@ def _cells(kind: str, place: tuple[int, str], bars: Bars, simulated: Bars | None
 
 
 def _minibatch_s(row: Row) -> float:
-    """Seconds between two minibatches at the steady pace of a run."""
     return 1 / float(row["minibatches_per_s"])
 
 
@@ -242,17 +245,17 @@ def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> 
     return replace(found, runs=(*found.runs, *others))
 
 
-def _draw(block: Block) -> Figure | None:
+def _draw_fig9(block: Block) -> Figure | None:
     """Bars by GPUs and strategy, as in the paper; None where there is none of ours."""
     bars: dict[tuple[str, str], Bar] = {}
-    marks: dict[tuple[str, str], Mark] = {}
+    marks: dict[tuple[str, str], SpeedupMark] = {}
     for (gpus, strategy), cells in block.rows.items():
         place, cell = (f"{gpus} GPUs", strategy), cells[SPEEDUP]
         if cell.number is not None:
             apart = cells.get(APART)
             bars[place] = Bar(value=cell.number, frame=apart.number if apart else None)
         if cell.paper is not None and cell.paper.value is not None:
-            marks[place] = Mark(value=cell.paper.value, derived=bool(cell.paper.derived))
+            marks[place] = SpeedupMark(value=cell.paper.value, derived=bool(cell.paper.derived))
     if not bars:
         return None
     return speedups_figure(
@@ -280,7 +283,7 @@ FIG9 = Chapter(
         "while the backward runs; DP without overlap, of simulations alone, sums them after it."
     ),
     heads=("GPUs", "strategy"),
-    find=_blocks,
+    find=_fig9_blocks,
     citation=CITATION,
-    draw=_draw,
+    draw=_draw_fig9,
 )

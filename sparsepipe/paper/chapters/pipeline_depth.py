@@ -99,7 +99,7 @@ _EFFORT = (
 _IN_TITLE = (_PARTS, "data", "data.batch_size", "model.convolutions", "model.width", _PROFILES)
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _pipeline_depth_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     runs = [row for row in rows if row["task_name"] in ("train", "train_emulated")]
     tables = tables_of(runs, _key_of) or [(_key_of({}), [])]
     blocks = []
@@ -130,7 +130,11 @@ def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
         blocks.append(
             Block(
                 title="; ".join(title),
-                cells=tuple(cell for entry in entries for cell in _cells(entry, parts, by_row)),
+                cells=tuple(
+                    cell
+                    for entry in entries
+                    for cell in _pipeline_depth_cells(entry, parts, by_row)
+                ),
                 notes=tuple(notes),
                 sweep=_command(sweep, table, parts),
             )
@@ -162,7 +166,9 @@ def _command(sweep: SweepCommand, table: Sequence[Row], parts: int) -> str:
     return f"{command} paper/schedule=gpipe,sync_1f1b,eager_1f1b {_PARTS}={parts} && {others}"
 
 
-def _cells(entry: DepthRow, parts: int, by_row: Mapping[DepthRow, Sequence[Row]]) -> Iterator[Cell]:
+def _pipeline_depth_cells(
+    entry: DepthRow, parts: int, by_row: Mapping[DepthRow, Sequence[Row]]
+) -> Iterator[Cell]:
     runs, serial = by_row[entry], by_row[DepthRow(1, entry.emulated)]
     counted = runs if entry.depth > 1 else by_row[_SERIAL_COUNTED]
     own, base = mean_of(runs, _images_per_s), mean_of(serial, _images_per_s)
@@ -210,7 +216,6 @@ def _cells(entry: DepthRow, parts: int, by_row: Mapping[DepthRow, Sequence[Row]]
 
 
 def _images_per_s(row: Row) -> float | None:
-    """Images a second; of emulations in the steady part."""
     return row.get("samples_per_s" if row.get("kind") == "emulated" else "train_shapes_per_s")
 
 
@@ -235,7 +240,7 @@ PIPELINE_DEPTH = Chapter(
         "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
     ),
     heads=("stages", "obtained", "schedule", "partition"),
-    find=_blocks,
+    find=_pipeline_depth_blocks,
     pictured=(SPEEDUP.key, FACTOR.key),
     citation=CITATION_OF_DEPTH,
 )

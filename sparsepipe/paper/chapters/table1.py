@@ -21,7 +21,7 @@ _COUNTS = ("task.repeats", "task.warmups", "threads_per_rank", "torch")
 """Keys that runs which are averaged are to have in common, beside those of their block."""
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _table1_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     runs = [row for row in rows if row["task_name"] == "table1" and row.get("measured_device")]
     tables = tables_of(
         runs,
@@ -39,11 +39,11 @@ def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
             f"copies of {key['copied'] / 1e6:,.0f} MB" if key["copied"] else "",
         ]
         title = "; ".join(part for part in parts if part)
-        blocks.append(_block(measured, title=title, command=sweep.like(measured, ())))
-    return blocks or [_block([], title="", command=sweep.text())]
+        blocks.append(_table1_block(measured, title=title, command=sweep.like(measured, ())))
+    return blocks or [_table1_block([], title="", command=sweep.text())]
 
 
-def _block(rows: Sequence[Row], *, title: str, command: str) -> Block:
+def _table1_block(rows: Sequence[Row], *, title: str, command: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
@@ -53,12 +53,14 @@ def _block(rows: Sequence[Row], *, title: str, command: str) -> Block:
         label = (paper["gpu"], f"server {paper['server']}, {paper['count']} of them")
         own = [each for each in measured if each[0].casefold().endswith(paper["gpu"].casefold())]
         runs = [run for each in own for run in measured.pop(each)]
-        cells += _cells(label, paper, runs, expected=False)  # such a GPU is measured where it is
+        cells += _table1_cells(
+            label, paper, runs, expected=False
+        )  # such a GPU is measured where it is
         averaged.append((label, runs))
     if not rows:
         measured["this machine", "measured here"] = []
     for label, runs in measured.items():
-        cells += _cells(label, None, runs, expected=True)
+        cells += _table1_cells(label, None, runs, expected=True)
         averaged.append((label, runs))
     notes = [
         f"{', '.join(label)}: {note}"
@@ -77,7 +79,7 @@ def _where(row: Row) -> str:
     return f"measured here, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _cells(
+def _table1_cells(
     label: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row], *, expected: bool
 ) -> list[Cell]:
     found = (
@@ -106,7 +108,7 @@ TABLE1 = Chapter(
         "less than a data sheet promises."
     ),
     heads=("device", "where"),
-    find=_blocks,
+    find=_table1_blocks,
     citation=CITATION,
     pictured=(FLOPS.key, BANDWIDTH.key),
 )

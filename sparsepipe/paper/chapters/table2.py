@@ -39,19 +39,19 @@ _PAPER: Mapping[Place, Mapping[str, str]] = {
 _ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _table2_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     def make(runs: Sequence[Row], command: str) -> Block:
         of_searches = [row for row in runs if row["task_name"] == FITTING]
         beside = [word for row in of_searches for word in overrides_beside(row, _OF_CELLS)]
         if any(word.startswith("task.") for word in beside):  # which trainings refuse
             searches = sweep.like(of_searches, _OF_CELLS, "paper/trial=largest_batch")
             command = f"{command} paper/trial=one_device,four_devices && {searches}"
-        return _block(runs, command)
+        return _table2_block(runs, command)
 
     return blocks_of(rows, sweep, of_cells=_OF_CELLS, make=make)
 
 
-def _block(rows: Sequence[Row], command: str) -> Block:
+def _table2_block(rows: Sequence[Row], command: str) -> Block:
     trainings: dict[Place, list[Row]] = {place: [] for place in _PAPER}
     searches: dict[Place, list[Row]] = {place: [] for place in _PAPER}
     names = ("resolution", "devices", "network", "point_ratio")
@@ -70,7 +70,7 @@ def _block(rows: Sequence[Row], command: str) -> Block:
         )
         notes += [f"largest batch, {label}: {note}" for note in kept]
     return Block(
-        cells=tuple(cell for place in _PAPER for cell in _cells(place, trainings, searches)),
+        cells=tuple(cell for place in _PAPER for cell in _table2_cells(place, trainings, searches)),
         notes=tuple(notes),
         sweep=command,
     )
@@ -81,7 +81,7 @@ def _label(place: Place) -> tuple[str, ...]:
     return f"{resolution}³", str(devices), network, f"{ratio:g}"
 
 
-def _cells(
+def _table2_cells(
     place: Place, trainings: Mapping[Place, list[Row]], searches: Mapping[Place, list[Row]]
 ) -> Iterator[Cell]:
     resolution, devices, network, point_ratio = place
@@ -131,7 +131,7 @@ TABLE2 = Chapter(
         "epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
-    find=_blocks,
+    find=_table2_blocks,
     citation=CITATION,
     pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
 )

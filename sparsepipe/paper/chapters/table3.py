@@ -15,13 +15,13 @@ BOTTLENECK = Column(key="bottleneck", heading="bottleneck", unit="ms", form="{:.
 _COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
 
 
-def _blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _table3_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     """A block for each run, which has all rows."""
     runs = [row for row in rows if row["task_name"] == "table3"]
-    return [_block(run, sweep) for run in runs] or [_block({}, sweep)]
+    return [_table3_block(run, sweep) for run in runs] or [_table3_block({}, sweep)]
 
 
-def _block(run: Row, sweep: SweepCommand) -> Block:
+def _table3_block(run: Row, sweep: SweepCommand) -> Block:
     title = ""
     if run:
         title = (
@@ -31,12 +31,12 @@ def _block(run: Row, sweep: SweepCommand) -> Block:
         )
     return Block(
         title=title,
-        cells=tuple(cell for paper in printed("table3") for cell in _cells(paper, run)),
+        cells=tuple(cell for paper in printed("table3") for cell in _table3_cells(paper, run)),
         sweep=sweep.like([run], ()),
     )
 
 
-def _cells(paper: Mapping[str, str], run: Row) -> Iterator[Cell]:
+def _table3_cells(paper: Mapping[str, str], run: Row) -> Iterator[Cell]:
     key = f"{paper['num_gpus']}gpu/{paper['strategy']}"
     stages = ", ".join(stages_of(paper["stage_assignment"]))
     theirs_ms = run.get(f"{key}/paper_bottleneck_ms")
@@ -67,7 +67,7 @@ TABLE3 = Chapter(
         "it differs. The slowest stage is the bottleneck."
     ),
     heads=("GPUs", "strategy"),
-    find=_blocks,
+    find=_table3_blocks,
     citation=CITATION,
     pictured=(BOTTLENECK.key,),
 )

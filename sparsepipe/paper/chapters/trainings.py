@@ -90,7 +90,7 @@ def _key_of(row: Row, left_out: Sequence[str]) -> Key:
     if row["task_name"] == FITTING:
         budget, steps = row.get("task.budget_bytes"), row.get("task.steps")
         within = [] if budget is None else [f"batches within {budget / 1e6:,.0f} MB"]
-        by = [] if steps is None else [f"batches tried by {_counted('step', steps)}"]
+        by = [] if steps is None else [f"batches tried by {_counted_text('step', steps)}"]
         return {**key, "trial": (*within, *by)}
     key |= {
         "tested": row.get("data.source.test_per_class"),
@@ -134,7 +134,7 @@ def _data_text(source: str, points: int | None) -> str:
 
 def threads_text(threads: int | None) -> str:
     """Threads of one device in words; empty where unknown."""
-    return "" if threads is None else f"{_counted('thread', threads)} a device"
+    return "" if threads is None else f"{_counted_text('thread', threads)} a device"
 
 
 def _title(key: Key) -> str:
@@ -143,14 +143,14 @@ def _title(key: Key) -> str:
     if isinstance(batches, float) and batches <= 1:
         limit = f"epochs limited to {100 * batches:g} % of their batches"
     else:
-        limit = f"epochs limited to {_counted('batch', batches or 0, several='batches')}"
+        limit = f"epochs limited to {_counted_text('batch', batches or 0, several='batches')}"
     parts = [
         f"scale {key['scale']}" if key["scale"] else "",
         _data_text(key["data"], key["points"]),
         f"{shapes} shapes of a class" if shapes else "",
         f"{key['trained']:,} shapes" if key.get("trained") else "",
         f"width {key['width']:g}" if key["width"] is not None else "",
-        _counted("epoch", key["epochs"]) if key.get("epochs") else "",
+        _counted_text("epoch", key["epochs"]) if key.get("epochs") else "",
         limit if batches else "",
         *_overrides(key),
         *key.get("trial", ()),
@@ -160,7 +160,7 @@ def _title(key: Key) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _counted(what: str, count: float, *, several: str = "") -> str:
+def _counted_text(what: str, count: float, *, several: str = "") -> str:
     number = str(count) if isinstance(count, int) else f"{count:g}"
     return f"{number} {what if count == 1 else several or f'{what}s'}"
 

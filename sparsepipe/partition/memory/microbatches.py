@@ -101,5 +101,4 @@ def check_microbatches(
 
 
 def _share(count: int, batch_size: int | None) -> float:
-    """Size of the largest part of a batch that is cut into some, over that of the batch."""
     return 1 / count if batch_size is None else -(-batch_size // count) / batch_size

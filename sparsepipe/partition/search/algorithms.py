@@ -31,7 +31,7 @@ from types import MappingProxyType
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs.layers import Spans
-from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool
 from sparsepipe.partition.problem import (
     Problem,
     Solution,
@@ -321,7 +321,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
     )
 
 
-def _listed(names: list[str], kinds: Sequence[Kind]) -> list[int]:
+def _listed(names: list[str], kinds: Sequence[DeviceKind]) -> list[int]:
     left = list(range(len(kinds)))
     found = []
     for name in names:
@@ -335,7 +335,7 @@ def _listed(names: list[str], kinds: Sequence[Kind]) -> list[int]:
     return found
 
 
-def _no_order(names: Sequence[str], kinds: Sequence[Kind]) -> ConfigError:
+def _no_order(names: Sequence[str], kinds: Sequence[DeviceKind]) -> ConfigError:
     there = ", ".join(dict.fromkeys(kind.name for kind in kinds))
     return ConfigError(
         f"the order {list(names)} does not name each kind of device once: there are {there}",

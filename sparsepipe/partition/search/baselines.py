@@ -89,9 +89,9 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         for host in pool.inside
     }
     left, stages = list(free), []
-    for begin, stop, number in _stages(between, 0, layers, hosts):
+    for begin, stop, number in _best_stages(between, 0, layers, hosts):
         taken, left = left[:number], left[number:]
-        for first, end, replicas in _stages(inside, begin, stop, each):
+        for first, end, replicas in _best_stages(inside, begin, stop, each):
             mine = [free[host].pop(0) for host in taken for _ in range(replicas)]
             counts = tuple(mine.count(kind) for kind in range(len(pool.kinds)))
             stages.append(Choice(first=first, end=end, counts=counts))
@@ -143,7 +143,7 @@ def _level(
     return found
 
 
-def _stages(
+def _best_stages(
     found: dict[int, _Split], first: int, end: int, machines: int
 ) -> list[tuple[int, int, int]]:
     """First layer, end and machines of each stage of the best pipeline of a span."""

@@ -85,5 +85,4 @@ def _least_bottleneck(
 
 
 def _feasible(costs: Costs, windows: ChainReachability | PairReachability, bound_s: float) -> bool:
-    """Whether some plan keeps all stages and transfers within a bound."""
     return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

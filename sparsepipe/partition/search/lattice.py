@@ -40,7 +40,7 @@ class Transitions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class LatticeNode:
     """Devices that the stages so far have used.
 
     Args:
@@ -79,7 +79,7 @@ class Lattice:
         order = sorted(set(counts), key=lambda c: (sum(c), c))
         self.all_used = order[-1]
         self._used_UK = np.array(order, dtype=np.intp)
-        self.nodes: list[Node] = []
+        self.nodes: list[LatticeNode] = []
         self.ways: list[Transitions] = []
         self._first_U: list[int] = []  # the first node of each of the counts, and one more
         for place, used in enumerate(order):
@@ -112,7 +112,7 @@ class Lattice:
                     [node for node in begins_B[place] if after.get(node, stage) == stage]
                     for place in here
                 ]
-                self.nodes.append(Node(counts=used, host=host, stage=stage))
+                self.nodes.append(LatticeNode(counts=used, host=host, stage=stage))
                 self.ways.append(self._ways(host, sources, groups_BK[here]))
 
     def _hosts(self, groups_BK: Ints) -> Ints:

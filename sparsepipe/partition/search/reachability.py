@@ -99,7 +99,6 @@ class ChainReachability:
         return ends_I
 
     def _near(self, end: int) -> slice:
-        """Begins from the first one from which some stage ends in time."""
         return slice(int((self._last_CI[:, :end] >= end).any(axis=0).argmax()), end)
 
     def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
@@ -146,7 +145,6 @@ class ChainReachability:
 
 
 def _last(sums_I: Floats, most_I: Floats) -> Places:
-    """The last places at which sums, which never fall, are no more than something."""
     return (np.searchsorted(sums_I, most_I, side="right") - 1).astype(np.int32)
 
 

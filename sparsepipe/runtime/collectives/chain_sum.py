@@ -231,12 +231,6 @@ class ChainSum:
         return self._partial[number % self._room][: chunk.numel()] if lane.adds else chunk
 
     def _break_off(self) -> None:
-        """Lets this rank's neighbours, and its own other lane, wait no longer.
-
-        Gloo has no call for that, but a wait that reaches its limit closes all of a group's
-        connections. Neighbours then find theirs broken and do the same, up to both ends of the
-        chain.
-        """
         for place in self._neighbours:
             with suppress(RuntimeError):
                 nothing = torch.empty(1, dtype=torch.uint8)

@@ -216,7 +216,6 @@ class Stash(Policy):
             raise _changed(names[int(differ.int().argmax())])
 
     def _checksums(self) -> Tensor:
-        """Checksums of the parameters: writes through ``.data`` leave no other trace."""
         return torch.stack([_checksum(p.data) for p in self._memory.parameters.values()])
 
     def restart(self) -> None:
@@ -235,7 +234,6 @@ class Stash(Policy):
         return {name: (p._version, p.data_ptr(), p.requires_grad) for name, p in parameters}
 
     def _check_untouched(self) -> None:
-        """Graphs in flight share the parameters' memory, and autograd would not notice a change."""
         for name, mark in self._mark().items():
             if mark != self._marks[name]:
                 raise _changed(name)

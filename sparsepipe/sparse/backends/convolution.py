@@ -79,7 +79,6 @@ def _is_narrow(kernel_KCD: Tensor) -> bool:
 
 
 def _centre(kernel_map: KernelMap) -> int | None:
-    """Index of the offset at which every site reads itself; None if there is none."""
     return kernel_map.spec.volume // 2 if kernel_map.spec.is_symmetric else None
 
 
@@ -273,7 +272,6 @@ def _join(blocks: list[Tensor]) -> Tensor:
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """``total += left @ right``, or ``=`` if ``first``; ``total`` may have a wider dtype."""
     if right.shape[0] == 0:
         if first:
             total.zero_()

@@ -134,7 +134,6 @@ class StageOptimizer:
 
 
 def _copied(group: Options) -> Options:
-    """Options without parameters; plain ones are not copied, which would take most of an update."""
     return {
         name: value if isinstance(value, _PLAIN) else copy.deepcopy(value)
         for name, value in group.items()

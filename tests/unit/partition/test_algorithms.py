@@ -12,7 +12,7 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem, equal_kinds
 from sparsepipe.partition.search import exhaustive as brute
@@ -68,7 +68,7 @@ def test_a_bottleneck_that_is_next_to_nothing_beside_the_longest_time() -> None:
         stored_bytes_I=np.zeros(4),
         cut_bytes_I=np.zeros(4),
     )
-    kinds = (Kind(name="A", host="h", count=1), Kind(name="B", host="h", count=2))
+    kinds = (DeviceKind(name="A", host="h", count=1), DeviceKind(name="B", host="h", count=2))
     pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     assert exact(problem).config == "1-1-1"
@@ -82,7 +82,7 @@ def test_a_plan_that_takes_no_time() -> None:
         stored_bytes_I=np.zeros(3),
         cut_bytes_I=np.zeros(3),
     )
-    kinds = (Kind(name="A", host="h", count=2),)
+    kinds = (DeviceKind(name="A", host="h", count=2),)
     pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     found = exact(problem)

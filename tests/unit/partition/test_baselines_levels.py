@@ -12,7 +12,7 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import CostModel, cost_model, plan_times
-from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.baselines import mp_by_levels
@@ -37,7 +37,7 @@ github.com/msr-fiddle/pipedream): of each layer ms of both passes, KiB of its ou
 
 def problem_of(seed: int, hosts: int, each: int, model: str | None = None) -> Problem:
     spans = random_problem(seed)[0].spans
-    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=each) for n in range(hosts))
+    kinds = tuple(DeviceKind(name="gpu", host=f"h{n}", count=each) for n in range(hosts))
     spans = Spans(
         compute_s_KI=spans.compute_s_KI[[0] * hosts],
         parameter_bytes_I=spans.parameter_bytes_I,
@@ -129,7 +129,7 @@ def test_the_time_is_that_which_pipedream_prints() -> None:
         stored_bytes_I=np.zeros(len(rows) + 1),
         cut_bytes_I=np.array([0.0, *1024 * activation_kib_L[:-1], 0.0]),
     )
-    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=8) for n in range(2))
+    kinds = tuple(DeviceKind(name="gpu", host=f"h{n}", count=8) for n in range(2))
     pool = DevicePool(kinds=kinds, inside={"h0": 12e9, "h1": 12e9}, between=3.125e9)
     problem = Problem(pool=pool, spans=spans, model=cost_model("pipedream"))
     solution = mp_by_levels(problem, device="gpu")
@@ -153,21 +153,23 @@ def test_too_many_layers_are_refused_with_a_remedy() -> None:
         stored_bytes_I=many,
         cut_bytes_I=many,
     )
-    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=8) for n in range(4))
+    kinds = tuple(DeviceKind(name="gpu", host=f"h{n}", count=8) for n in range(4))
     pool = DevicePool(kinds=kinds, inside={k.host: INSIDE for k in kinds}, between=BETWEEN)
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     with pytest.raises(PlanError, match="800 layers on 4 hosts of 8 devices") as caught:
         mp_by_levels(problem, device="gpu")
     assert "task.levels=false" in caught.value.remedy
     # One device on one host leaves nothing to share out, whatever the layers.
-    one = DevicePool(kinds=(Kind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0)
+    one = DevicePool(
+        kinds=(DeviceKind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0
+    )
     alone = Problem(pool=one, spans=replace(spans, compute_s_KI=many[None]), model=problem.model)
     assert mp_by_levels(alone, device="gpu").config == "1"
 
 
 def test_unequal_hosts_are_refused() -> None:
     problem = problem_of(0, 2, 2)
-    kinds = (problem.pool.kinds[0], Kind(name="gpu", host="h1", count=3))
+    kinds = (problem.pool.kinds[0], DeviceKind(name="gpu", host="h1", count=3))
     unequal = Problem(
         pool=DevicePool(kinds=kinds, inside=problem.pool.inside, between=BETWEEN),
         spans=problem.spans,

@@ -13,7 +13,7 @@ import pytest
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs.layers import Spans, state_spans
 from sparsepipe.partition.costs.model import bottleneck_s, cost_model
-from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.memory.model import MemoryModel, fits
 from sparsepipe.partition.problem import Problem, as_uniform
@@ -35,7 +35,7 @@ def chain(seconds: list[float]) -> Spans:
 
 
 def problem_of(spans: Spans, devices: int, **options: object) -> Problem:
-    kind = Kind(name="A", host="h", count=devices)
+    kind = DeviceKind(name="A", host="h", count=devices)
     pool = DevicePool(kinds=(kind,), inside={"h": 1.0}, between=1.0)
     return Problem(pool=pool, spans=spans, model=cost_model("eq4"), **options)  # type: ignore[arg-type]
 
@@ -139,7 +139,7 @@ def test_unlike_devices_count_as_the_named_one_and_keep_their_order() -> None:
         stored_bytes_I=np.zeros(5),
         cut_bytes_I=np.zeros(5),
     )
-    kinds = (Kind(name="A", host="h", count=2), Kind(name="B", host="h", count=1))
+    kinds = (DeviceKind(name="A", host="h", count=2), DeviceKind(name="B", host="h", count=1))
     pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     assert [s.end for s in variance(problem, device="A").stages] == [2, 3, 4]
@@ -162,7 +162,7 @@ def test_the_real_devices_must_hold_the_plan() -> None:
         stored_bytes_I=np.array([0.0, 8.0, 16.0]) * 2**20,
         cut_bytes_I=none,
     )
-    kinds = tuple(Kind(name=n, host="h", count=1, memory_bytes=20.0 * 2**20) for n in "AB")
+    kinds = tuple(DeviceKind(name=n, host="h", count=1, memory_bytes=20.0 * 2**20) for n in "AB")
     pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"), memory=MemoryModel())
     assert variance(problem, device="A").config == "1-1"  # 16 MiB in the first, 8 in the second

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.partition.devices import SEVERAL, DevicePool, Kind
+from sparsepipe.partition.devices import SEVERAL, DeviceKind, DevicePool
 
 INF = float("inf")
 KINDS = (
-    Kind(name="A", host="fast", count=2),
-    Kind(name="B", host="slow", count=1),
-    Kind(name="C", host="fast", count=1),
-    Kind(name="D", host="slow", count=2),
+    DeviceKind(name="A", host="fast", count=2),
+    DeviceKind(name="B", host="slow", count=1),
+    DeviceKind(name="C", host="fast", count=1),
+    DeviceKind(name="D", host="slow", count=2),
 )
 FLEET = DevicePool(kinds=KINDS, inside={"fast": 8.0, "slow": 2.0}, between=4.0)
 

@@ -11,7 +11,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import DevicePool, Kind
+from sparsepipe.partition.devices import DeviceKind, DevicePool
 from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
@@ -191,7 +191,7 @@ def test_orders() -> None:
 
 def test_by_count_counts_a_model_over_all_hosts() -> None:
     layout = (("one", "A", 2), ("one", "B", 3), ("two", "A", 2), ("two", "C", 3), ("two", "B", 1))
-    kinds = tuple(Kind(host=host, name=name, count=n) for host, name, n in layout)
+    kinds = tuple(DeviceKind(host=host, name=name, count=n) for host, name, n in layout)
     pool = DevicePool(kinds=kinds, inside={"one": 1.0, "two": 1.0}, between=1.0)
     # Four of A and of B, A listed first; three of C. Those of a model stay together.
     assert kind_order("by_count", pool, problem().spans) == [0, 2, 1, 4, 3]

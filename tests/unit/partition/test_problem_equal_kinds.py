@@ -11,7 +11,7 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model, plan_times
-from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import device_names
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, equal_kinds, merged
@@ -30,7 +30,7 @@ def many_hosts(
     rng = random.Random(seed)
     of_model = {"A": 12e9, "B": 8e9}
     kinds = tuple(
-        Kind(name=name, host=f"h{h}", count=each, memory_bytes=of_model[name])
+        DeviceKind(name=name, host=f"h{h}", count=each, memory_bytes=of_model[name])
         for h in range(hosts)
         for name in of_model
     )

@@ -10,7 +10,7 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import state_spans
 from sparsepipe.partition.costs.model import cost_model, plan_times
-from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind
+from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search import algorithms as size
@@ -39,7 +39,10 @@ def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
     # The same graph on two kinds of devices, one of them slower.
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
     pool = DevicePool(
-        kinds=(Kind(name="fast", host="h", count=2), Kind(name="slow", host="h", count=1)),
+        kinds=(
+            DeviceKind(name="fast", host="h", count=2),
+            DeviceKind(name="slow", host="h", count=1),
+        ),
         inside={"h": 4000.0},
         between=4000.0,
     )
@@ -53,7 +56,10 @@ def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
 def test_any_devices_for_each_stage(seed: int) -> None:
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
     pool = DevicePool(
-        kinds=(Kind(name="fast", host="h", count=2), Kind(name="slow", host="h", count=1)),
+        kinds=(
+            DeviceKind(name="fast", host="h", count=2),
+            DeviceKind(name="slow", host="h", count=1),
+        ),
         inside={"h": 4000.0},
         between=4000.0,
     )
@@ -92,8 +98,8 @@ def limited_problem(seed: int) -> tuple[Problem, list[State]]:
     limits = [rng.uniform(10, 120) if rng.random() < 0.8 else None for _ in range(2)]
     pool = DevicePool(
         kinds=(
-            Kind(name="fast", host="a", count=2, memory_bytes=limits[0]),
-            Kind(name="slow", host="b", count=1, memory_bytes=limits[1]),
+            DeviceKind(name="fast", host="a", count=2, memory_bytes=limits[0]),
+            DeviceKind(name="slow", host="b", count=1, memory_bytes=limits[1]),
         ),
         inside={"a": 8000.0, "b": float("inf")},
         between=rng.choice([500.0, 2000.0]),
@@ -132,7 +138,7 @@ def has_room(problem: Problem, plan: list[Choice]) -> bool:
 def test_levels_of_one_host_are_no_levels(seed: int) -> None:
     states = random_states(random.Random(seed), 1.0)
     pool = DevicePool(
-        kinds=(Kind(name="A", host="h", count=3),), inside={"h": 4000.0}, between=float("inf")
+        kinds=(DeviceKind(name="A", host="h", count=3),), inside={"h": 4000.0}, between=float("inf")
     )
     problem = Problem(pool=pool, spans=state_spans([states]), model=cost_model("pipedream"))
     by_levels = bottleneck(problem, list(mp_by_levels(problem, device="A").stages))
@@ -140,7 +146,9 @@ def test_levels_of_one_host_are_no_levels(seed: int) -> None:
 
 
 def test_trying_all_plans_is_for_chains() -> None:
-    pool = DevicePool(kinds=(Kind(name="A", host="h", count=2),), inside={"h": 1.0}, between=1.0)
+    pool = DevicePool(
+        kinds=(DeviceKind(name="A", host="h", count=2),), inside={"h": 1.0}, between=1.0
+    )
     spans = state_spans([random_states(random.Random(0), 1.0)])
     with pytest.raises(PlanError, match="branches") as caught:
         exhaustive(Problem(pool=pool, spans=spans, model=cost_model("eq4")))
@@ -148,7 +156,9 @@ def test_trying_all_plans_is_for_chains() -> None:
 
 
 def test_too_many_pairs_of_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = DevicePool(kinds=(Kind(name="A", host="h", count=8),), inside={"h": 1.0}, between=1.0)
+    pool = DevicePool(
+        kinds=(DeviceKind(name="A", host="h", count=8),), inside={"h": 1.0}, between=1.0
+    )
     spans = state_spans([random_states(random.Random(0), 1.0)])
     monkeypatch.setattr(size, "MOST_WINDOWS", 36 * spans.num_layers**2 - 1)
     with pytest.raises(PlanError, match="36 stages") as caught:

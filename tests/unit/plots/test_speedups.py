@@ -2,7 +2,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from sparsepipe.plots import style
-from sparsepipe.plots.speedups import Bar, Mark, speedups_figure
+from sparsepipe.plots.speedups import Bar, SpeedupMark, speedups_figure
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 BARS = {
@@ -11,7 +11,10 @@ BARS = {
     ("6 GPUs", "DP"): Bar(value=1.0),
     ("6 GPUs", "HETE-MP"): Bar(value=3.0),
 }
-MARKS = {("5 GPUs", "MP"): Mark(value=2.2), ("6 GPUs", "MP"): Mark(value=4.0, derived=True)}
+MARKS = {
+    ("5 GPUs", "MP"): SpeedupMark(value=2.2),
+    ("6 GPUs", "MP"): SpeedupMark(value=4.0, derived=True),
+}
 
 
 def drawn(bars=BARS, marks=MARKS):

@@ -8,7 +8,7 @@ import pytest
 
 from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.launch.job import run_job
-from sparsepipe.plots.shares import Costs, accumulated_shares
+from sparsepipe.plots.shares import LayerShares, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
@@ -65,7 +65,7 @@ def test_a_branching_graph(tmp_path: Path, search: str) -> None:
 def without_cuts(directory: Path) -> Path:
     """The shares of the graph's nodes on the paper's GPUs; a plan's cuts are states."""
     costs = {
-        name: Costs(
+        name: LayerShares(
             compute_s=[place + 3 + 4, place + 3 + 6, 2],
             activation_bytes=[100, 100, 100],
             parameter_bytes=[10, 10, 0],

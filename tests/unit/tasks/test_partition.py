@@ -19,7 +19,7 @@ from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.plots.shares import Costs, accumulated_shares
+from sparsepipe.plots.shares import LayerShares, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
@@ -65,7 +65,7 @@ def test_the_plan_is_drawn_over_every_device(tmp_path: Path) -> None:
     for name in ("TITAN V", "TITAN Xp", "RTX 2080 Ti"):
         file = Path("sparsepipe/assets/profiles/paper") / f"{name.lower().replace(' ', '_')}.json"
         layers = json.loads(file.read_text())["layers"]
-        devices[name] = Costs(
+        devices[name] = LayerShares(
             compute_s=[layer["forward_s"] + layer["backward_s"] for layer in layers],
             activation_bytes=[layer["activation_bytes"] for layer in layers],
             parameter_bytes=[layer["parameter_bytes"] for layer in layers],

@@ -24,7 +24,7 @@ from sparsepipe.errors import (
     SparsePipeError,
 )
 from sparsepipe.launch.job import run_job
-from sparsepipe.plots.shares import Costs, accumulated_shares
+from sparsepipe.plots.shares import LayerShares, accumulated_shares
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -113,7 +113,7 @@ def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -
     done = run(*beside, f"task.plan={plan}")
     second = Profile.load(done.path / "profile.json")
     costs = {
-        name: Costs(
+        name: LayerShares(
             compute_s=[layer.compute_s for layer in profile.layers],
             activation_bytes=[layer.activation_bytes for layer in profile.layers],
             parameter_bytes=[layer.parameter_bytes for layer in profile.layers],
