@@ -99,7 +99,7 @@ _EXTRAS = {
     "submitit_slurm": "slurm",
 }
 """Extras of this package that bring launchers and sweepers."""
-_PRINTED_WIDTH = (100, 24)  # where there is no terminal
+_PRINTED_WIDTH = (100, 24)  # columns and rows without a terminal
 
 
 def config_dir() -> Path:

@@ -99,7 +99,7 @@ def list_options(
         group: only this one.
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: no such group exists.
     """
     groups = groups_in(directories)
     names = [found.name for found in groups]

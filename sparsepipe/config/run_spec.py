@@ -141,7 +141,7 @@ class RunSpec(Config):
         """Reads the ``config.yaml`` of a run's directory.
 
         Raises:
-            ConfigError: there is none, or it lacks keys that this version needs.
+            ConfigError: none exists, or it lacks keys that this version needs.
         """
         remedy = "give the directory of a run, whose config.yaml is as the run has written it"
         with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
@@ -182,7 +182,7 @@ class RunSpec(Config):
 
     @property
     def search(self) -> SearchChoice | None:
-        """The search for a plan; None where there is none, or ``parallel.plan`` gives a plan."""
+        """The search for a plan; None without one, or if ``parallel.plan`` gives a plan."""
         search, plan = self.parallel.search, self.parallel.plan
         if search is None or search.search is None:
             return None

@@ -98,7 +98,7 @@ def hardware_message(target: Target, inventory: Inventory) -> dict[str, Any]:
 
 
 def announce_hardware(message: Mapping[str, Any] | None) -> None:
-    """Passes a message to this process and those that it starts; None: there is none."""
+    """Passes a message to this process and those that it starts; None for no message."""
     os.environ[_VARIABLE] = "" if message is None else json.dumps(message)
 
 

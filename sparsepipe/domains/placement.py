@@ -25,7 +25,7 @@ class Placement:
         roles: ``separate``: the last rank has no domain, but decoder, head and losses of all.
 
     Raises:
-        ConfigError: there are no ranks for the domains.
+        ConfigError: no ranks are left for the domains.
     """
 
     domains: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 Source: Çiçek, Abdulkadir, Lienkamp, Brox and Ronneberger, "3D U-Net: Learning Dense Volumetric
 Segmentation from Sparse Annotation" (MICCAI 2016), section 2. Otherwise than there, convolutions
-are padded, so that there is a label for each voxel.
+are padded, so that each voxel has a label.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class ReportContents:
 
     Attributes:
         exhibits: tables and figures of the paper, by name.
-        name: that runs were given in place of their experiment's own; None: none.
+        name: that runs were given in place of their experiment's own, if any.
         outputs: the directory that runs are written to.
         source: a directory of runs or a ledger.
         scale: only runs of this scale count; None: all.
@@ -94,7 +94,7 @@ class ReportContents:
         )
 
     def rows(self) -> dict[str, list[Row]]:
-        """Finished runs by exhibit; none where there is no finished run."""
+        """Finished runs by exhibit; empty if no run is finished."""
         found: dict[str, list[Row]] = {}
         for exhibit in self.exhibits:
             try:

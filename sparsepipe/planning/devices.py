@@ -185,8 +185,8 @@ def find_device(inventory: Inventory, name: str | None) -> Place:
     """The first device of a kind.
 
     Raises:
-        ConfigError: there is no such kind, or several and none is named.
-        HardwareError: there is no device at all.
+        ConfigError: no such kind exists, or several and none is named.
+        HardwareError: the inventory has no device.
     """
     there = places(inventory)
     kinds = list(dict.fromkeys(place.name for place in there))

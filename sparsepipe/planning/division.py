@@ -25,10 +25,10 @@ class Division:
     Args:
         config: devices of each stage, such as ``"2-1"``; None: one device a stage.
         cuts: first layer of each stage but the first; None: equal shares.
-        balance: what is shared evenly where there are no cuts.
+        balance: what is shared evenly if no cuts are given.
         grids: of each stage, in a plan file that has any.
         num_layers: layers that a plan file is for.
-        devices: that a plan file names, one for each rank; None where there is no file.
+        devices: that a plan file names, one for each rank; None without a file.
         details: further entries of a plan file.
         file: the plan file.
     """

@@ -40,7 +40,7 @@ def resolve_plan(
     ``run_job``, which runs measurements, missing profiles and links are refused.
 
     Raises:
-        SparsePipeError: a device cannot be measured, or there is no plan for the devices.
+        SparsePipeError: a device cannot be measured, or no plan for the devices exists.
     """
     choice = spec.plan_search
     if directory.plan.exists():

@@ -49,7 +49,7 @@ def prediction_gallery(
 
     Args:
         clouds: point coordinates [N, 3] of each shape, any N and any unit.
-        true: index into ``classes`` of each shape's label; None where there are no labels.
+        true: index into ``classes`` of each shape's label; None without labels.
         predicted: index into ``classes`` of each shape's prediction.
         classes: class names.
         path: the picture to write; its directories are made.

@@ -31,7 +31,7 @@ class Bar:
 
     Attributes:
         value: height of the bar.
-        frame: height of an empty frame about it: the speedup over another baseline; None: none.
+        frame: height of an empty frame about it: the speedup over another baseline, if any.
     """
 
     value: float
@@ -67,7 +67,7 @@ def speedups_figure(
     Args:
         title: the origin of the figures.
         bars: by group and strategy; a place without one is labelled "none".
-        marks: by group and strategy, also where there is no bar.
+        marks: by group and strategy, also without a bar.
         groups: along the horizontal axis.
         strategies: of each group, in the order of their bars; six at most.
         bar_label: what a bar is.

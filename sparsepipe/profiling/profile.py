@@ -110,7 +110,7 @@ class Profile:
             of them. The profile file does not contain them.
 
     Raises:
-        ProfileError: there are no layers, or their numbers, times or sizes make no sense.
+        ProfileError: no layers exist, or their numbers, times or sizes make no sense.
     """
 
     layers: tuple[LayerProfile, ...]

@@ -49,7 +49,7 @@ class Column:
     Attributes:
         key: its name in the CSV.
         heading: its name in print.
-        unit: in print; empty where there is none.
+        unit: in print; empty without one.
         form: how a number of ours is printed.
         compare: whether and how it is set against the paper's.
         printed: the paper prints it; else there is no column for the paper's.
@@ -200,7 +200,7 @@ class Chapter:
         title: in print.
         about: what it shows, what the paper says of it, and how ours is taken.
         heads: what the labels of a row are.
-        find: finds our figures; at least one block, of cells to fill where there are none.
+        find: finds our figures; at least one block, of cells to fill if we have no figures.
         citation: what is printed in, that columns "paper" have the figures of.
         pictured: keys of the columns that are drawn.
         draw: a picture of a block in place of the common one.

@@ -112,7 +112,7 @@ class SweepCommand:
 
     Attributes:
         experiment: whose sweep it is.
-        name: that its runs were given in place of the experiment's own; None: none.
+        name: that its runs were given in place of the experiment's own, if any.
         outputs: the directory that its runs are written to; None: the usual one.
     """
 

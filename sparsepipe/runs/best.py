@@ -99,7 +99,7 @@ def best(
 
     Raises:
         ConfigError: ``mode`` is neither, or no run has such a figure though they have others.
-        NoRunsError: there is no finished run.
+        NoRunsError: no finished run exists.
         DataError: see :func:`sparsepipe.results.load_results`.
     """
     from sparsepipe.runs.rundir import RunDir  # and numpy, for which --help need not wait

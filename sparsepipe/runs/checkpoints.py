@@ -37,7 +37,7 @@ def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
 
     Raises:
         ConfigError: none is named.
-        CheckpointError: there is none.
+        CheckpointError: none exists.
     """
     if spec.checkpoint is None:
         raise ConfigError(
@@ -56,7 +56,7 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
         outputs: the directory of experiments, whose runs with the id ``source`` the error names.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: none exists.
     """
     path = expanded(source)
     of_run = [RunDir(path).last, RunDir(path).best]

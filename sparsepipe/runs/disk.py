@@ -24,7 +24,7 @@ def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
     """The checkpoints of a run that a setting does not keep.
 
     ``best`` keeps the last one where none is the best, as nothing was validated; ``last`` the best
-    one where there is no last one.
+    one without a last one.
     """
     there = sorted(directory.checkpoints.glob("*.ckpt"))
     if keep == "both":
@@ -146,7 +146,7 @@ def clean(
 
     Raises:
         ConfigError: nobody can be asked; nothing is removed.
-        NoRunsError: there is no such directory, or no run of that experiment.
+        NoRunsError: no such directory exists, or no run of that experiment.
         OutputError: a file cannot be removed.
     """
     del directories, width

@@ -62,7 +62,7 @@ def load_results(
         kind: only runs of this kind.
 
     Raises:
-        NoRunsError: there is no such file or directory, no finished run in it or none of that
+        NoRunsError: no such file or directory exists, no finished run in it or none of that
             experiment and kind.
         DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
     """
@@ -89,7 +89,7 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
         The table, as :func:`load_results` reads it from either file.
 
     Raises:
-        DataError: there is no finished run, one is there twice, a file cannot be written, or
+        DataError: no finished run exists, one is there twice, a file cannot be written, or
             another process has been writing them for a minute.
     """
     source = expanded(experiment_dir)

@@ -92,7 +92,7 @@ class Model:
             shape: the path of a file, a mesh of trimesh, or points [Q, 3] in any unit.
 
         Raises:
-            DataError: there is no such file, or no shape in it.
+            DataError: no such file exists, or no shape in it.
             CheckpointError: the network computes numbers that are not finite.
         """
         return self.predict_samples([self.preprocess.sample(shape)])[0]
@@ -136,9 +136,9 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
         device: such as ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        CheckpointError: there is none, it is broken, or holds other weights than it says.
+        CheckpointError: none exists, it is broken, or holds other weights than it says.
         ConfigError: it does not say what it was trained with, or was not trained to classify
-            shapes; or there is no such device.
+            shapes; or no such device exists.
     """
     if not isinstance(run, str | os.PathLike):
         raise ConfigError(

@@ -329,7 +329,7 @@ def _reduction_time(
         return float(found_s)
 
     with collective(f"a sum over {length} numbers", made):
-        times_s = [exchange_s()]  # connects, which counts only where there is no time for others
+        times_s = [exchange_s()]  # connects, which counts only if no time is left for others
         if slowest_s(times_s[0]) <= benchmark.budget.most_s:
             warmups, repeats = benchmark.budget.within(slowest_s(exchange_s()))
             times_s = [exchange_s() for _ in range(warmups + repeats)][warmups:]

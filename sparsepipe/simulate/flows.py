@@ -42,7 +42,7 @@ class EventQueue:
 
     @property
     def next_s(self) -> float:
-        """Time of the next call; infinite if there is none."""
+        """Time of the next call; infinite without one."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def run(self) -> None:

@@ -34,7 +34,7 @@ class SiteIndex(Protocol):
     """Finds the rows of sites by coordinate."""
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """Rows (int32 [K, M], -1 where there is no site) of ``base + offset``."""
+        """Rows (int32 [K, M], -1 without a site) of ``base + offset``."""
         ...
 
 

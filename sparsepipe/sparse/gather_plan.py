@@ -50,7 +50,7 @@ GatherPlan = list[RowBlock]
 
 
 def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
-    """Group the pairs of a neighbour table (int32, -1 where there is no neighbour).
+    """Group the pairs of a neighbour table (int32, -1 without a neighbour).
 
     Costs one read-back to the host, of the number of pairs per block and offset.
     """

@@ -172,7 +172,7 @@ class KernelMap:
 
     Attributes:
         spec: the window.
-        neighbours_KM: int32, the input row at each offset, -1 where there is no input.
+        neighbours_KM: int32, the input row at each offset, -1 without an input.
         num_inputs: N, rows of the input level.
         output: cache of the output level; None if that is the input level (a submanifold
             window), whose cache holds this map: a reference back would form a cycle.
@@ -221,7 +221,7 @@ class KernelMap:
 
     @property
     def neighbours_MK(self) -> Tensor:
-        """The neighbours by output site, N where there is none, as indices into padded rows."""
+        """The neighbours by output site, N without one, as indices into padded rows."""
         if self._by_site is None:
             rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
             self._by_site = rows_KM.t().contiguous()
@@ -229,7 +229,7 @@ class KernelMap:
 
     @property
     def readers_KN(self) -> Tensor:
-        """int32, the output row that reads each input at each offset, -1 where there is none."""
+        """int32, the output row that reads each input at each offset, -1 without one."""
         if self._reversed is None:
             self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
         return self._reversed

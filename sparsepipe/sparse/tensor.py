@@ -127,7 +127,7 @@ class SparseTensor:
         return self.replace_feats(self.feats.detach())
 
     def dense(self) -> Tensor:
-        """Features on the full grid [B, C, X, Y, Z], zero where there is no site.
+        """Features on the full grid [B, C, X, Y, Z], zero without a site.
 
         Raises:
             CoordinateError: the coordinates are not valid.

@@ -159,7 +159,7 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
 
 
 def check_rules(model: nn.Module) -> None:
-    """Checks that there are rules for the modules of a model.
+    """Checks that rules exist for the modules of a model.
 
     Raises:
         ConfigError: as :func:`spatialize`.

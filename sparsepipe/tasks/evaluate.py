@@ -200,7 +200,7 @@ class Evaluate(Task):
 
         Raises:
             ConfigError: none is named.
-            CheckpointError: there is none.
+            CheckpointError: none exists.
         """
         return best_checkpoint(spec, task="evaluate")
 

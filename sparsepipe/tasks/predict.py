@@ -125,7 +125,7 @@ class Predict(Task):
 
         Raises:
             ConfigError: none is named.
-            CheckpointError: there is none.
+            CheckpointError: none exists.
         """
         return best_checkpoint(spec, task="predict")
 

@@ -301,7 +301,7 @@ class Task(ABC):
         """The checkpoint that it starts from; None: it starts from none.
 
         Raises:
-            CheckpointError: there is no such file.
+            CheckpointError: no such file exists.
         """
         if spec.checkpoint is None:
             return None

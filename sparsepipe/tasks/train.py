@@ -273,7 +273,7 @@ def _check_splits(
 
 
 def _validation(data: pl.LightningDataModule) -> Any:
-    """The loaders of the validation; None where there is none."""
+    """The loaders of the validation; None without one."""
     with suppress(MisconfigurationException):
         return data.val_dataloader()
     return None

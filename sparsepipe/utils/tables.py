@@ -43,7 +43,7 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     Bytes of a file's name that are no text are written as ``\udcff``.
 
     Raises:
-        ValueError: there are no rows.
+        ValueError: no rows exist.
         DataError: the file cannot be written.
     """
     if not rows:

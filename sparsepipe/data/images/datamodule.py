@@ -97,7 +97,7 @@ class ImageDataModule(SplitDataModule):
         """The test split; no rank repeats an image.
 
         Raises:
-            ConfigError: there are no test images.
+            ConfigError: no test images exist.
         """
         if not len(self.image_set("test")):
             raise ConfigError(

@@ -45,14 +45,14 @@ class ImageFolder:
         root: the folder.
         size: H and W that images are resized to, whatever their proportions.
         channels: C, 1 for grey or 3 for colours.
-        test_share: share of the files for testing, where there are no folders for it.
+        test_share: share of the files for testing; only without folders of a split.
 
     Attributes:
         classes: names of the classes; none without labels.
 
     Raises:
         ConfigError: a setting is out of its range.
-        DataError: there is no such folder, or it has another layout.
+        DataError: no such folder exists, or it has another layout.
     """
 
     @checked

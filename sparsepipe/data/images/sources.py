@@ -32,7 +32,7 @@ class ImageSet:
     Attributes:
         images: uint8 [S, H, W], or [S, H, W, C] with colours; of digits 28 x 28 and 0 where there
             is no ink; in memory or memory-mapped.
-        labels_S: int64 [S], the digits or other classes; -1 where there is no label.
+        labels_S: int64 [S], the digits or other classes; -1 without a label.
         files: paths of the files that have an image each; none where images share files.
     """
 

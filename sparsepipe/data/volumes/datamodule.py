@@ -95,7 +95,7 @@ class VolumeDataModule(SplitDataModule):
         """Spatial sizes of every whole sample.
 
         Raises:
-            DataError: there are no files, or the first one is broken.
+            DataError: no files exist, or the first one is broken.
         """
         return self._source.sample_sizes
 
@@ -119,7 +119,7 @@ class VolumeDataModule(SplitDataModule):
         """The test split; no rank repeats a sample.
 
         Raises:
-            ConfigError: there are no test samples.
+            ConfigError: no test samples exist.
         """
         if not len(self._labels_S("test")):
             raise ConfigError(

@@ -62,7 +62,7 @@ def list_samples(
         classes: names of the classes; None takes all classes of the samples there.
 
     Raises:
-        DataError: there is no such folder or file, or it has another layout.
+        DataError: no such folder or file exists, or it has another layout.
     """
     path = expanded(root or "").absolute()
     if root and path.suffix.lower() == ".csv" and path.is_file():

@@ -246,7 +246,7 @@ def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> 
 
 
 def _draw_fig9(block: Block) -> Figure | None:
-    """Bars by GPUs and strategy, as in the paper; None where there is none of ours."""
+    """Bars by GPUs and strategy, as in the paper; None if no run of ours exists."""
     bars: dict[tuple[str, str], Bar] = {}
     marks: dict[tuple[str, str], SpeedupMark] = {}
     for (gpus, strategy), cells in block.rows.items():

@@ -51,7 +51,7 @@ def tables_of_steps(
     task: str = "measure_steps",
     of_scale: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str, list[Row]]]:
-    """Title, scale and runs of each table; one of the scale ``desk`` where there is no run.
+    """Title, scale and runs of each table; one of the scale ``desk`` if no run exists.
 
     Args:
         rows: finished runs of an exhibit.

@@ -39,7 +39,7 @@ Make = Callable[[Sequence[Row], str], Block]
 def blocks_of(
     rows: Sequence[Row], sweep: SweepCommand, *, of_cells: Sequence[str], make: Make
 ) -> list[Block]:
-    """A block for each table of trainings; one without figures where there is no run.
+    """A block for each table of trainings; one without figures if no run exists.
 
     Args:
         rows: finished runs of the exhibit.
@@ -265,7 +265,7 @@ def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
 
 
 def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
-    """One largest batch over another; a bound or in words where there is none."""
+    """One largest batch over another; a bound or words if it is unknown."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
