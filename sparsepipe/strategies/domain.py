@@ -291,8 +291,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     @override
     def process_dataloader(self, dataloader: object) -> object:
         """Lets data sets that can read a part of each sample read this rank's shard only."""
-        # Beside domains' loaders there may be some of numbers, which stand for empty minibatches.
-        is_empty = isinstance(getattr(dataloader, "dataset", None), range)
+        data = getattr(dataloader, "dataset", None)
+        is_empty = isinstance(data, list) and not any(data)  # minibatches of no domain
         if self._shards is not None and not is_empty:
             in_turn = getattr(dataloader, "loaders", None)  # of an evaluation, by domain
             for each in [dataloader] if in_turn is None else in_turn.values():

@@ -91,8 +91,8 @@ def test_command_line_names_the_remedy(
 def test_a_monitor_that_nobody_logs(job: Job, settings: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as error:
         job("task.monitor=val/los", *settings)
-    assert error.value.message.startswith("task.monitor=val/los is not logged; there are: ")
-    logged = error.value.message.partition("are: ")[2].split(", ")
+    assert error.value.message.startswith("task.monitor=val/los is not logged; logged: ")
+    logged = error.value.message.partition("; logged: ")[2].split(", ")
     assert {"train/loss", "train/accuracy"} <= set(logged)
     assert ("val/loss" in logged) == ("data.val_size=0" not in settings)
     assert not [name for name in logged if name.endswith(("_step", "_epoch"))]

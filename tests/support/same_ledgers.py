@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 from pandas.testing import assert_frame_equal
 
@@ -28,6 +30,9 @@ def is_of_the_moment(column: str) -> bool:
 
 def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     assert not frame.duplicated(list(CELL)).any(), "a cell is there twice"
+    if "hydra.overrides" in frame:  # in whatever order a sweeper has put them
+        words = frame["hydra.overrides"].map(lambda text: json.dumps(sorted(json.loads(text))))
+        frame = frame.assign(**{"hydra.overrides": words})
     return frame.set_index(list(CELL)).sort_index()
 
 

@@ -3,14 +3,14 @@ from PIL import Image
 
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import (
-    Costs,
+    LayerShares,
     accumulated_shares,
     accumulated_shares_figure,
     share_rows,
 )
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
-COSTS = Costs(
+COSTS = LayerShares(
     compute_s=[1.0, 2.0, 1.0], activation_bytes=[8.0, 1.0, 1.0], parameter_bytes=[0.0, 0.0, 0.0]
 )
 
@@ -68,7 +68,9 @@ def test_one_panel_has_room_for_all():
 
 
 def test_numbers_of_near_cuts_do_not_cover_one_another():
-    many = Costs(compute_s=[1.0] * 52, activation_bytes=[1.0] * 52, parameter_bytes=[1.0] * 52)
+    many = LayerShares(
+        compute_s=[1.0] * 52, activation_bytes=[1.0] * 52, parameter_bytes=[1.0] * 52
+    )
     figure = accumulated_shares_figure({"A": many, "B": many}, cuts=[10, 11, 12, 30, 31, 50])
     assert texts_outside(figure) == []
     for axes in figure.axes:

@@ -178,13 +178,13 @@ def test_checkpoint_of_another_model(job: Job) -> None:
 def test_missing_and_broken_checkpoints(job: Job, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a checkpoint"):
         job("task=evaluate")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
         job("task=evaluate", "checkpoint=nowhere")
     (tmp_path / "broken.ckpt").write_bytes(b"PK not a checkpoint")
     with pytest.raises(CheckpointError, match="cannot be read"):
         job("task=evaluate", "checkpoint=broken.ckpt")
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
-    with pytest.raises(CheckpointError, match="holds no 'state_dict'"):
+    with pytest.raises(CheckpointError, match="has no 'state_dict'"):
         job("task=evaluate", "checkpoint=other.ckpt")
 
 

@@ -107,7 +107,7 @@ def stopping_rank(rank: int) -> tuple[int, bool]:
     """One rank wishes; what is agreed on for another kind of stop is not touched."""
     agreements = [StopAgreement(spread=1) for _ in range(2)]
     for step in range(100):
-        process_group.any_rank(False)  # holds the ranks together
+        process_group.gather_objects(False)  # holds the ranks together
         if agreements[1].reached(step, requested=rank == 1 and step == 3):
             return step, agreements[0].reached(step, requested=False)
     return -1, False

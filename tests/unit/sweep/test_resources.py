@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from sparsepipe.cluster import Device
 from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
@@ -99,12 +99,13 @@ def test_what_needs_no_process_to_be_refused() -> None:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where torch finds four."""
-    found = (
-        Device(name="RTX", count=3, accelerator="cuda"),
-        Device(name="TITAN", count=1, accelerator="cuda"),
+    names = ("RTX", "RTX", "RTX", "TITAN")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name=names[index], total_memory=2**34),
     )
-    local = importlib.import_module("sparsepipe.cluster.local")
-    monkeypatch.setattr(local, "_cuda_devices", lambda: found)
 
 
 @pytest.mark.usefixtures("gpus")

@@ -116,7 +116,7 @@ def test_bytes_are_those_that_are_counted_of_a_training(ranks: int) -> None:
     for rank, row in enumerate(made.rows()):
         numbers = sent_numbers(placement, rank, samples=samples, code=6, target=64)
         assert row["sent_bytes"] == 4 * numbers
-        sent = [each for each in made.steps.record(1).transfers if each.source == rank]
+        sent = [each for each in made.steps.record(1).transfers if each.rank == rank]
         assert sum(each.num_bytes for each in sent) == pytest.approx(4 * numbers)
     assert [len(each.ranks) for each in made.steps.private] == [2] * 3 * (ranks == 6)
 
