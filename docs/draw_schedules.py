@@ -61,7 +61,7 @@ DRAWINGS = {
 
 
 def lanes_of(drawing: Drawing) -> list[Lane]:
-    """What each rank does when, if messages take no time."""
+    """A drawing of the actions of each rank over time, if messages take none."""
     plan = drawing.schedule.plan
     workload = Workload.uniform(plan, scale=drawing.stages, parameter_bytes=1.0)
     setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))

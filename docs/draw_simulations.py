@@ -88,7 +88,7 @@ def record_of(drawing: Drawing) -> Record:
 
 
 def lanes_of(drawing: Drawing) -> list[Lane]:
-    """What each rank does when, and what it sends."""
+    """A drawing of the actions and messages of each rank over time."""
     return lanes(drawing.plan, record_of(drawing).all_spans)
 
 
