@@ -1,1 +1,0 @@
-"""What people write in a LightningModule, and what a pipeline makes of it."""
