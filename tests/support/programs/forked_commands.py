@@ -1,11 +1,8 @@
 """Runs commands of sparsepipe, each in a fork of one process that has imported all.
 
 Reads a JSON line ``{"cwd": ..., "arguments": [...]}`` from standard input, and writes one with
-``code`` (negative: the signal), ``seconds``, ``peak_bytes`` and ``output`` when the command has
-ended.
+``code`` (negative: the signal), ``seconds``, ``peak_bytes`` and ``output`` of the command.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -16,7 +13,6 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import pandas  # noqa: F401
 import torch  # noqa: F401
@@ -25,24 +21,21 @@ import sparsepipe.cli
 import sparsepipe.launch.job
 import sparsepipe.paper.report_task
 import sparsepipe.tasks.compare
-import sparsepipe.tasks.partition
 import sparsepipe.tasks.predict
 import sparsepipe.tasks.simulate
 import sparsepipe.tasks.train
 
-_LONGEST_S = 25
-_MOST_BYTES = 3 << 30
-"""Of address space beyond what the process has begun with: no test may fill the machine."""
+LONGEST_S = 25
+MOST_BYTES = 3 << 30  # of address space beyond what a fork begins with: no test fills the machine
 
 
-def _address_space_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def _command(arguments: list[str], output: int) -> int:
+def command(cwd: str, arguments: list[str], output: int) -> int:
+    os.setsid()
+    os.chdir(cwd)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    limit = _address_space_bytes() + _MOST_BYTES
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MOST_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     sys.argv = ["sparsepipe", *arguments]
     try:
@@ -55,40 +48,27 @@ def _command(arguments: list[str], output: int) -> int:
     return 0
 
 
-def run(cwd: str, arguments: list[str]) -> dict[str, Any]:
-    """How one command ends."""
+for line in sys.stdin:
     with tempfile.TemporaryFile() as output:
         began_s = time.monotonic()
         child = os.fork()
         if not child:
-            os.setsid()
-            os.chdir(cwd)
-            code = _command(arguments, output.fileno())
+            code = command(**json.loads(line), output=output.fileno())
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-        while time.monotonic() - began_s < _LONGEST_S:
-            done, status, usage = os.wait4(child, os.WNOHANG)
-            if done:
-                break
+        done = 0
+        while not done and time.monotonic() - began_s < LONGEST_S:
             time.sleep(0.01)
-        else:
+            done, status, usage = os.wait4(child, os.WNOHANG)
+        if not done:
             os.killpg(child, signal.SIGKILL)
             _, status, usage = os.wait4(child, 0)
         output.seek(0)
-        return {
+        found = {
             "code": os.waitstatus_to_exitcode(status),
             "seconds": time.monotonic() - began_s,
             "peak_bytes": usage.ru_maxrss * 1024,
             "output": output.read().decode(errors="replace"),
         }
-
-
-def main() -> None:
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(run(**json.loads(line))) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps(found), flush=True)
