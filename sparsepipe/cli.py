@@ -20,10 +20,9 @@ from omegaconf import DictConfig
 
 from sparsepipe import __version__
 from sparsepipe.config import compose
-from sparsepipe.config.listing import help_text
-from sparsepipe.config.rerun import from_run
-from sparsepipe.config.scales import is_sweep
-from sparsepipe.config.sweep_environment import announced
+from sparsepipe.config.finished_run import replayed
+from sparsepipe.config.listing import groups_in, help_text
+from sparsepipe.config.sweep_environment import DIRECTORY
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
@@ -59,14 +58,12 @@ def main() -> None:
         print(f"SparsePipe {__version__} (Python {python}, torch {torch})")
         return
     if {"--help", "-h"} & {*arguments}:
-        own = map(Path, compose.directories_in(arguments))
-        print(help_text([compose.config_dir(), *own]))
+        print(help_text(compose.own_directories(arguments)))
         return
     logs.configure()
     # Hydra would print its own view of an error and exit with 1; ours is more specific.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     state = _ExitState()
-    loader = compose.config_loader(compose.directories_in(arguments))
     try:
         if not arguments:
             arguments = list(FIRST)
@@ -75,12 +72,14 @@ def main() -> None:
                 "sparsepipe --help lists groups and options",
                 " ".join(arguments),
             )
-        arguments = compose.options_first(from_run(arguments))
-        sys.argv[1:] = compose.admit(arguments)
-        refuse_several(arguments, loader)
-        if is_sweep(arguments):
+        groups = [group.name for group in groups_in(compose.own_directories(arguments))]
+        options, arguments = compose.split_options(replayed(arguments, groups))
+        admitted = compose.admit(arguments)
+        sys.argv[1:] = [*options, *admitted]
+        if compose.is_sweep([*options, *arguments]):
             with no_garbage_collection():
-                refuse_unknown_keys(compose.overrides_of(sys.argv[1:]), loader)
+                refuse_several(arguments, compose.config_loader(given))
+                refuse_unknown_keys(admitted, compose.config_loader(given))
         _hydra_main(state)
         state.exit_code = state.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:
@@ -89,8 +88,8 @@ def main() -> None:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         state.exit_code = 130
     except Exception as error:
-        if compose.is_of_hydra(error):
-            _report(compose.explain(error, arguments, loader, command=given), state)
+        if (explained := compose.explain(error, arguments, command=given)) is not None:
+            _report(explained, state)
         elif end_early(error):
             state.exit_code = exit_code_of_sweep()
         else:
@@ -156,7 +155,7 @@ def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
     job = SweptJob(
         number=int(hydra_config.job.num),
         overrides=tuple(map(str, overrides)),
-        sweep=announced(str(hydra_config.sweep.dir)),
+        sweep=Path(os.environ.get(DIRECTORY) or hydra_config.sweep.dir).absolute(),
     )
     try:
         spec = compose.resolve(config)

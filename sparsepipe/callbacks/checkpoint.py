@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.callbacks.resumable_loading import STATE_KEY, ResumableLoaders, Resume
-from sparsepipe.config.trained import RECORD
+from sparsepipe.config.finished_run import RECORD
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of, with_spans
 from sparsepipe.runs.randomness import get_randomness

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,9 +19,7 @@ from sparsepipe.models.dsn import DomainSeparationNetwork
 
 
 def build_inventory(spec: RunSpec) -> Inventory:
-    """The hardware of a configuration: emulated hardware is on processors. Raises a ConfigError
-    where the node builds something else.
-    """
+    """The hardware of a configuration, on processors where it is emulated."""
     target = spec.inventory_target
     inventory = inventory_seen_by_sweep(target) or target.build()
     if not isinstance(inventory, Inventory):
@@ -36,9 +34,7 @@ def build_inventory(spec: RunSpec) -> Inventory:
 
 
 def build_data(spec: RunSpec) -> pl.LightningDataModule:
-    """The data module of a configuration. Raises a ConfigError where the node builds something
-    else.
-    """
+    """The data module of a configuration."""
     data = spec.data.build()
     if not isinstance(data, pl.LightningDataModule):
         raise ConfigError(
@@ -57,80 +53,54 @@ def ready_data(spec: RunSpec) -> str:
     return str(fingerprint() if fingerprint else spec.data.get("root"))
 
 
-def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
-    """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
-
-    Raises:
-        ConfigError: the node builds neither, or takes other channels than samples have.
-    """
-    _check_channels(spec, data)
-    return _build_module(spec, data)
-
-
 def num_classes_of(data: pl.LightningDataModule) -> int:
     """Classes of prepared data; 0 where they have none."""
     return int(getattr(data, "num_classes", len(getattr(data, "classes", ()))))
 
 
-def _check_channels(spec: RunSpec, data: pl.LightningDataModule) -> None:
-    """Compare the channels that a network takes with those of samples, where both are known."""
-    taken, given = spec.model.get("in_channels"), getattr(data, "in_channels", None)
-    if None in (taken, given) or taken == given:
-        return
-    what = f"samples of these data have {given} channel{'s' if given != 1 else ''}"
-    if isinstance(data, ShapeDataModule):
-        what = "voxels of these data have 1 feature, the constant 1: of meshes and clouds only"
-        what += " coordinates are read, no normals or colours"
-    raise ConfigError(
-        f"model.in_channels={taken}, but {what}", remedy=f"set model.in_channels={given}"
-    )
-
-
-def refuse_further_outputs(
-    spec: RunSpec, data: pl.LightningDataModule, module: pl.LightningModule
-) -> None:
-    """Refuses to test a network of ours that has more outputs than there are classes.
+def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
+    """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
 
     Raises:
-        ConfigError: it has.
+        ConfigError: the node builds neither, takes other channels than samples have, or has fewer
+            outputs than there are classes.
     """
-    own, num_classes = spec.model.get("num_classes"), num_classes_of(data)
-    if isinstance(module, Classifier) and own is not None and own > num_classes:
+    taken, channels = spec.model.get("in_channels"), getattr(data, "in_channels", None)
+    if None not in (taken, channels) and taken != channels:
+        what = f"samples of these data have {channels} channel{'s' if channels != 1 else ''}"
+        if isinstance(data, ShapeDataModule):
+            what = "voxels of these data have 1 feature, the constant 1: of meshes and clouds only"
+            what += " coordinates are read, no normals or colours"
         raise ConfigError(
-            f"model.num_classes={own}, but the data have {num_classes} classes, by which a test "
-            "counts",
-            remedy="leave model.num_classes out, which follows from the data",
+            f"model.in_channels={taken}, but {what}", remedy=f"set model.in_channels={channels}"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])]) or "without names"
-
-
-def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
-    classes = tuple(getattr(data, "classes", ()))
-    num_classes = num_classes_of(data)
-    given = {"num_classes": num_classes, "class_names": list(classes)}
-    if (domains := getattr(data, "domains", None)) is not None:
-        given["domains"] = list(domains)
-    own = spec.model.get("num_classes")
-    if own is not None and own < num_classes:
+    classes, num_classes = list(getattr(data, "classes", ())), num_classes_of(data)
+    if (own := spec.model.get("num_classes")) is not None and own < num_classes:
         raise ConfigError(
-            f"model.num_classes={own}, but the data have {num_classes} classes: {_some(classes)}",
+            f"model.num_classes={own}, but the data have {num_classes} classes",
             remedy="leave model.num_classes out, which follows from the data; to train on fewer "
             "classes, choose them in the data",
         )
+    given = {"num_classes": num_classes, "class_names": classes}
+    if (domains := getattr(data, "domains", None)) is not None:
+        given["domains"] = list(domains)
     model = spec.model.build_with(**given)
-    if isinstance(model, pl.LightningModule):
-        return model
+    return model if isinstance(model, pl.LightningModule) else _wrapped(model, spec, given)
+
+
+def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.LightningModule:
+    """The LightningModule of a network, which is built with the given arguments."""
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
     built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
     module: pl.LightningModule
-    arguments: dict[str, Any] = {"class_names": list(classes)}
+    arguments: dict[str, Any] = {"class_names": given["class_names"]}
     if isinstance(model, DomainSeparationNetwork):
         module, network = DomainSeparation(model, **built, **arguments), "network"
     elif isinstance(model, nn.Sequential):
-        arguments |= {"num_classes": num_classes, "label_smoothing": spec.optim.label_smoothing}
+        arguments |= {
+            "num_classes": given["num_classes"],
+            "label_smoothing": spec.optim.label_smoothing,
+        }
         module, network = Classifier(model, **built, **arguments), "layers"
     else:
         raise ConfigError(
@@ -145,3 +115,16 @@ def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMo
     # Not for the logger, which gets the whole configuration from the task.
     module.save_hyperparameters({network: node.to_dict(), **nodes, **arguments}, logger=False)
     return module
+
+
+def refuse_further_outputs(
+    spec: RunSpec, data: pl.LightningDataModule, module: pl.LightningModule
+) -> None:
+    """Raises a ConfigError for a test of a network of ours with more outputs than classes."""
+    own, num_classes = spec.model.get("num_classes"), num_classes_of(data)
+    if isinstance(module, Classifier) and own is not None and own > num_classes:
+        raise ConfigError(
+            f"model.num_classes={own}, but the data have {num_classes} classes, by which a test "
+            "counts",
+            remedy="leave model.num_classes out, which follows from the data",
+        )

@@ -68,6 +68,9 @@ def _refuse(problems: list[str]) -> None:
         )
 
 
+_adapter = functools.cache(TypeAdapter[Any])
+
+
 def check_fields(value: Any, schema: type) -> Iterator[str]:
     """What is wrong with values that are to be a dataclass's fields, each in words."""
     try:
@@ -79,14 +82,15 @@ def check_fields(value: Any, schema: type) -> Iterator[str]:
             if kind == "missing":
                 yield f"'{name}' is missing"
             elif kind == "unexpected_keyword_argument":
-                yield unknown_key(path[-1], _names_at(schema, path[:-1]), path=path[:-1])
+                owner = schema
+                for part in path[:-1]:
+                    hint = typing.get_type_hints(owner)[part]
+                    kinds = (each for each in (hint, *typing.get_args(hint)) if is_dataclass(each))
+                    owner = typing.cast("type", next(kinds))
+                names = [entry.name for entry in fields(owner)]
+                yield unknown_key(path[-1], names, path=path[:-1])
             else:
                 yield f"'{name}' {in_words(problems)}, not {problems[0]['input']!r}"
-
-
-@functools.cache
-def _adapter(schema: type) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
 
 
 def _path_in(value: Any, place: Iterable[Any]) -> tuple[str, ...]:
@@ -98,14 +102,6 @@ def _path_in(value: Any, place: Iterable[Any]) -> tuple[str, ...]:
         path.append(str(part))
         value = value.get(part) if isinstance(value, Mapping) else None
     return tuple(path)
-
-
-def _names_at(schema: type, path: Iterable[str]) -> list[str]:
-    for name in path:
-        hint = typing.get_type_hints(schema)[name]
-        options = [each for each in (hint, *typing.get_args(hint)) if isinstance(each, type)]
-        schema = next(each for each in options if is_dataclass(each))
-    return [entry.name for entry in fields(schema)]
 
 
 def unknown_key(name: Any, known: Iterable[str], *, path: Iterable[str] = ()) -> str:

@@ -1,41 +1,47 @@
 """From the command line to a checked, plain configuration.
 
-Hydra composes; its complaints about names are replaced by ours, which name the nearest
-valid one.
+Hydra composes; its complaints about names are replaced by ours, which name the nearest valid one.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.conf import ConfigSourceInfo
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from sparsepipe.config.check import check, check_names, check_task, unknown_key
-from sparsepipe.config.listing import PARTS, Source, directories_of
+from sparsepipe.config.finished_run import (
+    FROM_RUN,
+    GROUPS,
+    NOT_RECORDED,
+    as_trained,
+    begun_from,
+    training_of,
+)
+from sparsepipe.config.listing import directories_of, groups_in
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.scales import KEY, STUDY, in_place_of_scale
 from sparsepipe.config.schema import Config
-from sparsepipe.config.sweep_environment import announced_command
-from sparsepipe.config.trained import GROUPS, as_trained, training_of
+from sparsepipe.config.sweep_environment import COMMAND
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import imported, nearest
 from sparsepipe.utils.files import expanded
@@ -46,27 +52,12 @@ CONFIG_NAME = "config"
 def _listed_devices(hardware: DictConfig | None) -> int | str:
     """How many devices a node of ``hardware`` lists; "any" where it finds them out later."""
     hosts = OmegaConf.select(hardware, "value.hosts") if hardware is not None else None
-    if hosts is None:
-        return "any"
     try:
-        return sum(int(device["count"]) for host in hosts for device in host["devices"])
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        OverflowError,
-    ):  # wrongly listed, which is reported later
+        return (
+            sum(int(device["count"]) for host in hosts or () for device in host["devices"]) or "any"
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):  # reported later
         return "any"
-
-
-def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
-    return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
-
-
-def _short(value: Any) -> str:
-    """A number as it is written with the fewest digits, whole or not: 1 for 1.0 as well."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value:g}" if is_number else str(value)
 
 
 def _sweep_or(name: str) -> str:
@@ -75,22 +66,31 @@ def _sweep_or(name: str) -> str:
     """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
-    return f"{name} {announced_command(Path(HydraConfig.get().sweep.dir).name)}"
+    return f"{name} {os.environ.get(COMMAND) or Path(HydraConfig.get().sweep.dir).name}"
 
 
-# Hydra writes what was swept before our own code sees any path.
-OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
-OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
-OmegaConf.register_new_resolver("choose", _choose, replace=True)
-OmegaConf.register_new_resolver("short", _short, replace=True)
-OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
-NOT_RECORDED = (
-    *("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "input", "logger", "paths"),
-)
-"""Prefixes of overrides and groups that a run does not record."""
+def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
+    return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
+
+
+def _short(value: Any) -> str:
+    """A number with the fewest digits: 1 for 1.0 as well."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value)
+
+
+_RESOLVERS: Mapping[str, Callable[..., Any]] = {
+    "expanded": lambda path: str(expanded(path)),  # before our own code sees any path
+    "listed_devices": _listed_devices,
+    "choose": _choose,
+    "short": _short,
+    "sweep_or": _sweep_or,
+}
+for _name, _resolver in _RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
+
 # A dotted key, or the one key of ours that takes a mapping and may start empty.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
-
 _PLUGIN = re.compile(r"Could not find 'hydra/(launcher|sweeper)/(\w+)'")
 _EXTRAS = {
     "joblib": "joblib",
@@ -100,6 +100,12 @@ _EXTRAS = {
 }
 """Extras of this package that bring launchers and sweepers."""
 _PRINTED_WIDTH = (100, 24)  # columns and rows without a terminal
+STUDY = "paper"
+"""Key of an experiment's file with the settings of the paper's studies."""
+KEY = "instead_of_scale"
+"""Key below it: overrides by scale, of experiments that compute with recorded measurements: files
+of ``conf/scale`` would change what these figures mean.
+"""
 
 
 def config_dir() -> Path:
@@ -123,34 +129,35 @@ def assets_dir() -> Path:
     return Path(__file__).resolve().parent.parent / "assets"
 
 
-def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
-    """Knows the groups of :func:`config_dir` and of further directories."""
+def config_loader(arguments: Sequence[str] = ()) -> ConfigLoader:
+    """Knows the groups of :func:`own_directories`."""
     path = create_config_search_path(str(config_dir()))
-    for directory in directories:
-        where = f"file://{Path(directory).absolute()}"
+    for directory in own_directories(arguments)[1:]:
+        where = f"file://{directory.absolute()}"
         path.prepend("command-line", where, anchor=SearchPathQuery(provider="schema", path=None))
     return ConfigLoaderImpl(path)
 
 
-def directories_in(arguments: Sequence[str]) -> list[str]:
-    """Directories given by ``--config-dir``."""
+def own_directories(arguments: Sequence[str]) -> list[Path]:
+    """The directory of our groups, and those that ``--config-dir`` names in a command."""
     pairs = [item.partition("=")[::2] for item in arguments if "=" in item]
     pairs += itertools.pairwise(arguments)
-    return [value for option, value in pairs if option in ("--config-dir", "-cd")]
+    given = (value for option, value in pairs if option in ("--config-dir", "-cd"))
+    return [config_dir(), *map(Path, given)]
 
 
-def options_first(arguments: Sequence[str]) -> list[str]:
-    """The arguments with options before all overrides, as Hydra takes them.
+def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of a command and its overrides, which Hydra takes behind all options.
 
     So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it looks like.
     """
-    overrides = overrides_of(arguments)
-    return [*(word for word in arguments if word not in overrides), *overrides]
+    overrides = [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
+    return [word for word in arguments if word not in overrides], overrides
 
 
-def overrides_of(arguments: Sequence[str]) -> list[str]:
-    """The words of a command beside its options, as Hydra reads it."""
-    return [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a command with these arguments is a sweep."""
+    return bool({"-m", "--multirun", "hydra.mode=MULTIRUN"} & {*arguments})
 
 
 def admit(arguments: Sequence[str]) -> list[str]:
@@ -163,25 +170,38 @@ def admit(arguments: Sequence[str]) -> list[str]:
     where Hydra would mix the keys of both.
     """
     admitted = []
-    for item in map(_with_home_quoted, in_place_of_scale(arguments, config_dir())):
+    for item in map(_with_home_quoted, in_place_of_scale(arguments)):
+        key, _, value = item.partition("=")
         if not _PLAIN_ASSIGNMENT.match(item) or item.startswith("hydra."):
             admitted.append(item)
             continue
-        if _names_node(item):
-            admitted.append(f"++{item.partition('=')[0]}=null")
+        for override in _parse([item]) if value.lstrip().startswith("{") else ():
+            found = override.value()
+            options = found.list if isinstance(found, ChoiceSweep) else [found]
+            if any(isinstance(each, dict) and "_target_" in map(str, each) for each in options):
+                admitted.append(f"++{key}=null")
         admitted.append(f"++{item}")
     return admitted
 
 
-def _names_node(argument: str) -> bool:
-    """Whether a mapping with a ``_target_`` is given, or such mappings to choose from."""
-    if not argument.partition("=")[2].lstrip().startswith("{"):
-        return False
-    for override in _parse([argument]):
-        value = override.value()
-        options = value.list if isinstance(value, ChoiceSweep) else [value]
-        return any(isinstance(each, dict) and "_target_" in map(str, each) for each in options)
-    return False
+def in_place_of_scale(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the experiment's overrides in place of their scale, if it has some.
+
+    Keys and groups that the arguments set stay as they have them.
+    """
+    given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
+    scale, instead = given.get("scale", ""), overrides_by_scale(str(given.get("experiment")))
+    if scale not in instead:
+        return list(arguments)
+    narrowed = [word for word in instead[scale] if word.partition("=")[0] not in given]
+    return [*(a for a in arguments if a.lstrip("+") != f"scale={scale}"), *narrowed]
+
+
+def overrides_by_scale(experiment: str) -> Mapping[str, Sequence[str]]:
+    """Overrides that narrow what one of our experiments sweeps, in place of scales; mostly none."""
+    file = config_dir() / "experiment" / f"{experiment}.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return ((content or {}).get(STUDY) or {}).get(KEY) or {}
 
 
 def _with_home_quoted(argument: str) -> str:
@@ -193,8 +213,8 @@ def _with_home_quoted(argument: str) -> str:
 def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpec:
     """The composed configuration, checked and parsed.
 
-    For a task that measures a checkpoint, model and data are those of the checkpoint's training,
-    but for what the overrides set.
+    What ``from_run`` and, for a task that measures a checkpoint, its training record counts but
+    for what the overrides set.
 
     Args:
         config: as Hydra has composed it.
@@ -204,24 +224,29 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
         ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
             experiment has none.
     """
+    job = HydraConfig.get() if HydraConfig.initialized() else None
     if given is None:
-        job = HydraConfig.get() if HydraConfig.initialized() else None
         given = [] if job is None else [str(word) for word in job.overrides.task]
-    refuse_misspelt(config)
-    config = _as_trained(config, given)
+    raw = begun_from(_plain(config), given)
+    _refuse_misspelt(raw)
+    source = raw.get("checkpoint")
+    if isinstance(source, str) and getattr(_task_of(raw), "as_trained", False):
+        training = training_of(source)
+        raw = raw if training is None else as_trained(raw, given, training)
     try:
-        value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        value = OmegaConf.to_container(OmegaConf.create(raw), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"the configuration cannot be resolved: {_first_line(error)}",
             remedy="set the missing value, or the environment variable it is read from",
         ) from error
     assert isinstance(value, dict)
-    plain = {str(key): item for key, item in value.items() if key != "hydra"}
+    plain = {str(key): item for key, item in value.items()}
     check(plain)
     # Settings of the run were computed from these keys; the run does not record them.
     study = plain.pop(STUDY, None) or {}
-    plain.pop("runs", None)  # of a task that makes no run
+    for key in ("runs", FROM_RUN):
+        plain.pop(key, None)
     if study.get(KEY) is not None and plain.get("scale") is not None:
         raise ConfigError(
             f"{plain['name']} has no scales of its own: it computes with what was measured "
@@ -229,71 +254,49 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
             remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
             "give no scale=",
         )
-    if recorded := _given():
-        plain["hydra"] = recorded
+    if job is not None:
+        words = (str(word).lstrip("+") for word in job.overrides.task)
+        choices = {str(group): option for group, option in job.runtime.choices.items()}
+        plain["hydra"] = {
+            "overrides": [word for word in words if not word.lstrip("~").startswith(NOT_RECORDED)],
+            "choices": {k: v for k, v in sorted(choices.items()) if not k.startswith(NOT_RECORDED)},
+        }
     return RunSpec.from_dict(plain)
 
 
-def refuse_misspelt(config: DictConfig) -> None:
+def _plain(config: DictConfig) -> dict[str, Any]:
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    return {str(key): value for key, value in raw.items() if key != "hydra"}
+
+
+def _refuse_misspelt(raw: Mapping[str, Any]) -> None:
     """Raises a ConfigError for keys that source files show to be unknown, before any import."""
-    raw = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(raw, dict)
-    replaced = ("hydra", *(GROUPS if raw.get("checkpoint") is not None else ()))  # as trained
-    check_names({str(key): value for key, value in raw.items() if key not in replaced})
-
-
-def _as_trained(config: DictConfig, given: Sequence[str]) -> DictConfig:
-    source = OmegaConf.select(config, "checkpoint")
-    if not isinstance(source, str) or not getattr(_task_of(config), "as_trained", False):
-        return config
-    if (training := training_of(source)) is None:
-        return config
-    raw = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(raw, dict)
-    raw.pop("hydra", None)
-    changed = OmegaConf.create(as_trained({str(k): v for k, v in raw.items()}, given, training))
-    assert isinstance(changed, DictConfig)
-    return changed
-
-
-def _given() -> dict[str, Any]:
-    """The overrides and the chosen options of groups of Hydra's job, for ``result.json``."""
-    if not HydraConfig.initialized():
-        return {}
-    job = HydraConfig.get()
-    words = (str(word).lstrip("+") for word in job.overrides.task)
-    choices = {str(group): option for group, option in job.runtime.choices.items()}
-    return {
-        "overrides": [word for word in words if not word.lstrip("~").startswith(NOT_RECORDED)],
-        "choices": {k: v for k, v in sorted(choices.items()) if not k.startswith(NOT_RECORDED)},
-    }
-
-
-def is_of_hydra(error: Exception) -> bool:
-    """Whether Hydra, OmegaConf or the YAML of a file refuses a configuration by an error."""
-    own = ("Config group override must", "Only one of --run")  # of no class of their own
-    kinds = HydraException | OmegaConfBaseException | YAMLError
-    return isinstance(error, kinds) or str(error).startswith(own)
+    replaced = GROUPS if raw.get("checkpoint") is not None else ()  # as trained
+    check_names({key: value for key, value in raw.items() if key not in replaced})
 
 
 def explain(
-    error: Exception,
-    overrides: Sequence[str],
-    loader: ConfigLoader,
-    *,
-    command: Sequence[str] = (),
-) -> ConfigError:
-    """The error that explains why Hydra could not compose.
+    error: Exception, overrides: Sequence[str], *, command: Sequence[str] = ()
+) -> ConfigError | None:
+    """The error that explains why Hydra could not compose; None for errors of other kinds.
 
     Args:
-        error: Hydra's.
-        overrides: that it was given.
-        loader: knows the groups.
+        error: of Hydra, OmegaConf or the YAML of a file.
+        overrides: that Hydra was given.
         command: all arguments as somebody gave them; empty: the overrides.
     """
+    own = ("Config group override must", "Only one of --run")  # of no class of their own
+    kinds = HydraException | OmegaConfBaseException | yaml.YAMLError
+    if not isinstance(error, kinds) and not str(error).startswith(own):
+        return None
     line = _first_line(error)
-    for problem in _name_problems(overrides, loader):
-        return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
+    command = command or overrides
+    found = groups_in(own_directories(command))
+    groups = {group.name: [option.name for option in group.options] for group in found}
+    for override in _parse(overrides):
+        if (problem := _name_problem(override, groups)) is not None:
+            return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
     if missing := _PLUGIN.search(line):
         extra = _EXTRAS.get(missing[2])
         return ConfigError(
@@ -308,8 +311,7 @@ def explain(
             as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
             return ConfigError(
                 f"{override.input_line} has several values",
-                remedy=f"to sweep over them add -m: "
-                f"{shlex.join(['sparsepipe', '-m', *(command or overrides)])}; "
+                remedy=f"to sweep over them add -m: {shlex.join(['sparsepipe', '-m', *command])}; "
                 f"a list is {as_list}, a text with commas {as_text}",
             )
     return ConfigError(
@@ -319,41 +321,25 @@ def explain(
     )
 
 
-def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
-    groups = list(groups_of(loader))
-    for override in _parse(overrides):
-        name = override.key_or_group
-        if name in groups and not override.is_delete():
-            options = list(_options(name, loader))
-            for option in _given_options(override):
-                if option not in options:
-                    yield (
-                        f"'{name}' has no option '{option}'{nearest(option, options)}; "
-                        f"valid options: {', '.join(sorted(options))}"
-                    )
-        elif "." not in name and not name.startswith("hydra"):
-            known = sorted({*groups, *Config.__dataclass_fields__})
-            if name not in known:
-                yield unknown_key(name, known)
-
-
-def groups_of(loader: ConfigLoader) -> Iterator[str]:
-    """The groups; a directory without options of its own stands for the directories in it."""
-    for name in loader.list_groups(""):
-        if name in ("hydra", PARTS):
-            continue
-        if loader.get_group_options(name, ObjectType.CONFIG):
-            yield name
-        else:
-            below = loader.get_group_options(name, ObjectType.GROUP)
-            yield from (f"{name}/{each}" for each in below if each != PARTS)
-
-
-def _options(group: str, loader: ConfigLoader) -> Iterator[str]:
-    """The options of a group; those of directories in it as ``directory/option``."""
-    yield from loader.get_group_options(group, ObjectType.CONFIG)
-    for below in loader.get_group_options(group, ObjectType.GROUP):
-        yield from (f"{below}/{option}" for option in _options(f"{group}/{below}", loader))
+def _name_problem(override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """What is wrong with the group, the option or the key of an override."""
+    name, value = override.key_or_group, override.value()
+    if name not in groups:
+        known = sorted({*groups, *Config.__dataclass_fields__})
+        is_ours = "." in name or name.startswith("hydra") or name in known
+        return None if is_ours else unknown_key(name, known)
+    if override.is_delete() or isinstance(value, Glob):
+        return None
+    for each in override.sweep_iterator() if override.is_sweep_override() else [value]:
+        for option in each if isinstance(each, list) else [each]:
+            text = option.text if isinstance(option, QuotedString) else option
+            text = "null" if text is None else str(text)
+            if not isinstance(option, dict) and text not in groups[name]:
+                return (
+                    f"'{name}' has no option '{text}'{nearest(text, groups[name])}; "
+                    f"valid options: {', '.join(groups[name])}"
+                )
+    return None
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -365,29 +351,14 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     return found
 
 
-def _given_options(override: Override) -> Iterator[str]:
-    """The values of an override, those of lists and of sweeps one by one."""
-    value: object = override.value()
-    if isinstance(value, Glob):
-        return  # what it matches is there
-    for each in override.sweep_iterator() if override.is_sweep_override() else [value]:
-        for option in each if isinstance(each, list) else [each]:
-            if not isinstance(option, dict):  # in the place of an option
-                text = option.text if isinstance(option, QuotedString) else option
-                yield "null" if text is None else str(text)
-
-
 def _first_line(error: BaseException) -> str:
-    if isinstance(error, YAMLError):
+    if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())  # with the file and its line
-    cause: BaseException = error
-    if not str(error).strip() and error.__cause__ is not None:
-        cause = error.__cause__
-    lines = [line for line in str(cause).splitlines() if line.strip()]
-    return lines[0] if lines else type(cause).__name__
+    text = str(error).strip() or str(error.__cause__ or "").strip()
+    return text.partition("\n")[0] or type(error).__name__
 
 
-def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
+def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str | None:
     """The text of a task that only prints, such as ``task=list``; None where it makes a run.
 
     But for the task, the configuration is not resolved: that may require what is missing.
@@ -395,8 +366,9 @@ def printed_text(config: DictConfig, sources: Iterable[Source]) -> str | None:
     Raises:
         ConfigError: a key is unknown, or an argument of the task cannot be used.
     """
-    refuse_misspelt(config)
-    task = _task_of(config)
+    raw = _plain(config)
+    _refuse_misspelt(raw)
+    task = _task_of(raw)
     if not getattr(task, "prints_only", False):
         return None
     resolved = OmegaConf.to_container(config.task, resolve=True)
@@ -416,8 +388,8 @@ def refuse_printing_task(spec: RunSpec) -> None:
         )
 
 
-def _task_of(config: DictConfig) -> Any:
+def _task_of(raw: Mapping[str, Any]) -> Any:
     try:
-        return imported(str(OmegaConf.select(config, "task._target_")))
-    except (ConfigError, OmegaConfBaseException):
+        return imported(str((raw.get("task") or {}).get("_target_")))
+    except ConfigError:
         return None

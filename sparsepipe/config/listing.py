@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Protocol
+
+from hydra.conf import ConfigSourceInfo
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import suggest
@@ -58,16 +59,6 @@ run and skips a finished one; force=true starts anew.
   --hydra-help          more about Hydra's own options
 """
 _HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GROUP=OPTION ..."
-
-
-class Source(Protocol):
-    """A configuration source of Hydra: a directory or a package."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def schema(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,19 +121,27 @@ def help_text(directories: Sequence[Traversable]) -> str:
 
 def groups_in(directories: Sequence[Traversable]) -> list[Group]:
     """The groups of configuration directories: those that have a default first, in its order."""
-    defaults: dict[str, Group] = {}
+    defaults: dict[str, re.Match[str]] = {}
+    options: dict[str, dict[str, Option]] = {}
     for directory in directories:
-        defaults = {**_defaults_of(directory), **defaults}
-    options: dict[str, dict[str, Option]] = {name: {} for name in defaults}
+        file = directory / "config.yaml"
+        for line in file.read_text().splitlines() if file.is_file() else ():
+            if match := _DEFAULT.match(line):
+                defaults.setdefault(match["group"], match)
+                options.setdefault(match["group"], {})
     for directory in directories:
-        for name, place in _groups(directory):
-            for option in _options(place):
-                options.setdefault(name, {}).setdefault(option.name, option)
+        for place in _sorted(directory):
+            below = _sorted(place) if place.is_dir() else []
+            has_options = any(entry.name.endswith(".yaml") for entry in below)
+            inner = {f"{place.name}/{entry.name}": entry for entry in below if entry.is_dir()}
+            for name, group in ({place.name: place} if has_options else inner).items():
+                for option in _options(group):
+                    options.setdefault(name, {}).setdefault(option.name, option)
     return [
         Group(
             name=name,
-            line=defaults[name].line if name in defaults else "",
-            default=defaults[name].default if name in defaults else None,
+            line=(match["line"] or "") if (match := defaults.get(name)) else "",
+            default=match["option"] if match and match["option"] != "null" else None,
             options=tuple(sorted(found.values(), key=lambda option: option.name)),
         )
         for name, found in options.items()
@@ -150,7 +149,22 @@ def groups_in(directories: Sequence[Traversable]) -> list[Group]:
     ]
 
 
-def directories_of(sources: Iterable[Source]) -> list[Traversable]:
+def _options(directory: Traversable, *, below: str = "") -> Iterator[Option]:
+    for entry in _sorted(directory):
+        if entry.is_dir():
+            yield from _options(entry, below=f"{below}{entry.name}/")
+        elif entry.name.endswith(".yaml"):
+            name = below + entry.name.removesuffix(".yaml")
+            yield Option(name=name, line=first_comment(entry.read_text()))
+
+
+def _sorted(directory: Traversable) -> list[Traversable]:
+    """Entries of a directory without hidden ones and parts of options."""
+    entries = (each for each in directory.iterdir() if each.name[0] not in "._")
+    return sorted((each for each in entries if each.name != PARTS), key=lambda each: each.name)
+
+
+def directories_of(sources: Iterable[ConfigSourceInfo]) -> list[Traversable]:
     """Directories of configuration sources, without those of Hydra itself."""
     found: list[Traversable] = []
     for source in sources:
@@ -173,46 +187,6 @@ def first_comment(text: str) -> str:
     first_lines = " ".join(words)
     sentence = _SENTENCE.match(first_lines)
     return (sentence.group() if sentence else first_lines).rstrip(" .:;")
-
-
-def _defaults_of(directory: Traversable) -> dict[str, Group]:
-    """Groups in the defaults list of a directory's ``config.yaml``."""
-    file = directory / "config.yaml"
-    matches = map(_DEFAULT.match, file.read_text().splitlines()) if file.is_file() else ()
-    return {
-        match["group"]: Group(
-            name=match["group"],
-            line=match["line"] or "",
-            default=None if match["option"] == "null" else match["option"],
-        )
-        for match in matches
-        if match is not None
-    }
-
-
-def _groups(directory: Traversable) -> Iterator[tuple[str, Traversable]]:
-    for entry in _sorted(directory):
-        if not entry.is_dir() or entry.name == PARTS:
-            continue
-        if any(below.name.endswith(".yaml") for below in entry.iterdir()):
-            yield entry.name, entry
-        else:
-            inner = (below for below in _sorted(entry) if below.is_dir() and below.name != PARTS)
-            yield from ((f"{entry.name}/{below.name}", below) for below in inner)
-
-
-def _options(directory: Traversable, *, below: str = "") -> Iterator[Option]:
-    for entry in _sorted(directory):
-        stem, _, ending = entry.name.rpartition(".")
-        if entry.is_dir():
-            yield from _options(entry, below=f"{below}{entry.name}/")
-        elif ending == "yaml":
-            yield Option(name=f"{below}{stem}", line=first_comment(entry.read_text()))
-
-
-def _sorted(directory: Traversable) -> list[Traversable]:
-    visible = [entry for entry in directory.iterdir() if not entry.name.startswith((".", "_"))]
-    return sorted(visible, key=lambda entry: entry.name)
 
 
 def _block(group: Group, *, column: int, width: int) -> str:

@@ -30,8 +30,6 @@ _NAMES = tuple(entry.name for entry in fields(Config))
 _GROUPS = {"optim": Optim, "trainer": TrainerArguments}
 _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
-SETTINGS_BYTES = 4 << 20
-"""Of a config.yaml, which has a few kB."""
 DIRECTORY = "directory"
 """The key below ``hydra`` of the working directory, from which relative paths were meant."""
 _UNUSED = "none"
@@ -117,7 +115,7 @@ class RunSpec(Config):
         """
         kept = copy.deepcopy(dict(values))
         parsed: dict[str, Any] = {}
-        for name, adapter in _adapters().items():
+        for name, adapter in _adapters(Config).items():
             value = kept.get(name)
             if isinstance(value, Mapping) and value.get("_target_") == _UNUSED and name in _GROUPS:
                 parsed[name] = _GROUPS[name](**dict.fromkeys(_GROUPS[name].__annotations__))
@@ -143,7 +141,7 @@ class RunSpec(Config):
         Raises:
             ConfigError: none exists, or it lacks keys that this version needs.
         """
-        remedy = "give the directory of a run, whose config.yaml is as the run has written it"
+        remedy = "give the directory of a run, whose config.yaml is as the run wrote it"
         with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
             value = read_settings(path)
             if isinstance(command := value.get("hydra"), dict):
@@ -200,8 +198,8 @@ class RunSpec(Config):
 
     @property
     def given_profiles(self) -> Mapping[str, str]:
-        search = self.parallel.search
-        return (search and search.profiles) or {}
+        """Files of profiles by devices that ``parallel.search`` names."""
+        return (self.parallel.search and self.parallel.search.profiles) or {}
 
     @property
     def emulation(self) -> Emulation | None:
@@ -238,7 +236,7 @@ class RunSpec(Config):
 
         The task leaves out further keys as its ``not_identity``.
         """
-        flat = self.flat()
+        flat = flatten(self._values)
         drops = (*NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
         task = flat["task._target_"]
         flat["task._target_"] = _NAMES_IN_IDENTITY.get(task, task)
@@ -253,22 +251,15 @@ class RunSpec(Config):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The plain values of a ``config.yaml``.
-
-    Raises:
-        OSError: the file cannot be read, or is no regular one.
-        ValueError: it is no YAML, or no mapping.
-    """
+    """The plain values of a ``config.yaml``; an OSError or a ValueError where it has none."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    text = reading.read_text(path, limit_bytes=SETTINGS_BYTES)
-    reading.parse_yaml(text)  # its errors have a place, and it knows how deep a text may be
     try:
-        value = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        value = OmegaConf.to_container(OmegaConf.load(io.StringIO(reading.read_text(path))))
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ValueError(str(error).partition("\n")[0]) from error
+        raise ValueError(" ".join(str(error).split())) from error
     found = reading.mapping(value, "the whole")
     return {str(key): item for key, item in found.items()}
 
@@ -303,9 +294,8 @@ def is_below(key: str, groups: Iterable[str]) -> bool:
 
 
 @functools.cache
-def _adapters() -> dict[str, TypeAdapter[Any]]:
-    """What parses each key of the configuration."""
-    hints = typing.get_type_hints(Config, include_extras=True)
+def _adapters(schema: type) -> dict[str, TypeAdapter[Any]]:
+    hints = typing.get_type_hints(schema, include_extras=True)
     return {name: TypeAdapter(hint) for name, hint in hints.items() if name in _NAMES}
 
 

@@ -338,6 +338,7 @@ class Config:
     input: str | None = None
     tags: tuple[str | int | float, ...] = ()
     scale: str | None = None
+    from_run: str | None = None  # configuration file of the run that --from names; not recorded
     paper: PaperStudy | None = None  # not recorded in runs
     study: Study | None = None
     runs: list[Any] = field(default_factory=list)  # of task=compare; not recorded either

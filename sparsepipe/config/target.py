@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib.machinery
 import importlib.util
 import inspect
 import typing
@@ -159,14 +160,16 @@ def names_in_source(path: str) -> set[str] | None:
     module, _, name = path.rpartition(".")
     names: set[str] = set()
     for _ in range(_MOST_STEPS):  # from an import to its origin, from a class to its base
-        found = next((n for n in reversed(_statements(module)) if name in _bound_names(n)), None)
-        own: ast.stmt | None = found
+        file, found = _definition(module, name)
+        own = found
         if isinstance(found, ast.ClassDef):
             methods = {each.name: each for each in found.body if isinstance(each, ast.FunctionDef)}
             own = methods.get("__new__") or methods.get("__init__") or found
         if isinstance(found, ast.ImportFrom):
-            (alias,) = (each for each in found.names if (each.asname or each.name) == name)
-            module, name = _origin_of(found, module), alias.name
+            (name,) = (each.name for each in found.names if (each.asname or each.name) == name)
+            package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
+            origin = "." * found.level + (found.module or "")
+            module = importlib.util.resolve_name(origin, package)
         elif isinstance(found, ast.Assign) and ast.unparse(found.value).startswith("partial("):
             assert isinstance(found.value, ast.Call)
             name = ast.unparse(found.value.args[0])
@@ -183,45 +186,27 @@ def names_in_source(path: str) -> set[str] | None:
     return None
 
 
-def _bound_names(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.ImportFrom):
-        return {each.asname or each.name for each in node.names}
-    if isinstance(node, ast.Assign):
-        return {ast.unparse(each) for each in node.targets}
-    return {getattr(node, "name", "")}
-
-
-def _origin_of(node: ast.ImportFrom, module: str) -> str:
-    if not node.level:
-        return node.module or ""
-    path = _path_of(module)
-    inside = path is not None and path.name == "__init__.py"
-    parts = module.split(".")[: len(module.split(".")) - node.level + inside]
-    return ".".join([*parts, *([node.module] if node.module else [])])
-
-
 @functools.lru_cache(maxsize=256)
-def _statements(module: str) -> list[ast.stmt]:
-    path = _path_of(module)
+def _definition(module: str, name: str) -> tuple[str, ast.stmt | None]:
+    """The file of a module, of which no package is imported, and the last statement there, also
+    within ``if``, that binds a name; None where nothing does.
+    """
+    path, file = None, ""
+    for part in module.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        path, file = (spec.submodule_search_locations, spec.origin or "") if spec else ([], "")
     try:
-        body = [] if path is None else ast.parse(path.read_bytes()).body
+        body = ast.parse(Path(file).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
-        return []
-    branches = [inner for each in body if isinstance(each, ast.If) for inner in each.body]
-    return [*branches, *body]  # such as imports for a type checker, which a module makes on use
-
-
-def _path_of(module: str) -> Path | None:
-    """The file of a module; none of the packages that it is in is imported."""
-    top, *below = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.origin:
-        return None
-    path = Path(spec.origin)
-    for part in below:
-        folder = path.parent / part
-        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    return path
+        return file, None
+    branches = (inner for each in body if isinstance(each, ast.If) for inner in each.body)
+    for node in reversed([*branches, *body]):
+        if isinstance(node, ast.ImportFrom):
+            bound = [each.asname or each.name for each in node.names]
+        elif isinstance(node, ast.Assign):
+            bound = [ast.unparse(each) for each in node.targets]
+        else:
+            bound = [getattr(node, "name", "")]
+        if name in bound:
+            return file, node
+    return file, None

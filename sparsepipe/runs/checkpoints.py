@@ -18,8 +18,8 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor, nn
 from typing_extensions import override
 
+from sparsepipe.config.finished_run import CLASSES, RECORD
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import CLASSES, RECORD
 from sparsepipe.errors import CheckpointError, ConfigError, DataError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading

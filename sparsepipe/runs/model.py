@@ -15,8 +15,8 @@ from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import nn
 
+from sparsepipe.config.finished_run import Training, training_of
 from sparsepipe.config.target import Target
-from sparsepipe.config.trained import Training, training_of
 from sparsepipe.data import ShapeDataModule
 from sparsepipe.data.files import FOUND
 from sparsepipe.data.preprocessing import Preprocessing

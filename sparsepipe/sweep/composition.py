@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -13,8 +12,9 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -23,9 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
 from sparsepipe.config.check import unknown_keys
-from sparsepipe.config.compose import CONFIG_NAME, groups_of
+from sparsepipe.config.compose import CONFIG_NAME
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.scales import is_sweep
 from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.errors import ConfigError
 from sparsepipe.sweep.record import SweptJob
@@ -105,7 +104,7 @@ def refuse_within_torchrun() -> None:
         )
 
 
-def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
+def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
     """Refuses a sweep of experiments that choose a launcher or swept values of their own.
 
     Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
@@ -113,25 +112,30 @@ def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
     Raises:
         ConfigError: some of the experiments do.
     """
-    for word in arguments if is_sweep(arguments) else ():
-        names = _swept(word, loader) if word.lstrip("+").startswith("experiment=") else []
-        # Launcher and sweeper on the command line count for all of them.
-        words = [each for each in arguments if each.startswith(("hydra/", "hydra.searchpath="))]
-        usual = _way(loader, words) if names else None
-        ways = {name: _way(loader, [*words, f"experiment={name}"]) for name in names}
-        own = [name for name, way in ways.items() if way != usual]
-        if own and None not in ways.values():  # else Hydra raises its own error
-            commands = "".join(
-                "\n    "
-                + shlex.join(
-                    ["sparsepipe", *(f"experiment={name}" if w == word else w for w in arguments)]
-                )
-                for name in names
-            )
+
+    def chosen(*words: str) -> Any:
+        config = loader.load_configuration(CONFIG_NAME, [*words], run_mode=RunMode.MULTIRUN)
+        kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
+        return OmegaConf.to_container(kept, resolve=False)
+
+    for word in overrides:
+        if not word.lstrip("+").startswith("experiment="):
+            continue
+        try:
+            (override,) = OverridesParser.create(loader).parse_overrides([word])
+            swept = override.is_sweep_override()
+            names = [*override.sweep_string_iterator()] if swept else []
+            # Launcher and sweeper on the command line count for all of them.
+            words = [each for each in overrides if each.startswith(("hydra/", "hydra.searchpath="))]
+            usual = chosen(*words)
+            own = [each for each in names if chosen(*words, f"experiment={each}") != usual]
+        except (HydraException, OmegaConfBaseException):
+            return  # Hydra raises its own
+        if own:
             raise ConfigError(
                 f"{word}: launcher and swept values that {', '.join(own)} choose count only where "
                 "one experiment is swept",
-                remedy=f"give a command for each:{commands}",
+                remedy="give a command for each experiment",
             )
 
 
@@ -157,8 +161,15 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
         words = [*(f"{name}={value}" for name, value in own.items()), *overrides]
         parsed = OverridesParser.create(loader).parse_overrides(words)
         unknown = {each.key_or_group for each in parsed if "." in each.key_or_group}
-        for job in _unlike_jobs(parsed, {*groups_of(loader)}):
-            refused = compose_job(loader, sweep, job, number=0).refused
+        job = {key: word for each in parsed for key, word in islice(_swept_options(each), 1)}
+        jobs = [job]  # the first, and those with another option of one group, or of a _target_
+        for each in parsed:
+            name = each.key_or_group
+            if name.endswith("_target_") or loader.get_group_options(name, ObjectType.CONFIG):
+                others = islice(_swept_options(each), 1, None)
+                jobs += [{**job, key: word} for key, word in others]
+        for job in jobs:
+            refused = compose_job(loader, sweep, [*job.values()], number=0).refused
             if not isinstance(refused, ConfigError):
                 return
             if not (unknown := unknown & unknown_keys(refused)):
@@ -170,20 +181,6 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
         raise first
 
 
-def _unlike_jobs(overrides: Sequence[Override], groups: Collection[str]) -> Iterator[list[str]]:
-    """The overrides of a sweep's first job, and of those that differ from it in the option of one
-    group, or in one ``_target_``.
-    """
-    first = {key: word for each in overrides for key, word in islice(_swept_options(each), 1)}
-    yield [*first.values()]
-    for each in overrides:
-        if each.key_or_group in groups or each.key_or_group.endswith("_target_"):
-            yield from (
-                [*{**first, key: word}.values()]
-                for key, word in islice(_swept_options(each), 1, None)
-            )
-
-
 def _swept_options(override: Override) -> Iterator[tuple[str, str]]:
     """The key of an override, and what the jobs of a sweep have in its place."""
     key, value = override.get_key_element(), override.value()
@@ -193,26 +190,3 @@ def _swept_options(override: Override) -> Iterator[tuple[str, str]]:
         yield from ((key, f"{key}={option}") for option in override.sweep_string_iterator())
     else:
         yield key, f"{key}={override.get_value_element_as_str()}"
-
-
-def _swept(word: str, loader: ConfigLoader) -> list[str]:
-    try:
-        override = OverridesParser.create().parse_override(word)
-    except HydraException:  # which Hydra raises itself
-        return []
-    if not override.is_sweep_override():
-        return []
-    value: object = override.value()
-    if isinstance(value, Glob):
-        return value.filter(loader.get_group_options("experiment"))
-    return list(dict.fromkeys(override.sweep_string_iterator()))
-
-
-def _way(loader: ConfigLoader, words: Sequence[str]) -> Any:
-    """Launcher and sweeper of a sweep with these overrides; None where they do not compose."""
-    try:
-        config = loader.load_configuration(CONFIG_NAME, list(words), run_mode=RunMode.MULTIRUN)
-    except (HydraException, OmegaConfBaseException):
-        return None
-    kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
-    return OmegaConf.to_container(kept, resolve=False)

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_environment import announced_start
+from sparsepipe.config.sweep_environment import BEGAN
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.process import MARK_VARIABLE
@@ -76,7 +76,7 @@ def run_swept(
             spec,
             fresh_processes=fresh_processes,
             wait_s=wait_s,
-            anew_since_s=announced_start(),
+            anew_since_s=float(os.environ[BEGAN]) if os.environ.get(BEGAN) else None,
             found=lambda run: write_started(job, run.path, mark=mark),
         )
         values = finished_values(directory.path, objective=spec.objective, began_s=began)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import yaml
+
 from sparsepipe import cluster
 from sparsepipe.cluster.places import any_alike_serve
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_environment import hardware_message
 from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, demand
 from sparsepipe.tasks.task import ResolvedRun, Task
@@ -73,4 +74,5 @@ def whole_machine(spec: RunSpec) -> dict[str, Any] | None:
     if not _finds_machine(spec):
         return None
     target = spec.inventory_target
-    return hardware_message(target, target.build())
+    inventory = yaml.safe_load(target.build().to_yaml())
+    return {"node": target.to_dict(), "inventory": inventory}

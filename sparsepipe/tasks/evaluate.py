@@ -21,8 +21,8 @@ from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.callbacks.resumable_loading import STATE_KEY, Resume
 from sparsepipe.config.build import build_data, ready_data, refuse_further_outputs
+from sparsepipe.config.finished_run import CLASSES, RECORD, differences
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import CLASSES, RECORD, differences
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.planning.division import read_plan_file

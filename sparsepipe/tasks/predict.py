@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.config.finished_run import differences
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import differences
 from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError

@@ -26,8 +26,8 @@ from sparsepipe.callbacks import (
 )
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.config.build import build_module, ready_data
+from sparsepipe.config.finished_run import Training, training_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import Training, training_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import beside, cuda_devices, num_ranks, places_of_ranks
 from sparsepipe.planning.division import Division, division_of, read_plan_file

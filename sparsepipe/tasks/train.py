@@ -26,10 +26,9 @@ from sparsepipe.callbacks import (
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.config.build import build_data, refuse_further_outputs
-from sparsepipe.config.compose import config_dir
+from sparsepipe.config.compose import overrides_by_scale
+from sparsepipe.config.finished_run import CLASSES, recorded_settings
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.scales import has_own_scales
-from sparsepipe.config.trained import CLASSES, recorded_settings
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.models import Classifier
 from sparsepipe.partition.explanation import rank_times
@@ -217,7 +216,7 @@ def _inference(
 def _shorter(spec: RunSpec) -> str:
     """Settings that make a training take minutes, as text."""
     choices = (spec.to_dict().get("hydra") or {}).get("choices") or {}
-    if spec.scale is None and not has_own_scales(str(choices.get("experiment")), config_dir()):
+    if spec.scale is None and not overrides_by_scale(str(choices.get("experiment"))):
         return "scale=smoke takes minutes, scale=desk is for two cores"
     return "fewer trainer.max_epochs take less"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 
-from sparsepipe.config.compose import config_dir
-from sparsepipe.config.scales import in_place_of_scale
+from sparsepipe.config.compose import in_place_of_scale
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,7 +60,7 @@ class Command:
     def _swept(self) -> Sequence[str]:
         """With what an experiment has in the place of a scale, which may be swept as well."""
         if any(word.startswith("scale=") for word in self.words):
-            return in_place_of_scale(self.words, config_dir())
+            return in_place_of_scale(self.words)
         return self.words
 
     @property

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.finished_run import training_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.trained import training_of
 from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.points import PointSet, Split
 from sparsepipe.data.sources import GeneratedShapes

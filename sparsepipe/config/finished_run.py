@@ -1,0 +1,337 @@
+"""A finished run's configuration under the overrides of another command.
+
+``--from RUN`` begins with all of it, tasks that measure a checkpoint with model, data and backend
+of its training.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from sparsepipe.config.run_spec import (
+    DIRECTORY,
+    NOT_IDENTITY,
+    flatten,
+    is_below,
+    nested,
+    read_settings,
+)
+from sparsepipe.config.target import Target
+from sparsepipe.errors import ConfigError
+from sparsepipe.utils import reading
+from sparsepipe.utils.extensions import is_trusted
+from sparsepipe.utils.files import expanded
+
+log = logging.getLogger(__name__)
+
+RECORD = "sparsepipe"
+"""Key of a checkpoint with the configuration of its training."""
+CLASSES = "classes"
+"""Name in ``task.allow`` of the classes and their order."""
+GROUPS = ("model", "data", "backend")
+"""Groups that are taken from a checkpoint's training."""
+_VALUES = ("representation", "seed")
+_PRECISION = "trainer.precision"
+FROM_RUN = "from_run"
+"""Key of a configuration that names the run with which it begins."""
+NOT_REPLAYED = ("checkpoint", "data.cache_dir", "data.root", "input", "paths")
+"""Keys and groups that a run does not record as overrides, and ``--from`` takes from its values."""
+NOT_RECORDED = (*NOT_REPLAYED, "force", FROM_RUN, "hydra", "logger")
+"""Prefixes of overrides and groups that a run does not record."""
+_FLAG = "--from"
+_SAMPLES = (
+    *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
+    "evaluated",  # domains
+)
+"""Keys of data that decide which samples are read, and how many at a time, but not what is made
+of one: an evaluation may differ from the training in them."""
+_PLACES = ("cache_dir", "root", "split")
+"""Keys within data that may be paths."""
+
+
+def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """The arguments, with a run's overrides and a key that names it in place of ``--from RUN``.
+
+    They stand before those of the command, so that what follows from one setting still does. A
+    group that the command chooses takes the place of all that the run had in it.
+
+    Args:
+        arguments: of the command line.
+        groups: names of all groups.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read, or records no overrides.
+    """
+    joined = f"{_FLAG}="
+    words = [
+        part
+        for word in arguments
+        for part in ([_FLAG, word[len(joined) :]] if word.startswith(joined) else [word])
+    ]
+    if _FLAG not in words:
+        return words
+    place = words.index(_FLAG)
+    config = expanded("".join(words[place + 1 : place + 2]))
+    config = config if config.is_file() else config / "config.yaml"
+    del words[place : place + 2]
+    remedy = f"name a run's directory, or its config.yaml, behind {_FLAG}"
+    with reading.explained(config, "configuration of a run", error=ConfigError, remedy=remedy):
+        command = reading.mapping(read_settings(config).get("hydra"), "hydra")
+        recorded = list(map(str, reading.listing(command.get("overrides"), "overrides")))
+
+    def name_of(word: str) -> str:
+        return word.lstrip("+~").partition("=")[0].partition("@")[0]
+
+    is_override = re.compile(r"~|[^-].*=").match
+    first = next((n for n, word in enumerate(words) if is_override(word)), len(words))
+    own = {name_of(word) for word in words[first:]}
+    chosen = [f"{group}." for group in groups if group in own]
+    kept = [
+        word
+        for word in recorded
+        if name_of(word) not in own and not name_of(word).startswith(tuple(chosen))
+    ]
+    path = str(config.absolute()).replace("'", "\\'")
+    return [*words[:first], f"++{FROM_RUN}='{path}'", *kept, *words[first:]]
+
+
+def begun_from(raw: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+    """A composed configuration, with what the run of its ``from_run`` records as values only."""
+    if not raw.get(FROM_RUN):
+        return dict(raw)
+    recorded = read_settings(Path(raw[FROM_RUN]))
+    own = [word for word in given if word.lstrip("+") not in recorded["hydra"]["overrides"]]
+    return _merged(raw, recorded, NOT_REPLAYED, _set_by(own))
+
+
+def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training) -> dict[str, Any]:
+    """A composed configuration with the model, the data and the backend of a training.
+
+    Args:
+        raw: plain values with their interpolations.
+        given: overrides; what they set stays, be it a key or one of these groups as a whole.
+        training: takes the place of all else in these groups.
+    """
+    keys, then = _set_by(given), training.values
+    values = _VALUES[1:] if "model" in keys else _VALUES  # a model sets its representation
+    kept = _merged(raw, then, (*GROUPS, *values, _PRECISION), keys)
+    for group, name in itertools.product(("model", "data"), _VALUES):
+        # data.seed follows seed, where it did in the training.
+        ours, theirs = (each.get(group) or {} for each in (raw, then))
+        follows = (
+            ours.get(name) == f"${{{name}}}" and name in theirs and theirs[name] == then.get(name)
+        )
+        if follows and not is_below(f"{group}.{name}", keys):
+            kept[group][name] = ours[name]
+    return kept
+
+
+def _set_by(given: Sequence[str]) -> set[str]:
+    """The keys and groups that overrides set."""
+    found: set[str] = set()
+    with suppress(HydraException):  # which Hydra has raised before
+        for override in OverridesParser.create().parse_overrides(list(given)):
+            name, value = override.key_or_group, override.value()
+            below = flatten(value) if isinstance(value, dict) else {}
+            found |= {f"{name}.{key}" for key in below} or {name}
+    return found
+
+
+def _merged(
+    raw: Mapping[str, Any], recorded: Mapping[str, Any], names: Iterable[str], keys: set[str]
+) -> dict[str, Any]:
+    """Composed values, with recorded ones at some dotted keys and groups, but for set keys."""
+    ours, theirs, kept = flatten(raw), flatten(_escaped(recorded)), copy.deepcopy(dict(raw))
+    for name in names:
+        taken = {k: v for k, v in theirs.items() if is_below(k, (name,)) and not is_below(k, keys)}
+        if taken:
+            ours = {k: v for k, v in ours.items() if not is_below(k, (name,)) or is_below(k, keys)}
+            ours |= taken
+            top = name.partition(".")[0]
+            kept[top] = nested({k: v for k, v in ours.items() if is_below(k, (top,))})[top]
+    return kept
+
+
+def _escaped(value: Any) -> Any:
+    """Resolved values such that OmegaConf resolves nothing in them."""
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The recorded configuration of a checkpoint's training.
+
+    Args:
+        origin: the file that records it.
+        values: plain values, nested as in configuration files.
+    """
+
+    origin: Path
+    values: Mapping[str, Any]
+
+
+def training_of(source: str) -> Training | None:
+    """The configuration of a checkpoint's training, from its run or else from the file itself.
+
+    Args:
+        source: a checkpoint or a run directory, as ``checkpoint=`` names it.
+
+    Raises:
+        ConfigError: the file names code to call that is neither SparsePipe's nor PyTorch's.
+    """
+    path = expanded(source).absolute()
+    run = path.parent.parent if path.parent.name == "checkpoints" else path
+    for config in dict.fromkeys((path / "config.yaml", run / "config.yaml")):
+        if config.is_file():
+            try:
+                values = read_settings(config)
+                if _has_nodes(values):
+                    return Training(config, _located(values))
+                reason = "it is not the configuration of a run"
+            except (OSError, ValueError) as error:
+                reason = str(error).partition("\n")[0]
+            log.warning(
+                "%s cannot be read (%s): the checkpoint's own record counts", config, reason
+            )
+    files = (path, *(run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")))
+    if (file := next((each for each in files if each.is_file()), None)) is None:
+        return None
+    from sparsepipe.utils.values_only import load_values  # torch, for which composing need not wait
+
+    try:
+        recorded = load_values(file, mmap=True)[RECORD]["config"]
+    except Exception:  # not a checkpoint, or one without a record: the task reports what is wrong
+        return None
+    if not (isinstance(recorded, dict) and _has_nodes(recorded)):
+        return None
+    for target in _targets(recorded):
+        if not is_trusted(target):
+            raise ConfigError(
+                f"{file} names {target} to build the model or the data with, which is not called "
+                "for a file that says so",
+                remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
+                "may name such code",
+            )
+    return Training(file, recorded)
+
+
+def _has_nodes(values: Mapping[str, Any]) -> bool:
+    nodes = [values.get(name) for name in ("model", "data")]
+    return all(isinstance(n, Mapping) and isinstance(n.get("_target_"), str) for n in nodes)
+
+
+def _located(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with data in the directory of the training where that was another one.
+
+    Relative paths that lead somewhere from here stay as they are, as those of a copied project do,
+    and so do paths that lead nowhere there: a run may have come from another machine.
+    """
+    command = values.get("hydra")
+    directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
+    if not isinstance(directory, str) or directory == os.getcwd():
+        return values
+
+    def located(node: Any, key: str = "") -> Any:
+        if isinstance(node, Mapping):
+            return {name: located(value, str(name)) for name, value in node.items()}
+        if key not in _PLACES or not isinstance(node, str) or not node or os.path.exists(node):
+            return node
+        path = os.path.join(directory, node)
+        needed = os.R_OK | os.W_OK if key == "cache_dir" else os.R_OK
+        return path if os.access(path, needed) else node
+
+    return {**values, "data": located(values["data"])}
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        for value in node:
+            yield from _targets(value)
+
+
+def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings of a run that a checkpoint keeps: what the network and its inputs are."""
+    kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
+    return {**copy.deepcopy(kept), "trainer": {"precision": values["trainer"]["precision"]}}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting that differs from the training.
+
+    Args:
+        key: the dotted key.
+        now: its value; None where it has none.
+        then: its value in the training.
+    """
+
+    key: str
+    now: Any
+    then: Any
+
+    def __str__(self) -> str:
+        now, then = (
+            "{}" if isinstance(value, Mapping) else "null" if value is None else value
+            for value in (self.now, self.then)
+        )
+        return f"{self.key}={now} (trained with {then})"
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the network gets other inputs than it was trained on, or is another one."""
+        if self.key == "representation" or self.key.startswith("model."):
+            return True
+        group, _, key = self.key.partition(".")
+        return group == "data" and key.partition(".")[0] not in _SAMPLES and key != "root"
+
+
+def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
+    """Where a configuration differs from a training in what networks compute, and on what."""
+    ours, theirs = _compared(now), _compared(training.values)
+    return [
+        Difference(key, ours.get(key), theirs.get(key))
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _compared(values: Mapping[str, Any]) -> dict[str, Any]:
+    nodes = {group: _complete(values.get(group)) for group in GROUPS}
+    found = flatten({**nodes, **{name: values.get(name) for name in _VALUES}})
+    found[_PRECISION] = (values.get("trainer") or {}).get("precision")
+    return {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
+
+
+def _complete(node: Any) -> dict[str, Any]:
+    """A node, with the defaults of arguments that are left out."""
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return {}
+    try:
+        parameters = inspect.signature(Target.parse(node).locate()).parameters.values()
+    except (ConfigError, TypeError, ValueError):
+        return dict(node)
+    plain = (str, int, float, bool, type(None))
+    defaults = {each.name: each.default for each in parameters if isinstance(each.default, plain)}
+    return {**defaults, **node}
