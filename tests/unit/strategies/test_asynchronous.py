@@ -122,12 +122,10 @@ class Found:
 
 def train(rank: int, config: str | None, bounds: list[int], directory: Path) -> dict[str, Found]:
     """All cases with one minibatch an epoch, one after the other."""
-    return {name: train_one(name, config, bounds, directory, limited=True) for name in CASES}
+    return {name: train_one(name, config, bounds, directory) for name in CASES}
 
 
-def train_one(
-    name: str, config: str | None, bounds: list[int], directory: Path, *, limited: bool
-) -> Found:
+def train_one(name: str, config: str | None, bounds: list[int], directory: Path) -> Found:
     asked = CASES[name]
     net = asked.module(asked.optimizer, asked.schedule, bounds)
     keeper = ModelCheckpoint(
@@ -141,15 +139,12 @@ def train_one(
         "enable_checkpointing": True,
         "num_sanity_val_steps": 0,
         "callbacks": callbacks,
-        **how_much(limited=limited, overfits=asked.overfits),
+        **({"overfit_batches": 1} if asked.overfits else {"limit_train_batches": 1}),
         **asked.trainer,
     }
-    if config is None:
-        trainer = plain_trainer(**options)
-    else:
-        # One rank would be left to Lightning without this, which changes nothing here.
-        keyed = config == "1"
-        trainer = pipeline_trainer(config, bounds, keyed_randomness=keyed, **options)
+    trainer = (
+        plain_trainer(**options) if config is None else pipeline_trainer(config, bounds, **options)
+    )
     torch.manual_seed(5)
     trainer.fit(
         net,
@@ -159,13 +154,6 @@ def train_one(
     assert keeper.best_model_score is not None
     best = Path(keeper.best_model_path).name, float(keeper.best_model_score)
     return Found(weights(net), epochs.seen, best, trainer.global_step, epochs.piped)
-
-
-def how_much(*, limited: bool, overfits: bool) -> dict[str, Any]:
-    """One minibatch an epoch, or several and validations among them."""
-    if overfits:
-        return {"overfit_batches": 1 if limited else 3}
-    return {"limit_train_batches": 1} if limited else {"val_check_interval": 2}
 
 
 @pytest.fixture(scope="module", params=["1-1", pytest.param("1-1-1", marks=pytest.mark.full)])
@@ -208,22 +196,3 @@ def test_cases_do_what_they_are_named_after(runs: Any) -> None:
         assert differs(name), name
     assert rates("step") == rates("epoch")
     assert plain["early"].steps < 3 * EPOCHS
-
-
-def both(rank: int, directory: Path) -> dict[str, tuple[Found, Found]]:
-    """All cases with whole epochs: by a plain Trainer, and by a worker of one stage."""
-    return {
-        name: (
-            train_one(name, None, [], directory, limited=False),
-            train_one(name, "1", [], directory, limited=False),
-        )
-        for name in CASES
-    }
-
-
-@pytest.mark.full
-def test_one_stage_is_a_plain_trainer_in_whole_epochs(tmp_path: Path) -> None:
-    (found,) = run(both, 1, tmp_path, limit_s=120, environment={"PL_GLOBAL_SEED": "1"})
-    for plain, piped in found.values():
-        check_equal(piped, plain)
-    assert found["nothing"][0].steps == 5 * EPOCHS

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from tests.support.norm_cases import distance
 from tests.support.pipeline_cases import CLASSES, QUIET, Net, dense_layers, plain_trainer, weights
 from tests.support.processes import run
 from tests.support.synchronous_cases import Case, loader, make_net
@@ -25,25 +24,10 @@ def of(mode: str, config: str, parts: int, schedule: str = "gpipe", **options: A
     return Case(config, parts, schedule, net=net, samples=samples, batch_norm=mode, **options)
 
 
-@pytest.mark.parametrize("net", ["dense", "sparse"])
-def test_how_a_minibatch_is_cut_changes_no_gradient(net: str) -> None:
-    """In double precision, where nothing is left of rounding that could hide anything."""
-    cases = [of("running", "1", parts, net=net, samples=23) for parts in (1, 3, 6)]
-    found = [weights(fitted(case, 2, precision="64-true")[1]) for case in cases]
-    for state in found[1:]:
-        for name, value in state.items():
-            assert distance(value, found[0][name]) < 1e-12, name
-    other = fitted(of("deferred", "1", 2, net=net, samples=23), 2, precision="64-true")[1]
-    first = next(name for name in found[0] if name.endswith(("weight", "kernel")))
-    assert distance(weights(other)[first], found[0][first]) > 1e-3
-
-
 STOPPED = of("running", "1-1", 3)
 
 
-def fitted(
-    case: Case, epochs: int, *, precision: Any = None, ckpt_path: str | None = None
-) -> tuple[pl.Trainer, Net]:
+def fitted(case: Case, epochs: int, *, ckpt_path: str | None = None) -> tuple[pl.Trainer, Net]:
     strategy = SynchronousPipelineStrategy(
         microbatches=case.microbatches,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
@@ -55,8 +39,6 @@ def fitted(
         **QUIET,
         devices=sum(case.replicas),
         max_epochs=epochs,
-        precision=precision,
-        limit_val_batches=0 if precision else None,  # its input would be of single precision
         strategy=strategy,
     )
     net = make_net(case)

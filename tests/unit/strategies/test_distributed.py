@@ -54,12 +54,8 @@ def test_registered_by_name(name: str, kind: type) -> None:
 
 def test_environment_takes_ranks_as_the_agent_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # The second of two hosts, the first of which runs three ranks.
-    for name, value in {
-        "RANK": "4",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "5",
-        "GROUP_RANK": "1",
-    }.items():
+    place = {"RANK": "4", "LOCAL_RANK": "1", "WORLD_SIZE": "5", "GROUP_RANK": "1"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
     environment = RankEnvironment()
     assert environment.creates_processes_externally
@@ -77,12 +73,8 @@ def test_mean_of_counts_keeps_the_fraction() -> None:
 
 def test_hosts_may_have_unequal_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = RankEnvironment()
-    for name, value in {
-        "WORLD_SIZE": "5",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_WORLD_SIZE": "2",
-    }.items():
-        monkeypatch.setenv(name, value)
+    for name, value in (("WORLD_SIZE", 5), ("LOCAL_WORLD_SIZE", 2), ("GROUP_WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
     check_ranks(environment, nodes=2, devices=2)
     for nodes, devices in ((2, 3), (3, 2), (1, 2)):
         with pytest.raises(ConfigError, match="but 5 ranks run"):
@@ -273,33 +265,89 @@ pipeline_trainer("1-1", [3], max_epochs=1, callbacks=[Ends()]).fit(
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("how", "status"), [("error", 1), ("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_rank_that_ends_early(tmp_path: Path, how: str, status: int) -> None:
-    """The other one waits for it: here the first misses a peer, or gets the signal."""
-    (tmp_path / "script.py").write_text(RANKS)
+STORES: list[Any] = []
+
+
+def start(directory: Path, script: str, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Two ranks that run a script, and meet at a store of this process, which lives on."""
+    (directory / "script.py").write_text(script)
     store = new_store()
     place = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": "lo",
     }
-    ranks = [
+    STORES.append(store)
+    return [
         subprocess.Popen(
-            [sys.executable, "script.py", how],
-            cwd=tmp_path,
-            env=environment(**place, RANK=str(rank), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo"),
+            [sys.executable, "script.py", *arguments],
+            cwd=directory,
+            env=environment(**place, RANK=str(rank), LOCAL_RANK=str(rank)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("how", "status"), [("error", 1), ("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_rank_that_ends_early(tmp_path: Path, how: str, status: int) -> None:
+    """The other one waits for it: here the first misses a peer, or gets the signal."""
+    ranks = start(tmp_path, RANKS, how)
     told = [rank.communicate(timeout=90) for rank in ranks]
     assert ranks[1].returncode == status, told
     assert ranks[0].returncode == (143 if how == "SIGTERM" else 1), told
     assert all("cleaned up" in out for out, _ in told)
+
+
+STANDS_AT_THE_END = """
+import os, signal, sys
+import pytorch_lightning as pl
+from tests.support.pipeline_cases import QUIET, make_loader, make_net
+from sparsepipe.errors import TransportError
+from sparsepipe.strategies import PipelineStrategy
+from tests.support.waiting import LONG_S, shorten_limit
+
+class Stands(pl.Callback):
+    def on_train_end(self, trainer, pl_module):
+        if trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        # The limit of the waits that are to end in vain, and not of what comes before.
+        trainer.strategy._pipeline.worker.network._timeout_s = 4.0
+        shorten_limit(4.0)
+
+strategy = PipelineStrategy(config="1-1", cuts=[3], timeout_s=LONG_S)
+trainer = pl.Trainer(
+    **QUIET, devices=2, strategy=strategy, max_epochs=1, callbacks=[Stands()]
+)
+try:
+    trainer.fit(make_net("dense"), make_loader("dense", batches=4))
+except TransportError as error:
+    print(error.message)
+print("goes on", flush=True)
+"""
+
+
+@pytest.mark.full
+def test_a_rank_whose_peer_stands_still_at_the_end_leaves_at_once(tmp_path: Path) -> None:
+    """Threads wait for that peer still, in which Python's own end may hang or abort.
+
+    So this process ends without it, with the error's status although the script caught it.
+    """
+    ranks = start(tmp_path, STANDS_AT_THE_END)
+    try:
+        told, _ = ranks[0].communicate(timeout=180)
+    finally:
+        for rank in ranks:
+            rank.kill()
+        ranks[1].communicate()
+    assert ranks[0].returncode == 1, told
+    assert told.startswith("rank 1 (stage 1)")
+    assert told.endswith("goes on\n")
 
 
 STANDS = """

@@ -34,11 +34,10 @@ def fitted(
     samples: int,
     batch_size: int,
     epochs: int = 2,
-    net: type[Net] = Net,
     **options: Any,
 ) -> Net:
     torch.manual_seed(11)
-    module = net(layers())
+    module = Net(layers())
     strategy = SynchronousPipelineStrategy(timeout_s=60, **options)
     devices = sum(map(int, options.get("config", "1").split("-")))
     trainer = pl.Trainer(**QUIET, devices=devices, max_epochs=epochs, strategy=strategy)
@@ -88,35 +87,15 @@ def test_running_batch_norms_take_single_samples() -> None:
     assert all(value.isfinite().all() for value in net.state_dict().values())
 
 
-def in_stages(rank: int, net: type[Net]) -> None:
-    fitted(dense_layers, samples=8, batch_size=4, microbatches=3, config="1-1", cuts=[1], net=net)
+def in_stages(rank: int) -> None:
+    fitted(dense_layers, samples=8, batch_size=4, microbatches=3, config="1-1", cuts=[1])
 
 
 def test_the_rank_of_the_norm_explains_and_others_name_that_rank() -> None:
-    first, last = outcomes(in_stages, 2, Net, limit_s=60)  # norms are in the last stage
+    first, last = outcomes(in_stages, 2, limit_s=60)  # norms are in the last stage
     assert isinstance(last.error, ConfigError)
     assert "a microbatch that has 1 sample" in last.error.message
     assert "rank 1 (stage 1) is gone" in str(first.error)
-
-
-class Whitened(Net):
-    """Normalises what it gives to the layers."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.before = nn.BatchNorm1d(6, affine=False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return super().training_step((self.before(x), y), batch_idx)
-
-
-def test_so_does_a_first_stage_with_a_norm_before_the_layers() -> None:
-    first, last = outcomes(in_stages, 2, Whitened, limit_s=60)
-    assert isinstance(first.error, ConfigError)
-    assert "a microbatch that has 1 sample" in first.error.message
-    assert "make it the first entry of the Sequential and set batch_norm=" in first.error.remedy
-    assert "rank 0 (stage 0) is gone" in str(last.error)
 
 
 CUTS = {"1": [], "1-1": [3], "2-1": [3], "1-1-1": [2, 4]}

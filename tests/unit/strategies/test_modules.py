@@ -9,7 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import LearningRateFinder, ModelSummary
+from pytorch_lightning.callbacks import ModelSummary
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +19,7 @@ from tests.support.pipeline_cases import (
     Net,
     dense_layers,
     make_loader,
+    make_net,
     pipeline_trainer,
     plain_trainer,
     weights,
@@ -200,26 +201,6 @@ def test_a_trainer_with_lightnings_defaults(tmp_path: Path) -> None:
     assert first[1] == best
 
 
-class Rate(Net):
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        super().__init__(dense_layers())
-        self.lr = 1e-3
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
-
-
-def finding(rank: int) -> Any:
-    """Lightning's search for a rate trains, then takes everything back."""
-    net = Rate()
-    before = weights(net)
-    finder = LearningRateFinder(num_training_steps=20, early_stop_threshold=None)
-    trainer = pipeline_trainer("1-1", [3], max_epochs=0, callbacks=[finder])
-    trainer.fit(net, make_loader("dense", batches=8))
-    return net.lr, all(torch.equal(value, before[name]) for name, value in weights(net).items())
-
-
 class Terminates(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_rank == 1 and trainer.global_step == 2:
@@ -229,18 +210,11 @@ class Terminates(pl.Callback):
 def terminated(rank: int) -> None:
     trainer = pipeline_trainer("1-1", [3], max_epochs=1, callbacks=[Terminates()])
     try:
-        trainer.fit(Rate(), make_loader("dense", batches=60))
+        trainer.fit(make_net("dense"), make_loader("dense", batches=60))
     finally:
         assert 2 < trainer.global_step < 60
-        print("stopped at", trainer.global_step)
 
 
 def test_a_signal_to_one_rank_ends_all() -> None:
     ends = outcomes(terminated, 2, limit_s=60)
     assert ["SIGTERMException" in repr(end.error) for end in ends] == [True, True]
-
-
-def test_the_finder_of_learning_rates() -> None:
-    first, second = run(finding, 2)
-    assert first == second
-    assert first[1]

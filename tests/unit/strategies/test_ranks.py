@@ -23,10 +23,8 @@ from tests.support.pipeline_cases import (
     dealt,
     dense_layers,
     make_loader,
-    make_net,
     pipeline_trainer,
     plain_trainer,
-    weights,
 )
 from tests.support.processes import outcomes, run
 
@@ -90,60 +88,6 @@ def test_metrics_are_those_of_one_process(config: str) -> None:
         assert first[0] == pytest.approx(plain[0], rel=1e-6)
         if config == "1-1":
             assert first == plain
-
-
-def partial(rank: int, config: str) -> Any:
-    net = make_net("dense")
-    readers = int(config[0])
-    trainer = pipeline_trainer(config, [3], max_epochs=2)
-    trainer.fit(net, dealt(5, readers=readers, reader=rank if rank < readers else 0))
-    return weights(net), trainer.global_step, float(trainer.callback_metrics["loss"])
-
-
-def test_a_partial_last_round() -> None:
-    """Five minibatches for two readers: three steps an epoch, on every rank."""
-    found = run(partial, 3, "2-1")
-    assert all(steps == 6 for _, steps, _ in found)
-    for state, _, loss in found[1:]:
-        assert loss == found[0][2]
-        assert all(torch.equal(value, found[0][0][name]) for name, value in state.items())
-
-
-class Stops(pl.Callback):
-    """One rank wants to stop after a step."""
-
-    def __init__(self, rank: int, step: int) -> None:
-        self._rank, self._step = rank, step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_rank == self._rank and trainer.global_step == self._step:
-            trainer.should_stop = True
-
-
-class StopsAtEpoch(Stops):
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        pass
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.global_rank == self._rank:
-            trainer.should_stop = True
-
-
-def stopping(rank: int, kind: str, asks: int) -> Any:
-    callback = {"step": Stops(asks, 2), "epoch": StopsAtEpoch(asks, 0)}[kind]
-    net = make_net("dense")
-    trainer = pipeline_trainer("1-1", [3], max_epochs=3, callbacks=[callback])
-    trainer.fit(net, make_loader("dense", batches=40))
-    return trainer.global_step, trainer.current_epoch, weights(net)
-
-
-@pytest.mark.parametrize("asks", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_ranks_stop_after_the_same_step(asks: int) -> None:
-    first, second = run(stopping, 2, "step", asks)
-    assert first[:2] == second[:2]
-    assert 2 < first[0] < 40
-    first, second = run(stopping, 2, "epoch", asks)
-    assert first[:2] == second[:2] == (40, 1)
 
 
 class Fails(Net):

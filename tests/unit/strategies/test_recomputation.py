@@ -12,10 +12,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, default_collate
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
@@ -132,11 +130,8 @@ def received(net: str, network: nn.Sequential) -> Any:
     )
 
 
-def sizes(net: str, first: int, end: int) -> tuple[int, int, int]:
-    """Bytes of a microbatch, by running some layers.
-
-    The features of their input, what else they save, and what they derive of coordinates.
-    """
+def sizes(net: str, first: int, end: int) -> tuple[int, int]:
+    """Bytes of a microbatch's input of some layers, and of what else they save, by running them."""
     network = LAYERS[net]()
     network[first:end](received(net, network[:first]))  # what layers make once for ever is there
     value = received(net, network[:first])
@@ -148,12 +143,12 @@ def sizes(net: str, first: int, end: int) -> tuple[int, int, int]:
         # Not the tensor itself, which holds the graph that would hold it.
         return seen.setdefault(place_of(tensor), tensor.detach())
 
-    with Made() as made, saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_tensors_hooks(note, lambda tensor: tensor):
         output = network[first:end](value)
     inside = sum(t.untyped_storage().nbytes() for p, t in seen.items() if p not in there)
     seen.clear()
     del output
-    return feats_of(value).nbytes, inside, made.bytes
+    return feats_of(value).nbytes, inside
 
 
 def feats_of(value: Any) -> Tensor:
@@ -171,78 +166,30 @@ class Held:
         self.tensor = tensor.detach()
 
 
-class Made(TorchDispatchMode):
-    """Counts the storages that operators of this thread make, until they are freed.
-
-    Attributes:
-        bytes: of those that were made since :meth:`restart`, and are there.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self._known: Any = WeakIdKeyDictionary()
-        self._since = 0
-
-    def restart(self) -> None:
-        self.bytes = 0
-        self._since += 1
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for storage in storages((args, kwargs)):
-            self._known.setdefault(storage, True)
-        found = func(*args, **(kwargs or {}))
-        for storage in storages(found):
-            if storage not in self._known:
-                self._known[storage] = True
-                self.bytes += storage.nbytes()
-                gone = weakref.finalize(storage, self._gone, storage.nbytes(), self._since)
-                gone.atexit = False
-        return found
-
-    def _gone(self, size: int, since: int) -> None:
-        if since == self._since:
-            self.bytes -= size
-
-
-def storages(tree: Any) -> list[Any]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
 class Stored(pl.Callback):
     """Bytes of the storages that autograd keeps in a step, but those of weights and buffers.
 
     Attributes:
         kept: most at a time that was saved where nothing is recomputed: also the inputs of spans.
-        again: most that there was of what a second run of this rank's layers had made, when it was
-            through with them.
+        in_flight: most microbatches at a time.
     """
 
     def __init__(self) -> None:
-        self.kept = self.again = self._latest = 0
+        self.kept = self.in_flight = 0
         self._users: dict[int, int] = {}  # of a storage
         self._bytes: dict[int, int] = {}
-        self._made = Made()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        own = (*pl_module.parameters(), *pl_module.buffers())
-        self._own = {place_of(tensor) for tensor in own}
-        plan, rank = trainer.strategy.plan, trainer.global_rank
-        first, last = plan.stages[plan.stage_of(rank)].layers
-        pl_module.layers[first].register_forward_pre_hook(self._begins)
-        for layer in pl_module.layers[first : last + 1]:
-            layer.register_forward_hook(self._ran)
+        self._own = {place_of(t) for t in (*pl_module.parameters(), *pl_module.buffers())}
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._hooks = saved_tensors_hooks(self._pack, lambda held: held.tensor)
         self._hooks.__enter__()
-        self._made.__enter__()
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self._begins()
-        self._made.__exit__(None, None, None)
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         self._hooks.__exit__(None, None, None)
         assert not self._users, "nothing is kept between steps"
+        self.in_flight = trainer.strategy.pipeline.worker.most_in_flight
 
     def _pack(self, tensor: Tensor) -> Held:
         held, place = Held(tensor), place_of(tensor)
@@ -258,50 +205,27 @@ class Stored(pl.Callback):
         if not self._users[place]:
             del self._users[place]
 
-    def _begins(self, *_: Any) -> None:
-        self.again = max(self.again, self._latest)
-        self._latest = 0
-        self._made.restart()
 
-    def _ran(self, *_: Any) -> None:
-        if in_backward():
-            self._latest = self._made.bytes
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def train_measured(rank: int, net: str, schedule: Any) -> list[tuple[int, int, int]]:
-    """Of a training that recomputes nothing, and of one that recomputes all."""
-    return [train_one_measured(net, schedule, recompute) for recompute in ("none", "all")]
-
-
-def train_one_measured(net: str, schedule: Any, recompute: Any) -> tuple[int, int, int]:
-    """Most bytes that this rank keeps, and makes anew; microbatches in flight."""
-    torch.manual_seed(0)
-    strategy = SynchronousPipelineStrategy(
-        schedule=schedule,
-        microbatches=PARTS,
-        config="1-1",
-        cuts=[CUT],
-        recompute=recompute,
-        timeout_s=60,
-    )
-    stored = Stored()
-    trainer = pl.Trainer(
-        **QUIET, devices=2, max_epochs=1, strategy=strategy, callbacks=[stored, most := Most()]
-    )
-    data = DataLoader(Samples(net), batch_size=BATCH, collate_fn=COLLATE[net])
-    trainer.fit(Net(LAYERS[net]()), data)
-    return stored.kept, stored.again, most.in_flight
-
-
-class Most(pl.Callback):
-    in_flight = 0
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.in_flight = trainer.strategy.pipeline.worker.most_in_flight
+def train_measured(rank: int, net: str, schedule: Any) -> list[tuple[int, int]]:
+    """Most bytes kept and microbatches in flight, where nothing is recomputed, and where all is."""
+    found = []
+    for recompute in ("none", "all"):
+        torch.manual_seed(0)
+        strategy = SynchronousPipelineStrategy(
+            schedule=schedule,
+            microbatches=PARTS,
+            config="1-1",
+            cuts=[CUT],
+            recompute=recompute,
+            timeout_s=60,
+        )
+        trainer = pl.Trainer(
+            **QUIET, devices=2, max_epochs=1, strategy=strategy, callbacks=[stored := Stored()]
+        )
+        data = DataLoader(Samples(net), batch_size=BATCH, collate_fn=COLLATE[net])
+        trainer.fit(Net(LAYERS[net]()), data)
+        found.append((stored.kept, stored.in_flight))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -309,19 +233,15 @@ class Most(pl.Callback):
     [pytest.param("gpipe", [PARTS, PARTS], marks=pytest.mark.full), ("1f1b", [2, 1])],
 )
 @pytest.mark.parametrize("net", LAYERS)
-def test_inputs_of_all_in_flight_and_the_inside_of_one(
+def test_inputs_of_all_in_flight_are_kept_and_nothing_else(
     net: str, schedule: str, in_flight: Sequence[int]
 ) -> None:
     everyone = run(train_measured, 2, net, schedule, limit_s=60)
     bounds = [(0, CUT), (CUT, len(LAYERS[net]()))]
     for stage, ((first, end), (plain, whole)) in enumerate(zip(bounds, everyone, strict=True)):
-        boundary, inside, derived = sizes(net, first, end)
-        assert bool(derived) == (net == "sparse")
-        kept, again, most = plain
-        assert (again, most) == (0, in_flight[stage])
-        assert kept == pytest.approx(most * (boundary + inside), rel=0.1), stage
-        kept, again, most = whole
-        assert most == in_flight[stage]
+        boundary, inside = sizes(net, first, end)
+        most = in_flight[stage]
+        assert (plain[1], whole[1]) == (most, most)
+        assert plain[0] == pytest.approx(most * (boundary + inside), rel=0.1), stage
         if stage:  # the first one's inputs are parts of the batch, all of which is there
-            assert kept == pytest.approx(most * boundary, rel=0.1)
-        assert kept + again == pytest.approx(most * boundary + inside + derived, rel=0.1), stage
+            assert whole[0] == pytest.approx(most * boundary, rel=0.1)

@@ -267,22 +267,30 @@ def test_a_sparse_tensor_is_left_out_as_a_whole() -> None:
     assert not rest["y"].is_meta
 
 
-class Augmented(Net):
-    """Draws before the layers, and needs what it drew after them."""
+class Mixing(Net):
+    """Draws before the layers, and needs that after them: from all generators or one of its own."""
+
+    def __init__(self, seed: int | None) -> None:
+        torch.manual_seed(2)
+        super().__init__(dense_layers())
+        self.rng = None if seed is None else np.random.default_rng(seed)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        order, share = torch.randperm(len(x)), random.random()
+        if self.rng is None:
+            order, share = torch.randperm(len(x)), random.random()
+        else:
+            order, share = torch.from_numpy(self.rng.permutation(len(x))), float(self.rng.random())
         logits = self.layers(x * share + x[order] * (1 - share))
         return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
 
 
-def augmented(rank: int, config: str | None) -> Any:
-    torch.manual_seed(2)
-    net = Augmented(dense_layers())
-    options: dict[str, Any] = {"max_steps": 1}
+def mixing(rank: int, config: str | None, own: bool) -> Any:
+    """One minibatch an epoch, so that every stage trains on fresh weights."""
+    net = Mixing(4 + rank if own else None)
+    options: dict[str, Any] = {"max_epochs": 3 if own else 1, "limit_train_batches": 1}
     trainer = (
-        plain_trainer(**options) if config is None else pipeline_trainer(config, [3], **options)
+        plain_trainer(**options) if config is None else pipeline_trainer(config, [2, 4], **options)
     )
     torch.manual_seed(4 + rank)
     random.seed(4 + rank)
@@ -290,41 +298,10 @@ def augmented(rank: int, config: str | None) -> Any:
     return weights(net)
 
 
-def test_draws_before_the_layers_are_the_same_after_them() -> None:
-    (plain,) = run(augmented, 1, None)
-    for state in run(augmented, 2, "1-1"):
-        assert all(torch.equal(value, plain[name]) for name, value in state.items())
-
-
-class Mixing(Net):
-    """As :class:`Augmented`, but from a generator of its own; another one on each rank."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(dense_layers())
-        self.rng = np.random.default_rng(seed)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        order, share = torch.from_numpy(self.rng.permutation(len(x))), float(self.rng.random())
-        logits = self.layers(x * share + x[order] * (1 - share))
-        return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
-
-
-def mixing(rank: int, config: str | None, cuts: list[int]) -> Any:
-    torch.manual_seed(2)
-    net = Mixing(seed=4 + rank)
-    options: dict[str, Any] = {"max_epochs": 3, "limit_train_batches": 1}
-    trainer = (
-        plain_trainer(**options) if config is None else pipeline_trainer(config, cuts, **options)
-    )
-    trainer.fit(net, make_loader("dense", batches=1))
-    return weights(net)
-
-
-def test_a_generator_of_ones_own_draws_the_same_after_the_layers() -> None:
-    """One minibatch an epoch, so that every stage trains on fresh weights."""
-    (plain,) = run(mixing, 1, None, [])
-    for state in run(mixing, 3, "1-1-1", [2, 4]):
+@pytest.mark.parametrize("own", [False, True])
+def test_draws_before_the_layers_are_the_same_after_them(own: bool) -> None:
+    (plain,) = run(mixing, 1, None, own)
+    for state in run(mixing, 3, "1-1-1", own):
         assert all(torch.equal(value, plain[name]) for name, value in state.items())
 
 
@@ -334,22 +311,6 @@ SEEDED = {"PL_GLOBAL_SEED": "1"}  # as seed_everything leaves it
 def dropout_net() -> Net:
     torch.manual_seed(2)
     return Net(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, CLASSES)))
-
-
-def keyed(rank: int, config: str, cuts: list[int]) -> Any:
-    net = dropout_net()
-    trainer = pipeline_trainer(config, cuts, keyed_randomness=True, limit_train_batches=1,
-                               max_epochs=3)  # fmt: skip
-    trainer.fit(net, make_loader("dense", batches=4))
-    return weights(net)
-
-
-def test_keyed_draws_do_not_depend_on_the_plan() -> None:
-    """One minibatch an epoch, so that every plan trains on fresh weights."""
-    (alone,) = run(keyed, 1, "1", [], environment=SEEDED)
-    for config, cuts in (("1-1", [1]), ("1-1-1", [1, 2])):
-        for state in run(keyed, len(cuts) + 1, config, cuts, environment=SEEDED):
-            assert all(torch.equal(value, alone[name]) for name, value in state.items())
 
 
 def once(rank: int, seed: int | None) -> Any:
@@ -386,12 +347,12 @@ class Still(Net):
 def masked(rank: int, config: str, *fits: tuple[int, str, str]) -> list[float]:
     """The last epoch's loss of some fits: how many epochs, a checkpoint to read, one to write."""
     losses = []
-    readers = int(config[0])
+    readers, cuts = int(config[0]), list(range(1, config.count("-") + 1))
     loader = dealt(5, readers=readers, reader=rank if rank < readers else 0)
     for epochs, source, target in fits:
         torch.manual_seed(2)
         net = Still(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES)))
-        trainer = pipeline_trainer(config, [1], keyed_randomness=True, max_epochs=epochs)
+        trainer = pipeline_trainer(config, cuts, keyed_randomness=True, max_epochs=epochs)
         trainer.fit(net, loader, ckpt_path=source or None)
         if target:
             trainer.save_checkpoint(target)
@@ -399,13 +360,13 @@ def masked(rank: int, config: str, *fits: tuple[int, str, str]) -> list[float]:
     return losses
 
 
-@pytest.mark.full
-def test_keyed_draws_do_not_depend_on_the_readers(tmp_path: Path) -> None:
+def test_keyed_draws_do_not_depend_on_the_plan_or_its_readers(tmp_path: Path) -> None:
     """Five minibatches, so that with two readers every epoch ends with a partial round."""
     saved = str(tmp_path / "one.ckpt")
     (one, two), *others = run(masked, 3, "2-1", (1, "", saved), (2, "", ""), environment=SEEDED)
     assert one != two
     assert others == [[one, two]] * 2
     fits = (1, "", ""), (2, "", ""), (2, saved, "")
-    found = run(masked, 2, "1-1", *fits, environment=SEEDED)
-    assert found == [[one, two, two]] * 2
+    for config in ("1", "1-1", "1-1-1"):
+        ranks = config.count("-") + 1
+        assert run(masked, ranks, config, *fits, environment=SEEDED) == [[one, two, two]] * ranks

@@ -106,57 +106,38 @@ def test_gradients_are_those_of_the_whole_minibatch(tmp_path: Path) -> None:
 
 
 class Breaking(nn.Module):
-    """Fails in its fifth forward."""
+    """Fails in its fifth forward, or ends its process there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dies: bool) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls, self.dies = 0, dies
 
     def forward(self, value: Tensor) -> Tensor:
         self.calls += 1
+        if self.calls == 5 and self.dies:
+            os._exit(9)
         if self.calls == 5:
             raise ArithmeticError("five")
         return value
 
 
-def breaking(rank: int) -> None:
+def breaking(rank: int, dies: bool) -> None:
     net = make_net()
-    net.layers.append(Breaking())
+    net.layers.append(Breaking(dies=dies))
     strategy = SynchronousPipelineStrategy(microbatches=3, config="1-1", cuts=[3], timeout_s=60)
     pl.Trainer(**QUIET, devices=2, max_epochs=1, strategy=strategy).fit(net, loaders()[0])
 
 
 def test_errors_name_minibatch_and_microbatch() -> None:
-    first, last = outcomes(breaking, 2, limit_s=60)
+    first, last = outcomes(breaking, 2, False, limit_s=60)
     assert isinstance(last.error, ArithmeticError)
     assert "rank 1, stage 1: forward of microbatch 1 of minibatch 1" in last.error.__notes__
     assert first.error is not None
     assert "of minibatch 1" in str(first.error) + "".join(getattr(first.error, "__notes__", ()))
 
 
-class Dying(nn.Module):
-    """Ends its process in its fifth forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, value: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 5:
-            os._exit(9)
-        return value
-
-
-def dying(rank: int) -> None:
-    net = make_net()
-    net.layers.append(Dying())
-    strategy = SynchronousPipelineStrategy(microbatches=3, config="1-1", cuts=[3], timeout_s=60)
-    pl.Trainer(**QUIET, devices=2, max_epochs=1, strategy=strategy).fit(net, loaders()[0])
-
-
 def test_a_rank_that_dies_is_named() -> None:
-    first, last = outcomes(dying, 2, limit_s=60)
+    first, last = outcomes(breaking, 2, True, limit_s=60)
     assert last.exit_code == 9
     assert isinstance(first.error, TransportError)
     assert "rank 1 (stage 1) is gone" in first.error.message
