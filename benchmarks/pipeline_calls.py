@@ -15,13 +15,13 @@ from typing_extensions import override
 
 from sparsepipe.runtime.stage import Flight, Stage
 from sparsepipe.runtime.weights.modes import Memory
-from sparsepipe.strategies.pipeline.asynchronous import TrainingEvents
+from sparsepipe.strategies.pipeline.pipeline import Pipeline
 
 CALLS: Mapping[str, tuple[type, str]] = {
     "forward": (Stage, "forward"),
     "backward": (Flight, "backward"),
     "copy": (Memory, "move"),
-    "update": (TrainingEvents, "update"),
+    "update": (Pipeline, "update"),
 }
 """What is timed, and the worker's call that does it. The last stage's forward includes the loss."""
 

@@ -1,8 +1,8 @@
 """Lightning callbacks: checkpoints, stops, the metrics file, times of steps, traces, progress."""
 
 from sparsepipe.callbacks.checkpoint import KeepPlan, RunCheckpoint
-from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
-from sparsepipe.callbacks.progress import EpochLines, Forecast, ShapesProgressBar, Throughput
+from sparsepipe.callbacks.metrics import EpochSums, MetricsCsv
+from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
 from sparsepipe.callbacks.resumable_loading import ResumableLoaders, Resume
 from sparsepipe.callbacks.shards import WriteShards
 from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
@@ -14,9 +14,7 @@ __all__ = [
     "EpochLines",
     "EpochSums",
     "ErrorNotes",
-    "Forecast",
     "KeepPlan",
-    "LogRates",
     "Measured",
     "MetricsCsv",
     "ResumableLoaders",

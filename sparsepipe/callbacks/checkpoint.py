@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -52,6 +51,8 @@ class RunCheckpoint(Checkpoint):
         ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
     """
 
+    state_key = STATE_KEY
+
     def __init__(
         self,
         directory: RunDir,
@@ -62,23 +63,16 @@ class RunCheckpoint(Checkpoint):
         loaders: ResumableLoaders,
         record: Mapping[str, Any] | None = None,
     ) -> None:
-        self._directory = directory
-        self._record = dict(record or {})
+        self._directory, self._record = directory, dict(record or {})
         self.monitor = monitor or "val/accuracy"
         self._is_monitor_given = monitor is not None
         self._validated = False
         self._sign = 1.0 if mode == "max" else -1.0
         self.best: float | None = None
-        self._resume = resume
-        self._loaders = loaders
+        self._resume, self._loaders = resume, loaders
         self._loader_states: list[Any] = []
         self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
-
-    @property
-    @override
-    def state_key(self) -> str:
-        return STATE_KEY
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -118,9 +112,8 @@ class RunCheckpoint(Checkpoint):
         self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
 
     def save_within(self, trainer: pl.Trainer, *, batches: int) -> None:
-        """Saves the running epoch after ``batches``, unless a loader could not go on there.
-
-        Then the checkpoint of the epoch's start stays, and the log says so. All ranks call it.
+        """Saves the running epoch after ``batches``, unless a loader could not go on there: then
+        the checkpoint of the epoch's start stays. All ranks call it.
 
         Raises:
             OutputError: it cannot be written.
@@ -137,14 +130,9 @@ class RunCheckpoint(Checkpoint):
             )
 
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
-        """Writes ``last.ckpt`` for going on with ``epoch`` after ``batches``; all ranks call.
+        """Writes ``last.ckpt``, and ``best.ckpt`` if it is ``best``; all ranks call it.
 
-        Args:
-            trainer: the training.
-            epoch: see :class:`Resume`.
-            batches: see :class:`Resume`.
-            best: it is ``best.ckpt`` as well; that comes first, since a run that is killed
-                in between repeats the epoch and writes both.
+        The run goes on with ``epoch`` after ``batches``, as :class:`Resume` counts them.
 
         Raises:
             OutputError: it cannot be written.
@@ -165,8 +153,14 @@ class RunCheckpoint(Checkpoint):
             if trainer.is_global_zero:
                 with partial.open("rb+") as stream:
                     os.fsync(stream.fileno())
-                if best:
-                    _link(partial, self._directory.best)
+                if best:  # first: a run that is killed in between repeats the epoch
+                    second = self._directory.best.with_name(f".{self._directory.best.name}.tmp")
+                    second.unlink(missing_ok=True)
+                    try:  # a second name: checkpoints are replaced, never written into
+                        os.link(partial, second)
+                    except OSError:  # a file system without links
+                        shutil.copyfile(partial, second)
+                    second.replace(self._directory.best)
                 partial.replace(last)
 
     @override
@@ -193,17 +187,6 @@ class RunCheckpoint(Checkpoint):
         self.best = state_dict["best"]
 
 
-def _link(source: Path, target: Path) -> None:
-    """Gives a file a second name: checkpoints are replaced, never written into."""
-    partial = target.with_name(f".{target.name}.tmp")
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(source, partial)
-    except OSError:  # a file system without links
-        shutil.copyfile(source, partial)
-    partial.replace(target)
-
-
 _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
 """Entries of a plan file that loggers get."""
 
@@ -223,9 +206,7 @@ class KeepPlan(pl.Callback):
     def __init__(
         self, directory: RunDir, devices: Sequence[str], details: Mapping[str, Any]
     ) -> None:
-        self._directory = directory
-        self._devices = devices
-        self._details = details
+        self._directory, self._devices, self._details = directory, devices, details
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -26,7 +26,9 @@ class MetricsCsv(pl.Callback):
     """Writes every epoch's metrics, and the learning rate, as one row.
 
     A row is on the disk before the checkpoint of its epoch is; when a run resumes, rows
-    of epochs that its checkpoint does not include are dropped, since they come again.
+    of epochs that its checkpoint does not include are dropped, since they come again. Loggers get
+    the rate as well: Lightning's own monitor logs it at an epoch's start, which a run that goes on
+    within an epoch does not come by.
 
     Args:
         path: the file.
@@ -68,6 +70,9 @@ class MetricsCsv(pl.Callback):
             row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self._rows.append(row)
         write_rows(self._path, self._rows)
+        for logger in trainer.loggers if "lr" in row else ():
+            rate = {name: row[name] for name in ("lr", "epoch")}
+            logger.log_metrics(rate, step=optimizer_steps(trainer) - 1)
 
 
 def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
@@ -106,8 +111,7 @@ class EpochSums(pl.Callback):
     Lightning begins them anew when a run goes on within an epoch. A stop's checkpoint has each
     rank's sums of what ``training_step`` logs for an epoch, numbers and torchmetrics; the epoch's
     end adds those of the batches after the stop. So this comes before all callbacks that read
-    metrics. Ranks of a pipeline hold the sums of all ranks, in the checkpoint as at the end. A
-    metric without a rule for merging lacks the batches before the stop, with a warning.
+    metrics. A metric without a rule for merging lacks the batches before the stop, with a warning.
     """
 
     def __init__(self) -> None:
@@ -174,19 +178,3 @@ def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
 def _summed(item: LoggedValue) -> Any:
     # Lightning's own sum of a number, or the module's metric.
     return item if item.is_tensor else item.value
-
-
-class LogRates(pl.Callback):
-    """Logs ``lr`` at each epoch's end, as the metrics file has it, to whatever logger there is.
-
-    Lightning's own monitor does so at an epoch's start, which a run that goes on in the middle
-    of an epoch does not come by.
-    """
-
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.optimizers or not trainer.is_global_zero:
-            return
-        row = {"lr": trainer.optimizers[0].param_groups[0]["lr"], "epoch": trainer.current_epoch}
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=optimizer_steps(trainer) - 1)

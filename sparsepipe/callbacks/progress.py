@@ -1,4 +1,4 @@
-"""Progress of a training: shapes a second, a bar on a terminal, log lines elsewhere, time left."""
+"""Progress of a training: shapes a second, a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import RichProgressBar, Timer
+from pytorch_lightning.callbacks import RichProgressBar
 from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.callbacks.metrics import epoch_metrics
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.utils.progress import SILENCE, Clock, Count, Silence, duration_text
+from sparsepipe.utils.progress import SILENCE, Count, Silence
+
+log = logging.getLogger(__name__)
 
 
 class Throughput(pl.Callback):
@@ -30,11 +32,8 @@ class Throughput(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self.shapes_per_s = 0.0
-        self._started_s = 0.0
-        self._last_s = 0.0
-        self._shapes = 0
-        self._before = (0.0, 0)
+        self.shapes_per_s = self._started_s = self._last_s = 0.0
+        self._shapes, self._before = 0, (0.0, 0)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -46,16 +45,15 @@ class Throughput(pl.Callback):
         self._before = (state_dict["epoch_s"], state_dict["shapes"])
 
     @override
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started_s = self._last_s = time.perf_counter()
-        self._shapes = 0
-        self._before = (0.0, 0)
-
-    @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # An epoch that was begun by an earlier process is not announced again.
         self._started_s = self._last_s = time.perf_counter()
         self._shapes = 0
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_train_start(trainer, pl_module)
+        self._before = (0.0, 0)
 
     @override
     def on_train_batch_end(
@@ -91,24 +89,18 @@ class Throughput(pl.Callback):
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of shapes in a batch: the length of its labels, or of its first tensor.
-
-    Where batches of several domains lie beside each other, those of all.
-    """
-    if isinstance(batch, Mapping) and "label" in batch:
-        return len(batch["label"])
-    if isinstance(batch, Mapping) and batch and all(isinstance(v, Mapping) for v in batch.values()):
-        return sum(map(batch_size_of, batch.values()))
+    """Number of shapes in a batch, of all domains: the length of labels, or of the first tensor."""
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, Mapping):
+        if "label" in batch:
+            return len(batch["label"])
+        if batch and all(isinstance(each, Mapping) for each in batch.values()):
+            return sum(map(batch_size_of, batch.values()))
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
         return next((size for item in batch if (size := batch_size_of(item))), 0)
     return 0
-
-
-log = logging.getLogger(__name__)
 
 
 class ShapesProgressBar(RichProgressBar):
@@ -195,63 +187,3 @@ class EpochLines(pl.Callback):
 def _epoch_of(trainer: pl.Trainer) -> str:
     last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
     return f"{trainer.current_epoch + 1}/{last}"
-
-
-_PACED_BATCHES, _PACED_S = 3, 5.0
-_SHORT_S, _LONG_S = 30.0, 600.0
-_SLOW_S = 30.0
-"""After so long fewer batches give a pace, too."""
-
-
-class Forecast(pl.Callback):
-    """Logs once, after a few batches, how long the rest of a training takes.
-
-    Args:
-        shorter: what makes it short, for the end of the line where it is long.
-        clock: seconds that only grow.
-    """
-
-    def __init__(self, shorter: str, *, clock: Clock = time.monotonic) -> None:
-        self._shorter, self._clock = shorter, clock
-        self._batches, self._begun_s = 0, 0.0
-        self._is_done = False
-
-    @override
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if self._is_done or not trainer.is_global_zero:
-            return
-        now_s = self._clock()
-        if not self._batches:  # the first one's time has memory and kernels to make ready in it
-            self._begun_s = now_s
-        self._batches += 1
-        paced, elapsed_s = self._batches - 1, now_s - self._begun_s
-        if not paced or elapsed_s < (_PACED_S if paced >= _PACED_BATCHES else _SLOW_S):
-            return
-        self._is_done = True
-        left = math.inf  # batches
-        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            epochs = trainer.max_epochs - trainer.current_epoch
-            left = epochs * trainer.num_training_batches - (batch_idx + 1)
-        if trainer.max_steps >= 0:
-            steps = trainer.max_steps - trainer.global_step
-            left = min(left, steps * trainer.accumulate_grad_batches)
-        limits_s = [
-            limit_s
-            for timer in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(timer, Timer) and (limit_s := timer.time_remaining()) is not None
-        ]
-        left_s = min([left * elapsed_s / paced, *limits_s])
-        if _SHORT_S < left_s < math.inf:
-            log.info(
-                "about %s of training are left, at %.3g s a batch and without validation%s",
-                duration_text(left_s),
-                elapsed_s / paced,
-                f": {self._shorter}" if left_s > _LONG_S else "",
-            )

@@ -34,7 +34,7 @@ from sparsepipe.errors import CheckpointError
 from sparsepipe.runs.randomness import mixed, seed_epoch, set_randomness
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.pipeline.dataloaders import Padded, Placeholders, has_state
+from sparsepipe.strategies.pipeline.dataloaders import Padded, has_state
 from sparsepipe.utils import reading
 
 log = logging.getLogger(__name__)
@@ -106,14 +106,17 @@ class ResumableLoaders(pl.Callback):
     Args:
         seed: the run's.
         resume: where the training goes on, if it was begun before.
+
+    Attributes:
+        obstacle: why this rank's loaders cannot go on within an epoch; None if they can.
+        skipped: batches that were done before the run was resumed, until the first one is read.
     """
 
     def __init__(self, seed: int, *, resume: Resume | None = None) -> None:
-        self.seed = seed
-        self._resume = resume  # None as soon as a batch is read
+        self.seed, self._resume = seed, resume
+        self.skipped = 0 if resume is None else resume.batches
         self._loaders: list[Any] = []
         self.obstacle: str | None = None
-        """Why this rank's loaders cannot go on within an epoch; None if they can."""
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -122,9 +125,8 @@ class ResumableLoaders(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if (resume := self._resume) is None:
-            return
-        if (state := resume.of_rank(resume.randomness)) is not None:
+        resume = self._resume
+        if resume is not None and (state := resume.of_rank(resume.randomness)) is not None:
             set_randomness(state)
 
     @override
@@ -136,24 +138,23 @@ class ResumableLoaders(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._resume = None
+        self._resume, self.skipped = None, 0
 
     def states(self) -> list[Any]:
         """States with which this rank's loaders go on after the batches that they have given."""
         return [loader.state_dict() if has_state(loader) else None for loader in self._loaders]
 
-    def batches_to_skip(self) -> int:
-        """Batches that were done before the run was resumed, until the first one is read."""
-        return 0 if self._resume is None else self._resume.batches
-
     def _prepare(self, trainer: pl.Trainer) -> None:
         """Adapts new loaders; Lightning calls it before it makes their iterators."""
-        flattened = internals.combined_loader(trainer).flattened
-        found = [each.loader if isinstance(each, Padded) else each for each in flattened]
-        self._loaders = [each for each in found if not isinstance(each, Placeholders)]
+        self._loaders = [
+            each.loader if isinstance(each, Padded) else each
+            for each in internals.loaders_of(trainer.fit_loop)
+            if not isinstance(each, Padded) or each.reads
+        ]
         self.obstacle = self._find_obstacle()
         resume = self._resume
-        self._begin(internals.current_epoch(trainer) if resume is None else resume.epoch)
+        epochs: Any = trainer.fit_loop.epoch_progress.current  # before current_epoch counts
+        self._begin(int(epochs.processed) if resume is None else resume.epoch)
         if resume is None:
             return
         if not resume.batches:
@@ -222,7 +223,7 @@ class _Rest:
 
     def __iter__(self) -> Iterator[Any]:
         # Iterators with worker processes begin twice; only the one that is read gets here.
-        yield from itertools.islice(self._whole, self._loaders.batches_to_skip(), None)
+        yield from itertools.islice(self._whole, self._loaders.skipped, None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)

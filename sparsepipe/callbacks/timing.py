@@ -54,31 +54,33 @@ class BusyTimes(pl.Callback):
         self._steps: deque[Step] = deque(maxlen=_KEPT)
         self._now: list[Interval] = []
         self._round = self._ahead = 0
-        self._synchronous = self._watches = False
+        self._synchronous = False
+        self._worker: StageWorker[Any] | None = None
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        worker, strategy = _watched(trainer), trainer.strategy
-        if worker is None:
+        strategy, self._worker = trainer.strategy, None
+        if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
             return
-        assert isinstance(strategy, StagedStrategy)
+        if strategy.root_device.type != "cpu":
+            return  # kernels of a GPU outlast the calls of the host
         self._steps.clear()  # of the Trainer before, in a run of several
-        self._watches, self._synchronous = True, not isinstance(strategy, PipelineStrategy)
+        self._worker = strategy.pipeline.worker
+        self._synchronous = not isinstance(strategy, PipelineStrategy)
         self._ahead = strategy.plan.warmup(0)
-        worker.watch(self._around)
+        self._worker.watch(self._around)
 
     @override
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        worker = _watched(trainer)
-        if worker is not None:
+        if self._worker is not None:
             # Computations of a drain or a validation since the last step do not count.
-            self._now, self._round = [], worker.rounds
+            self._now, self._round = [], self._worker.rounds
 
     @override
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        if self._watches:
+        if self._worker is not None:
             self._steps.append(Step(self._now, self._clock(), self._round))
             self._now = []
 
@@ -88,7 +90,7 @@ class BusyTimes(pl.Callback):
         Nothing where no pipeline ran, too few steps did, or ranks are on several machines, whose
         clocks differ.
         """
-        own = (os.uname().nodename, list(self._steps)) if self._watches else None
+        own = (os.uname().nodename, list(self._steps)) if self._worker is not None else None
         everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(own)
         watched = [each for each in everyone if each is not None]
         if len(watched) < process_group.world_size() or len({name for name, _ in watched}) > 1:
@@ -110,14 +112,6 @@ class BusyTimes(pl.Callback):
         self._now.append((begin_s, self._clock()))
 
 
-def _watched(trainer: pl.Trainer) -> StageWorker[Any] | None:
-    """This rank's worker of a pipeline on CPU; None on a GPU, whose kernels outlast host calls."""
-    strategy = trainer.strategy
-    if not isinstance(strategy, StagedStrategy) or strategy.root_device.type != "cpu":
-        return None
-    return None if strategy.pipeline is None else strategy.pipeline.worker
-
-
 def idle_shares(ranks: Sequence[Sequence[Interval]], *, begin: float, end: float) -> list[float]:
     """The share of the time from ``begin`` to ``end`` in which each rank computes nothing."""
     return [
@@ -127,11 +121,9 @@ def idle_shares(ranks: Sequence[Sequence[Interval]], *, begin: float, end: float
 
 
 def bubbles(ranks: Sequence[Sequence[Interval]]) -> list[float]:
-    """The share of time that each rank waits while a minibatch is in the pipeline, from the begin
-    of its first forward to the end of its last backward.
+    """The share of time that each rank waits while a minibatch is in the pipeline.
 
-    Args:
-        ranks: forwards and backwards of one minibatch on each rank, without updates.
+    ``ranks`` are the forwards and backwards of one minibatch on each rank, without updates.
     """
     every = [interval for own in ranks for interval in own]
     return idle_shares(ranks, begin=min(a for a, _ in every), end=max(b for _, b in every))

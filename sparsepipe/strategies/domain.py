@@ -17,8 +17,8 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
-from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
-from torch import Tensor, nn
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -60,14 +60,17 @@ class OwnDomains:
         unit, last = 0, self._placement.loss_rank
         if (domain := self.domains.get(name)) is not None:
             unit = self._placement.ranks_of(domain)[0]
-        elif last is not None and not _is_encoder(name):
+        elif last is not None and ".shared." not in f".{name}":  # no shared encoder's
             unit = last
         return unit * self._grid_size
+
+    silent = nullcontext
+    """Context in which our own code may read parameters; here anybody may."""
 
     @torch.no_grad()
     def prune(self) -> None:
         """Frees private parts of domains that other ranks have."""
-        for name, tensor in self._named():
+        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if not self.holds(name):
                 self._emptied[name] = tensor.shape
                 tensor.data = tensor.data.new_empty(0)
@@ -75,22 +78,11 @@ class OwnDomains:
     @torch.no_grad()
     def unprune(self) -> None:
         """Makes room for them again; their values are NaN."""
-        for name, tensor in self._named():  # a module moved to a device has other buffers
+        # By name, since a module moved to a device has other buffers.
+        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if (shape := self._emptied.get(name)) is not None:
                 tensor.data = tensor.data.new_full(shape, float("nan"))
         self._emptied.clear()
-
-    def silent(self) -> AbstractContextManager[None]:
-        """A context without effect: nobody is warned here."""
-        return nullcontext()
-
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._module.named_parameters()
-        yield from self._module.named_buffers()
-
-
-def _is_encoder(name: str) -> bool:
-    return ".shared." in f".{name}"
 
 
 class DomainStrategy(ShardedCheckpoints, RankedStrategy):
@@ -115,6 +107,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     Attributes:
         placement: which rank, or grid of ranks, has which domains; None before a Trainer runs.
+        domains: the domains that this rank has; None before a Trainer runs.
 
     Raises:
         ConfigError: when training starts: the module has no domains, or the ranks do not suffice
@@ -143,25 +136,15 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             raise ConfigError(f"roles is {roles!r}", remedy="choose equal or separate")
         self._roles: Roles = roles
         self._shape = None if grid is None else tuple(grid)
+        self._size = math.prod(self._shape or (1,))  # ranks that share a sample
+        self._unit = 0  # this rank's number, or that of its grid
+        self.domains: tuple[str, ...] | None = None
         self._shards: SampleShards | None = None
         self.placement: Placement | None = None
         self._ranks: Ranks | None = None
         self._averages: list[tuple[Replicas, dict[str, nn.Parameter]]] = []
         self._groups: list[Any] = []
         self._waits_for_more = False
-
-    @property
-    def domains(self) -> tuple[str, ...] | None:
-        """The domains that this rank has; None before a Trainer runs."""
-        return None if self.placement is None else self.placement.domains_of(self._unit)
-
-    @property
-    def _size(self) -> int:  # ranks that share a sample
-        return math.prod(self._shape or (1,))
-
-    @property
-    def _unit(self) -> int:  # this rank's number, or that of its grid
-        return self.global_rank // self._size
 
     @property
     @override
@@ -194,6 +177,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             )
         units = self.world_size // self._size
         self.placement = Placement(tuple(module.domains), units, self._roles)  # type: ignore[arg-type]
+        self._unit = self.global_rank // self._size
+        self.domains = self.placement.domains_of(self._unit)
         process_group.share_samples(self._size)
         if self.global_rank == 0:
             what = "rank" if self._size == 1 else "grid"
@@ -215,7 +200,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         assert placement is not None
         grid = None
         if self._shape is not None:  # before schedules, which ask how many batches loaders have
-            grids = [list(self._ranks_of([each])) for each in range(placement.ranks)]
+            grids = [[each] for each in range(placement.ranks)]
             grid = Grid(self._shape, self._group(grids))
             self._shards = SampleShards(grid, self.root_device)
         if fitting:
@@ -240,51 +225,50 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
     ) -> None:
         """Makes the groups of ranks, the exchange, and what averages gradients."""
-        unit = self._unit
-        units, encoders = range(placement.ranks), range(placement.encoders)
+        unit, encoders, last = self._unit, range(placement.encoders), placement.loss_rank
         replicas = [placement.ranks_of(name) for name in placement.domains]
-        # Codes go to the ranks in the same place of other grids, which have the same.
         self._ranks = Ranks(
             placement=placement,
             rank=unit,
-            group=self._group(self._in_place(units)),
-            encoders=self._group(self._in_place(encoders)),
-            replicas=self._group([ranks for each in replicas for ranks in self._in_place(each)]),
+            group=self._group([range(placement.ranks)], by_place=True),
+            encoders=self._group([encoders], by_place=True),
+            replicas=self._group(replicas, by_place=True),
             whole=lambda value: gathered(value) if isinstance(value, Shard) else value,
         )
         if self.world_size > 1:
-            exchange = SharedLosses if placement.loss_rank is None else OneLossRank
+            exchange = SharedLosses if last is None else OneLossRank
             made = OneGrid(self._ranks) if placement.ranks == 1 else exchange(self._ranks)
             module.use(made)  # type: ignore[operator]
-        sharing = self._group([list(self._ranks_of(encoders))])
-        losing = None
-        if placement.loss_rank is not None:
-            losing = self._group([list(self._ranks_of([placement.loss_rank]))])
-        of_domains = self._group([list(self._ranks_of(each)) for each in replicas])
+        sharing = self._group([encoders])
+        losing = None if last is None else self._group([[last]])
+        of_domains = self._group(replicas)
         if not fitting:
             return
         shared, own = dict[str, nn.Parameter](), dict[str, nn.Parameter]()
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and part.holds(name):
-                (shared if name not in part.domains else own)[name] = parameter
         is_encoder = unit < placement.encoders
-        if placement.loss_rank is not None:
-            shared = {n: each for n, each in shared.items() if _is_encoder(n) == is_encoder}
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad or not part.holds(name):
+                continue
+            if name in part.domains:
+                own[name] = parameter
+            elif last is None or (".shared." in f".{name}") == is_encoder:
+                shared[name] = parameter
         group = sharing if is_encoder else losing
         self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
-    def _ranks_of(self, units: Iterable[int]) -> Iterator[int]:
-        for unit in units:
-            yield from range(unit * self._size, (unit + 1) * self._size)
+    def _group(self, units: Iterable[Iterable[int]], *, by_place: bool = False) -> Any:
+        """Groups of the ranks of units, which are ranks or grids.
 
-    def _in_place(self, units: Iterable[int]) -> list[list[int]]:
-        """The ranks in each place of grids."""
-        found = list(units)
-        return [[unit * self._size + place for unit in found] for place in range(self._size)]
-
-    def _group(self, ranks: Iterable[Iterable[int]]) -> Any:
+        ``by_place``: one for each place in the grids, since codes go to the ranks in the same place
+        of other grids, which have the same.
+        """
+        size, groups = self._size, []
+        for each in (list(each) for each in units):
+            places = [[unit * size + place for unit in each] for place in range(size)]
+            ranks = [unit * size + place for unit in each for place in range(size)]
+            groups += places if by_place else [ranks]
         backend = internals.resolve_process_group_backend(self)
-        found = process_group.make_stage_group(ranks, backend=backend, timeout_s=self._timeout_s)
+        found = process_group.make_stage_group(groups, backend=backend, timeout_s=self._timeout_s)
         self._groups.append(found)
         return found
 
@@ -380,8 +364,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     @override
     def teardown(self) -> None:
         module, sharded = self.lightning_module, self._sharded
-        trainer = None if module is None else internals.attached_trainer(module)
-        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
+        failed = internals.run_failed(module)
         if sharded is not None:
             sharded.part.unprune()
         super().teardown()

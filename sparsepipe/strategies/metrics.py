@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,29 +54,21 @@ def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
     if len(states) == 1:
         return states[0]
     result: State = {"updates": sum(state["updates"] for state in states)}
-    for part, reduction in metric._reductions.items():
-        merge = _MERGES.get(reduction) if not isinstance(states[0][part], list) else _joined
-        if merge is None:
+    reductions: dict[str, Any] = metric._reductions
+    for part, reduction in reductions.items():
+        values = [state[part] for state in states]
+        if isinstance(values[0], list):
+            result[part] = [item for value in values for item in value]
+        elif reduction is dim_zero_cat:
+            result[part] = dim_zero_cat(values)
+        elif reduction in _OF_STACKED:
+            result[part] = reduction(torch.stack(values))
+        else:
             return None
-        result[part] = merge([state[part] for state in states])
     return result
 
 
-def _joined(values: Iterable[Any]) -> list[Any]:
-    return [item for value in values for item in value]
-
-
-def _stacked(reduction: Callable[[Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Any]:
-    return lambda values: reduction(torch.stack(list(values)))
-
-
-_MERGES: dict[Any, Callable[[Sequence[Any]], Any]] = {
-    dim_zero_sum: _stacked(dim_zero_sum),
-    dim_zero_mean: _stacked(dim_zero_mean),
-    dim_zero_max: _stacked(dim_zero_max),
-    dim_zero_min: _stacked(dim_zero_min),
-    dim_zero_cat: lambda values: dim_zero_cat(list(values)),
-}
+_OF_STACKED: tuple[Any, ...] = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_zero_min)
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -116,9 +108,9 @@ class Metrics:
         merged: dict[str, State] = {}
         for name in self._stale:
             metric = self._metrics[name]
-            values = {part: getattr(metric, part) for part in metric._defaults}
+            kept = {part: getattr(metric, part) for part in metric._defaults}
             # Lists are emptied as a metric begins anew, tensors are not.
-            kept = {part: [*v] if isinstance(v, list) else v for part, v in values.items()}
+            kept = {part: [*v] if isinstance(v, list) else v for part, v in kept.items()}
             merged[name] = {**kept, "updates": metric._update_count}
             metric.reset()
         before = {name: metric._update_count for name, metric in self._metrics.items()}
@@ -151,7 +143,7 @@ class Metrics:
         ``replica`` is the number of this rank's replica of the last stage; None in other stages.
 
         Raises:
-            ConfigError: a metric whose states cannot be merged.
+            ConfigError: the states of a metric cannot be merged.
         """
         names = {name for part in parts for name in part}
         for name in sorted(names):

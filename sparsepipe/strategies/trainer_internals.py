@@ -21,10 +21,8 @@ from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.connectors.data_connector import _get_distributed_sampler
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
-from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.trainer.states import RunningStage, TrainerStatus
 from pytorch_lightning.tuner.lr_finder import _LRCallback
-from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -37,17 +35,19 @@ _ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "
 """State of a logged number; Lightning makes new tensors for it, so the old ones stay valid."""
 
 
-def _restore(owner: Any, *names: str) -> None:
-    for name in names:
-        vars(owner).pop(name, None)
+move_optimizer = _optimizer_to_device
+"""Moves the state of an optimizer to a device, but for step counters."""
+process_group_exists = _distributed_is_initialized
+"""Whether this process has joined a default process group."""
 
 
 # The module.
 
 
-def attached_trainer(module: pl.LightningModule) -> pl.Trainer | None:
-    """The Trainer of a module; None where it has none (``module.trainer`` raises then)."""
-    return module._trainer
+def run_failed(module: pl.LightningModule | None) -> bool:
+    """Whether the last run of a module's Trainer failed, or the module has none."""
+    trainer = None if module is None else module._trainer
+    return trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
 
 
 def is_compiled(module: pl.LightningModule) -> bool:
@@ -78,14 +78,6 @@ def transfer_batch(module: pl.LightningModule, batch: Any, *, device: torch.devi
     """Runs the module's hooks for batches, as Lightning's loops do before a step."""
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
     return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
-
-
-def wrap_batch_hooks(
-    module: pl.LightningModule, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
-    """Wraps the calls of the module's hooks for batches."""
-    for name in _BATCH_HOOKS:
-        object.__setattr__(module, name, wrap(getattr(module, name)))
 
 
 # Logged values.
@@ -161,8 +153,8 @@ def reads_in_turn(loop: Any) -> bool:
 
 def combined_batch(loop: Any, batches: Sequence[Any]) -> Any:
     """One batch of each loader, put together as a loop hands it to a step."""
-    combined: CombinedLoader = loop._combined_loader
-    return batches[0] if reads_in_turn(loop) else pytree.tree_unflatten(batches, combined._spec)
+    spec = loop._combined_loader._spec
+    return batches[0] if reads_in_turn(loop) else pytree.tree_unflatten(batches, spec)
 
 
 def has_read_all(loop: Any) -> bool:
@@ -187,33 +179,12 @@ def validation_follows(trainer: pl.Trainer) -> bool:
     return bool(type(loop)._should_check_val_fx(loop, fetcher))
 
 
-def replace_validation_decision(trainer: pl.Trainer, decide: Callable[[Any], bool]) -> None:
-    """Asks ``decide`` (called with the data fetcher) after each step whether to validate."""
-    trainer.fit_loop.epoch_loop._should_check_val_fx = decide  # type: ignore[method-assign, assignment]
-
-
 def clear_restarting(trainer: pl.Trainer) -> None:
     """Lets training begin its epoch anew, though a checkpoint was loaded.
 
     The property of the training loop insists on restarting; that of its base class can be set.
     """
     _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
-
-
-# What a training reads.
-
-
-def combined_loader(trainer: pl.Trainer) -> CombinedLoader:
-    """All loaders of a training."""
-    combined = trainer.fit_loop._combined_loader
-    assert combined is not None
-    return combined
-
-
-def current_epoch(trainer: pl.Trainer) -> int:
-    """Number of the epoch under way, also before a training has told its ``current_epoch``."""
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    return int(epochs.processed)
 
 
 def replace_loader_restoration(trainer: pl.Trainer, prepare: Callable[[], None]) -> None:
@@ -229,26 +200,45 @@ def disable_signal_broadcast(trainer: pl.Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
-def received_signal(trainer: pl.Trainer) -> bool:
-    """Whether this process received SIGTERM."""
-    return trainer._signal_connector.received_sigterm
+def signals(trainer: pl.Trainer) -> Any:
+    """Lightning's handling of signals, whose ``received_sigterm`` may be set."""
+    return trainer._signal_connector
 
 
-def set_received_signal(trainer: pl.Trainer, received: bool) -> None:
-    trainer._signal_connector.received_sigterm = received
+def replace_in_loops(
+    trainer: pl.Trainer,
+    *,
+    decide: Callable[[Any], bool],
+    handle: Callable[[Any, Any], None],
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Changes what Lightning does around steps.
 
-
-def replace_signal_handler(trainer: pl.Trainer, handle: Callable[[Any, Any], None]) -> None:
-    """Handles SIGTERM by ``handle`` (signal number, frame) during a run."""
+    Args:
+        trainer: whose loops are changed.
+        decide: called with the data fetcher after each step, says whether to validate.
+        handle: called with the signal's number and frame at SIGTERM.
+        wrap: wraps the calls of the module's hooks for batches.
+    """
+    disable_signal_broadcast(trainer)
+    trainer.fit_loop.epoch_loop._should_check_val_fx = decide  # type: ignore[method-assign, assignment]
     trainer._signal_connector._sigterm_notifier_fn = handle  # type: ignore[method-assign, assignment]
+    for name in _BATCH_HOOKS:
+        hook = getattr(trainer.lightning_module, name)
+        object.__setattr__(trainer.lightning_module, name, wrap(hook))
 
 
 def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Takes back all that the functions above have wrapped, replaced or disabled."""
-    _restore(module, *_BATCH_HOOKS)
-    _restore(trainer._signal_connector, "_sigterm_notifier_fn")
-    loop = trainer.fit_loop.epoch_loop
-    _restore(loop, "_should_check_val_fx", "_broadcast_sigterm_tensor")
+    """Takes back all that the functions of this file have wrapped, replaced or disabled."""
+    replaced: dict[Any, tuple[str, ...]] = {
+        module: _BATCH_HOOKS,
+        trainer._signal_connector: ("_sigterm_notifier_fn",),
+        trainer._data_connector: ("_resolve_sampler",),
+        trainer.fit_loop.epoch_loop: ("_should_check_val_fx", "_broadcast_sigterm_tensor"),
+    }
+    for owner, names in replaced.items():
+        for name in names:
+            vars(owner).pop(name, None)
 
 
 def validates_by_time(trainer: pl.Trainer) -> bool:
@@ -296,23 +286,9 @@ def resolve_process_group_backend(strategy: DDPStrategy) -> str:
     return strategy._process_group_backend
 
 
-def process_group_exists() -> bool:
-    """Whether this process has joined a default process group."""
-    return bool(_distributed_is_initialized())
-
-
-def move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
-    """Moves the state of an optimizer to a device, but for step counters."""
-    _optimizer_to_device(optimizer, device)
-
-
-def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
-    """Whether Lightning gives loaders a sampler of its own."""
-    return trainer._accelerator_connector.use_distributed_sampler
-
-
-def set_uses_distributed_sampler(trainer: pl.Trainer, uses: bool) -> None:
-    trainer._accelerator_connector.use_distributed_sampler = uses
+def accelerator_connector(trainer: pl.Trainer) -> Any:
+    """Holds ``use_distributed_sampler``: whether Lightning gives loaders a sampler of its own."""
+    return trainer._accelerator_connector
 
 
 def adapt_evaluation_samplers(
@@ -332,7 +308,3 @@ def adapt_evaluation_samplers(
         return sampler
 
     connector._resolve_sampler = resolve  # type: ignore[method-assign, assignment]
-
-
-def restore_evaluation_samplers(trainer: pl.Trainer) -> None:
-    _restore(trainer._data_connector, "_resolve_sampler")

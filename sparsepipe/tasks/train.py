@@ -13,8 +13,6 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.callbacks import (
-    Forecast,
-    LogRates,
     Measured,
     MetricsCsv,
     ResumableLoaders,
@@ -26,9 +24,7 @@ from sparsepipe.callbacks import (
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.config.build import build_data, refuse_further_outputs
-from sparsepipe.config.compose import overrides_by_scale
 from sparsepipe.config.finished_run import CLASSES, recorded_settings
-from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.models import Classifier
 from sparsepipe.partition.explanation import rank_times
@@ -138,7 +134,7 @@ class Train(Task):
         trace = [Trace()] if spec.trainer.trace else []
         stop = StopOnSignal(run.watch, checkpoint)
         callbacks = [timer, start, run.keep_plan(), loaders, MetricsCsv(run.directory.metrics)]
-        callbacks += [LogRates(), stop, checkpoint, Forecast(_shorter(spec)), *trace]
+        callbacks += [stop, checkpoint, *trace]
         trainer = run.trainer(callbacks)
         start.test_shapes = _check_splits(run, trainer, data, test=self.test)
         for logger in trainer.loggers:
@@ -211,14 +207,6 @@ def _inference(
         return {}
     rate = inference_rate(trainer, module, data, **forwards)
     return {"inference_shapes_per_s": sum(process_group.gather_objects(rate))}
-
-
-def _shorter(spec: RunSpec) -> str:
-    """Settings that make a training take minutes, as text."""
-    choices = (spec.to_dict().get("hydra") or {}).get("choices") or {}
-    if spec.scale is None and not overrides_by_scale(str(choices.get("experiment"))):
-        return "scale=smoke takes minutes, scale=desk is for two cores"
-    return "fewer trainer.max_epochs take less"
 
 
 def _show(

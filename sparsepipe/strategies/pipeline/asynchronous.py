@@ -7,29 +7,27 @@ from functools import partial
 from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.strategies import StrategyRegistry
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.strategies.pipeline.logging import Logs
-from sparsepipe.strategies.pipeline.pipeline import MakeWorker, StepEvents
+from sparsepipe.strategies.pipeline.pipeline import MakeWorker, Pipeline
 from sparsepipe.strategies.pipeline.placeholders import StageModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
-from sparsepipe.strategies.pipeline.steps import TRAINING
 
 
-class TrainingEvents(StepEvents):
-    """Events of the asynchronous pipeline, where minibatches return one by one."""
+class AsynchronousPipeline(Pipeline):
+    """A pipeline to which minibatches return one by one."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         self.loss = loss
-        self.keep([(minibatch, logs)])
-        self.replay.append([logs], hook=TRAINING)
+        self.note([(minibatch, logs)], logs)
 
     @override
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
@@ -78,7 +76,7 @@ class PipelineStrategy(StagedStrategy):
     """
 
     strategy_name = "sparsepipe_async"
-    events = TrainingEvents
+    pipeline_class = AsynchronousPipeline
 
     def __init__(
         self,
@@ -112,11 +110,7 @@ class PipelineStrategy(StagedStrategy):
             slowdown=slowdown,
             cluster_environment=cluster_environment,
         )
-        if mode not in list(Mode):
-            raise ConfigError(
-                f"mode={str(mode)!r} is unknown", remedy=f"use one of {', '.join(Mode)}"
-            )
-        self._mode, self._predict_backward = mode, predict_backward
+        self._mode, self._predict_backward = Mode(mode), predict_backward
 
     @override
     def make_worker(
@@ -124,13 +118,18 @@ class PipelineStrategy(StagedStrategy):
     ) -> MakeWorker:
         if optimizer is None:
             return partial(AsynchronousWorker, weights=None)
+        # Code that is neither ours nor Lightning's may write parameters between two steps.
+        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
+        makers = {type(each).__module__.partition(".")[0] for each in callbacks}
+        makers.add(type(self.lightning_module).__module__.partition(".")[0])
+        lambdas = any(isinstance(each, LambdaCallback) for each in callbacks)
         weights = Weights(
             dict(part.parameters()),
             self._mode,
             optimizer,
             replicas=self.plan.replicas(self.plan.stage_of(rank)),
             predict_backward=self._predict_backward,
-            watched=part.runs_foreign_code,
+            watched=lambdas or not makers <= {"sparsepipe", "pytorch_lightning"},
         )
         return partial(AsynchronousWorker, weights=weights)
 

@@ -25,7 +25,7 @@ _PASSED_ON = ("sampler", "batch_sampler", "dataset", "generator", *_STATE)
 _LENGTHS = "lengths_of_readers"
 
 
-@dataclass(slots=True, eq=False, repr=False)  # Lightning refuses frozen ones
+@dataclass(slots=True, eq=False)  # Lightning refuses frozen ones
 class RemoteBatch:
     """Stands for a batch that another rank reads, in hooks of ranks that do not read it."""
 
@@ -33,51 +33,37 @@ class RemoteBatch:
     """Lightning takes a number's tensor for one sample, where hooks log beside the batch."""
 
     def to(self, *args: Any, **kwargs: Any) -> RemoteBatch:
-        """Itself, on any device."""
         return self
-
-    def __repr__(self) -> str:
-        return "<a batch on another rank>"
 
 
 REMOTE_BATCH = RemoteBatch()
 
 
-class Placeholders:
-    """A loader of stand-ins; Lightning restores its state, which is none, as that of another."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[RemoteBatch]:
-        return iter([REMOTE_BATCH] * self._length)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Does nothing: stand-ins begin anew."""
-
-
 class Padded:
-    """A loader followed by stand-ins up to a length, whatever length the loader reports."""
+    """A loader followed by stand-ins up to a length, whatever length the loader reports.
 
-    def __init__(self, loader: Iterable[Any], length: int) -> None:
-        self.loader = loader
+    Args:
+        loader: the user's.
+        length: number of batches and stand-ins.
+        reads: whether batches of the loader come at all.
+    """
+
+    def __init__(self, loader: Iterable[Any], length: int, *, reads: bool = True) -> None:
+        self.loader, self.reads = loader, reads
         self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        padded = itertools.chain(self.loader, itertools.repeat(REMOTE_BATCH))
+        batches = self.loader if self.reads else ()
+        padded = itertools.chain(batches, itertools.repeat(REMOTE_BATCH))
         return itertools.islice(padded, self._length)
 
     def __getattr__(self, name: str) -> Any:
         # Lightning sets the epoch of samplers and restores states; others read the data set.
+        if name in _STATE and not self.reads:
+            return lambda *state: {}
         if name in _PASSED_ON:
             return getattr(self.loader, name)
         raise AttributeError(name)
@@ -91,8 +77,7 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
         reader: which replica of stage 0 this rank is; None where it does not read.
 
     Raises:
-        ConfigError: the loader has no length, or the readers' lengths differ by more than
-            a last, partial round.
+        ConfigError: the loader has no length, or readers' lengths differ by more than one.
     """
     length = sized_len(loader)
     reported = process_group.gather_objects((reader, -1 if length is None else length))
@@ -111,10 +96,8 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
         )
     exact = isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
     adapted = loader
-    if reader is None:
-        adapted = Placeholders(longest)
-    elif lengths[reader] < longest or not exact:
-        adapted = Padded(loader, longest)
+    if reader is None or lengths[reader] < longest or not exact:
+        adapted = Padded(loader, longest, reads=reader is not None)
     setattr(adapted, _LENGTHS, lengths)
     return adapted
 
@@ -125,8 +108,7 @@ def count_minibatches(
     """Minibatches that the readers together have in a step, of loaders of :func:`adapt_loader`.
 
     Raises:
-        ConfigError: a loader ended before its length, or of several that are read side by side
-            not all ranks have as many batches.
+        ConfigError: a loader ended early, or loaders that are read side by side differ in length.
     """
     known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]
     if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):

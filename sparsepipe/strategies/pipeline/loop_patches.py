@@ -7,12 +7,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, Timer
-from typing_extensions import override
 
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.pipeline.dataloaders import is_remote
+from sparsepipe.strategies.pipeline.dataloaders import is_remote, repeat_nothing
 
 
 class LoopPatches:
@@ -20,65 +19,55 @@ class LoopPatches:
 
     - Lightning broadcasts at each step whether rank 0 had a signal, and once more within
       the signal's handler. Off.
-    - A stop that one rank requests, or a signal that it received, takes effect on all ranks
-      after the same step, see :class:`StopAgreement`; the pipeline drains there. Stops that hooks
-      request before an epoch's first step are agreed on there, as at its end.
+    - A stop that one rank requests in a step or at an epoch's end, or a signal that it received,
+      takes effect on all ranks after the same step, see :class:`StopAgreement`; the pipeline drains
+      there.
     - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 requests
       a stop instead.
-    - Where one rank reads, its loader stays as the user made it.
+    - Where one rank reads, its loader stays as the user made it; where several do, Lightning's
+      samplers repeat no sample in evaluations.
     - Stand-ins for batches do not go through the user's hooks for batches.
     """
 
     def __init__(
         self, trainer: pl.Trainer, replicas: tuple[int, ...], *, drain: Callable[[], None]
     ) -> None:
-        self._trainer = trainer
-        self._drain = drain
-        self._module = trainer.lightning_module
-        self._sampling = internals.uses_distributed_sampler(trainer)
+        self._trainer, self._module, self._drain = trainer, trainer.lightning_module, drain
         self._callbacks: tuple[pl.Callback, ...] = ()
         self._agreed = False  # by all ranks; trainer.should_stop may be a request of this one
         self._alone = (ranks := sum(replicas)) == 1
-        self._stop = StopAgreement(spread=2 * ranks)
-        self._signal = StopAgreement(spread=2 * ranks)
+        self._stop, self._signal = StopAgreement(spread=2 * ranks), StopAgreement(spread=2 * ranks)
+        connector = internals.accelerator_connector(trainer)
+        self._sampling = connector.use_distributed_sampler
         if replicas[0] == 1:
-            internals.set_uses_distributed_sampler(trainer, False)
+            connector.use_distributed_sampler = False
+        else:
+            internals.adapt_evaluation_samplers(trainer, repeat_nothing)
         if self._alone:
             return
-        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
 
-        def run() -> None:
-            self.stop_for_all()  # after ``on_fit_start``
-            type(fit_loop).run(fit_loop)
+        def unless_remote(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda batch, *args, **kwargs: (
+                batch if is_remote(batch) else hook(batch, *args, **kwargs)
+            )
 
-        def begin_epoch(data_fetcher: Any) -> None:
-            type(epoch_loop).on_run_start(epoch_loop, data_fetcher)
-            self.stop_for_all()  # after ``on_train_epoch_start``
-
-        def unless_remote(hook: Any) -> Any:
-            def guarded(batch: Any, *args: Any, **kwargs: Any) -> Any:
-                return batch if is_remote(batch) else hook(batch, *args, **kwargs)
-
-            return guarded
-
-        internals.disable_signal_broadcast(trainer)
-        fit_loop.run = run  # type: ignore[method-assign]
-        epoch_loop.on_run_start = begin_epoch  # type: ignore[method-assign]
-        internals.replace_validation_decision(trainer, self._after_step)
-        internals.replace_signal_handler(trainer, self._on_signal)
-        internals.wrap_batch_hooks(self._module, unless_remote)
-        for timer in trainer.callbacks:  # type: ignore[attr-defined]
+        internals.replace_in_loops(
+            trainer, decide=self._after_step, handle=self._on_signal, wrap=unless_remote
+        )
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for timer in callbacks:
             if isinstance(timer, Timer):
                 timer.on_train_batch_end = _timer_step(timer)  # type: ignore[method-assign]
-        self._callbacks = (_DrainFirst(drain), _AgreeLast(self))
-        trainer.callbacks = [self._callbacks[0], *trainer.callbacks, self._callbacks[1]]  # type: ignore[attr-defined]
+        # The other callbacks find everything drained, and stops that they request are agreed on
+        # after them, by a checkpoint callback, since Lightning calls these last.
+        first, last = self._callbacks = pl.Callback(), Checkpoint()
+        first.on_train_epoch_end = lambda *_: drain()  # type: ignore[method-assign]
+        last.on_train_epoch_end = lambda *_: self.stop_for_all()  # type: ignore[method-assign]
+        trainer.callbacks = [first, *callbacks, last]  # type: ignore[attr-defined]
 
     def undo(self) -> None:
         trainer = self._trainer
-        internals.set_uses_distributed_sampler(trainer, self._sampling)
-        replaced: Any = (trainer.fit_loop, "run"), (trainer.fit_loop.epoch_loop, "on_run_start")
-        for loop, name in replaced:
-            vars(loop).pop(name, None)
+        internals.accelerator_connector(trainer).use_distributed_sampler = self._sampling
         internals.restore_loops(trainer, self._module)
         kept = [each for each in trainer.callbacks if each not in self._callbacks]  # type: ignore[attr-defined]
         trainer.callbacks = kept  # type: ignore[attr-defined]
@@ -89,9 +78,7 @@ class LoopPatches:
     def drain_follows(self) -> bool:
         """Whether the pipeline must be empty after this training step, as far as is known now.
 
-        So it must at an epoch's end, before a validation, before a checkpoint at a step, when
-        ``max_steps`` is reached, and where each step's own loss counts. All ranks come to the same
-        answer, for which this rank's own request to stop is hidden.
+        All ranks come to the same answer, for which this rank's own request to stop is hidden.
         """
         trainer = self._trainer
         steps = trainer.global_step + 1
@@ -118,48 +105,26 @@ class LoopPatches:
 
     def _on_signal(self, signum: Any, _: Any) -> None:
         """Handles a signal to end; Lightning's launcher passes it on."""
-        launcher = self._trainer.strategy.launcher
-        if not internals.received_signal(self._trainer) and launcher is not None:
+        signals, launcher = internals.signals(self._trainer), self._trainer.strategy.launcher
+        if not signals.received_sigterm and launcher is not None:
             launcher.kill(signum)
-        internals.set_received_signal(self._trainer, True)
+        signals.received_sigterm = True
 
     def _after_step(self, _: Any) -> bool:
         """Lightning calls this first after the last hook of a step."""
-        trainer = self._trainer
+        trainer, signals = self._trainer, internals.signals(self._trainer)
         step = trainer.global_step
         if internals.finds_learning_rate(trainer):
             self._agreed = trainer.should_stop  # the finder has broadcast it
         requested = trainer.should_stop and not self._agreed
         self._agreed = self._agreed or self._stop.reached(step, requested=requested)
         trainer.should_stop = self._agreed
-        ends = self._signal.reached(step, requested=internals.received_signal(trainer))
-        internals.set_received_signal(trainer, ends)
+        ends = self._signal.reached(step, requested=signals.received_sigterm)
+        signals.received_sigterm = ends
         validates = internals.validation_follows(trainer)
         if validates or trainer.should_stop or ends:
             self._drain()
         return validates
-
-
-class _DrainFirst(pl.Callback):
-    """First of the callbacks, so that the others find everything drained."""
-
-    def __init__(self, drain: Callable[[], None]) -> None:
-        self._drain = drain
-
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._drain()
-
-
-class _AgreeLast(Checkpoint):
-    """Last of the callbacks (checkpoints come last): agrees on stops that the others request."""
-
-    def __init__(self, patches: LoopPatches) -> None:
-        self._patches = patches
-
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._patches.stop_for_all()
 
 
 def _timer_step(timer: Timer) -> Any:

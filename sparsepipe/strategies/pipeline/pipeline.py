@@ -37,7 +37,6 @@ MakeWorker = Callable[..., StageWorker[Any]]
 
 Options = dict[str, Any]
 """The options of one parameter group: all entries but its parameters."""
-_PLAIN = (int, float, str, tuple, type(None))
 
 
 class StageOptimizer:
@@ -59,11 +58,8 @@ class StageOptimizer:
         *,
         norm: GlobalNorm | None = None,
     ) -> None:
-        self._module = module
-        self._parameters = parameters
-        self._optimizer = optimizer
-        self._precision = precision
-        self._norm = norm
+        self._module, self._parameters = module, parameters
+        self._optimizer, self._precision, self._norm = optimizer, precision, norm
         self._options: dict[int, list[Options]] = {}
 
     def record(self, step: int) -> None:
@@ -103,99 +99,27 @@ class StageOptimizer:
         self._set(self._options[step])
         with nullcontext() if self._norm is None else self._norm.clipping(self._precision):
             self._precision.optimizer_step(self._optimizer, model=self._module, closure=closure)
-        if not calls:
-            raise ConfigError(
-                f"{kind} does not call the closure that its step is given",
-                remedy="let its step call the closure first, as torch's optimizers do",
-            )
         for after, options in zip(self._present(), self._options[step], strict=True):
-            changed = [
-                name
-                for name, value in after.items()
-                if name not in options or not _equal(value, options[name])
-            ]
-            if changed:
-                raise ConfigError(
-                    f"{kind}, or a hook of its step, changes {changed[0]!r} of its groups, and in "
-                    "a pipeline each update has the options of its own Lightning step",
-                    remedy="use an optimizer with a state for each parameter, such as SGD or "
-                    "AdamW, and change options by schedulers",
-                )
+            for name, value in after.items():
+                if name not in options or not bool(value == options[name]):
+                    raise ConfigError(
+                        f"{kind}, or a hook of its step, changes {name!r} of its groups, and in a "
+                        "pipeline each update has the options of its own Lightning step",
+                        remedy="use an optimizer with a state for each parameter, such as SGD or "
+                        "AdamW, and change options by schedulers",
+                    )
         self._set(now)
-        for earlier in [known for known in self._options if known < step]:
-            del self._options[earlier]
+        self._options = {known: o for known, o in self._options.items() if known >= step}
 
     def _present(self) -> list[Options]:
-        return [_copied(group) for group in self._optimizer.param_groups]
+        return [
+            copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+            for group in self._optimizer.param_groups
+        ]
 
     def _set(self, options: Iterable[Options]) -> None:
         for group, values in zip(self._optimizer.param_groups, options, strict=True):
-            group.update(_copied(values))
-
-
-def _copied(group: Options) -> Options:
-    return {
-        name: value if isinstance(value, _PLAIN) else copy.deepcopy(value)
-        for name, value in group.items()
-        if name != "params"
-    }
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.equal(first, second)
-    return bool(first == second)
-
-
-class StepEvents(ABC):
-    """A worker's callbacks: updates, and logs, which are kept for the next drain.
-
-    Args:
-        updates: applies gradients; None where nothing is trained.
-        keeps: whether this rank is of the last stage, where steps log.
-    """
-
-    def __init__(
-        self,
-        module: pl.LightningModule,
-        *,
-        updates: StageOptimizer | None,
-        precision: Precision,
-        keeps: bool,
-    ) -> None:
-        self._module = module
-        self._updates = updates
-        self._precision = precision
-        self._keeps = keeps
-        self.loss = torch.zeros((), device=module.device)
-        self._kept: list[tuple[Any, Any]] = []
-        self.replay = LogReplay(module)
-
-    def begin(self, step: int) -> None:
-        """A round enters; steps count from 0 after a drain."""
-        assert self._updates is not None
-        self._updates.record(step)
-
-    def before_backward(self, loss: Tensor) -> None:
-        self._precision.pre_backward(loss, self._module)
-
-    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        assert self._updates is not None
-        self._updates.apply(gradients, loss=self.loss, step=step)
-
-    @abstractmethod
-    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
-        """The logs of each minibatch, from the values kept of them, both in order."""
-
-    def keep(self, found: Iterable[tuple[Any, Any]]) -> None:
-        """Keeps what minibatches logged, with what orders them, on ranks of the last stage."""
-        if self._keeps:
-            self._kept += found
-
-    def take(self) -> list[tuple[Any, Any]]:
-        """Logs kept since the last call."""
-        kept, self._kept = self._kept, []
-        return kept
+            group.update(copy.deepcopy(values))
 
 
 def make_stage(
@@ -233,51 +157,85 @@ def make_stage(
     )
 
 
-class Pipeline:
-    """Trains and evaluates on one rank.
+class Pipeline(ABC):
+    """Trains and evaluates on one rank; its worker calls it back for updates and logs.
 
     Args:
         trained: names of the parameters that learn.
-        end: closes what is shared with other ranks.
+        updates: applies gradients; None where nothing is trained.
+        send_input: whether the last stage gets the input of the layers too.
+
+    Attributes:
+        worker: runs this rank's share of every minibatch.
+        group: the ranks of this rank's stage.
+        loss: the loss of the last step, or minibatch, that came back to this rank.
+        steps: both halves of the module's steps.
     """
+
+    worker: StageWorker[Any]
+    group: Any
 
     def __init__(
         self,
-        worker: StageWorker[Any],
+        module: pl.LightningModule,
+        layers: nn.Sequential,
         *,
         plan: Plan,
         rank: int,
-        steps: ModuleSteps,
-        events: StepEvents,
-        metrics: Metrics,
         part: StageModule,
         trained: Collection[str],
-        end: Callable[[], Any],
+        updates: StageOptimizer | None,
+        precision: Precision,
+        send_input: bool,
     ) -> None:
-        self.worker = worker
-        self._steps = steps
-        self._events = events
-        self._metrics = metrics
-        self._part = part
-        self._trained = trained
-        stage, leads = plan.stage_of(rank), plan.leader_of(rank) == rank
-        is_last = stage == plan.num_stages - 1 and leads
-        self._last_replica = plan.replica_of(rank) if is_last else None
-        self._reads = stage == 0 and leads
-        self._end = end
+        self._module, self._part, self._trained = module, part, trained
+        self._updates, self._precision = updates, precision
+        self._metrics = Metrics(module)
+        self._metrics.detach()
+        self.steps = ModuleSteps(
+            module,
+            layers,
+            metrics=self._metrics,
+            in_step=part.guard.step,
+            autocast=precision.forward_context,
+            send_input=send_input,
+        )
+        self._replay = LogReplay(module)
+        self._kept: list[tuple[Any, Any]] = []  # what orders a minibatch's logs, and these
+        self.loss = torch.zeros((), device=module.device)
+        leads = plan.leader_of(rank) == rank
+        self._last_replica = plan.replica_of(rank) if part.is_last and leads else None
+        self._reads = plan.stage_of(rank) == 0 and leads
 
-    @property
-    def loss(self) -> Tensor:
-        """The loss of the last step, or minibatch, that came back to this rank."""
-        return self._events.loss
+    @abstractmethod
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        """The logs of each minibatch, from the values kept of them, both in order."""
+
+    # What the worker calls.
+
+    def before_backward(self, loss: Tensor) -> None:
+        self._precision.pre_backward(loss, self._module)
+
+    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
+        assert self._updates is not None
+        self._updates.apply(gradients, loss=self.loss, step=step)
+
+    def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
+        """Shows what came back in training; ranks of the last stage keep it for the next drain."""
+        if self._part.is_last:
+            self._kept += kept
+        self._replay.append([logs], hook=TRAINING)
+
+    # What the strategy calls.
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
         """One Lightning step: a round of stage 0 enters."""
-        self._steps.choose(TRAINING, arguments)
+        self.steps.hook, self.steps.arguments = TRAINING, arguments
         if not self.worker.rounds:
             self._part.check_trained(self._trained)
+        assert self._updates is not None
         with self._part.silent():
-            self._events.begin(self.worker.rounds)
+            self._updates.record(self.worker.rounds)
             self.worker.feed(batch, count=count, number=number)
 
     def drain(self) -> None:
@@ -289,35 +247,39 @@ class Pipeline:
             return
         with self._part.silent():
             self.worker.drain(self._part.statistics())
-        self._events.replay.replay(self._events.logs_of(self._exchange()), hook=TRAINING)
+        self._replay.replay(self.logs_of(self._exchange()), hook=TRAINING)
 
-    def evaluate(self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int) -> None:
-        """Sends a round forward; its results are known after :meth:`end_evaluation`."""
-        self._steps.choose(hook, arguments)
-        self._events.keep(self.worker.evaluate(batch, count=count))
+    def evaluate(
+        self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool
+    ) -> Any:
+        """Sends a round forward.
 
-    def predict(self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int) -> Any:
-        """Sends a round forward; the result of this rank's batch, None on other ranks."""
-        self._steps.choose(hook, arguments)
-        found = self.worker.evaluate(batch, count=count, replies=True)
-        return found[-1][1] if found and self._reads else None
+        Of predictions the result is that of this rank's batch, None on ranks that do not read;
+        results of other steps are known after :meth:`end_evaluation`.
+        """
+        self.steps.hook, self.steps.arguments = hook, arguments
+        found = self.worker.evaluate(batch, count=count, replies=predicts)
+        if predicts:
+            return found[-1][1] if found and self._reads else None
+        self._kept += found
+        return None
 
     def end_evaluation(self, hook: str) -> None:
         """After a loader's last batch: every rank gets all that was logged, and all metrics."""
         self.worker.end_evaluation()
-        self._events.replay.append(self._exchange(), hook=hook)
+        self._replay.append(self._exchange(), hook=hook)
 
     def end(self, *, failed: bool) -> None:
         """Ends what is shared with other ranks; waits for none of them if it ``failed``."""
         self._metrics.attach()
         if not failed:
-            self._end()
+            self.worker.network.close()
+            process_group.destroy_group(self.group)
 
     def _exchange(self) -> list[Any]:
         """Logs of all minibatches, in order; metrics get the merged states of all replicas."""
-        mine = self._events.take()
-        replica = self._last_replica
-        states = self._metrics.take_updated()
+        mine, self._kept = self._kept, []
+        replica, states = self._last_replica, self._metrics.take_updated()
         own = None if replica is None else (mine, states)
         everyone: list[Any] = process_group.gather_objects(own, what="exchanging what was logged")
         self._metrics.merge([states for _, states in everyone], replica=replica)

@@ -6,13 +6,12 @@ that names stay, and give their memory back until the module is made whole again
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -178,7 +177,6 @@ class PlaceholderLayer(nn.Module):
         self._parameters = _RemoteParameters(parameters, guard)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses a call of one layer by itself."""
         raise ConfigError(
             f"layer {self.name} was called by itself, and it is on another rank",
             remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once a step",
@@ -196,17 +194,20 @@ class PlaceholderLayer(nn.Module):
                 "on_before_optimizer_step, which run on every rank, for the rest",
             ) from None
 
-    def extra_repr(self) -> str:
-        return f"{self.name} is on another rank"
-
 
 class StageModule:
-    """A module reduced to the layers of one stage, until the others are put back."""
+    """A module reduced to the layers of one stage, until the others are put back.
+
+    Attributes:
+        is_last: whether this rank owns what is in no layer.
+        silent: context in which our own code may read parameters.
+    """
 
     def __init__(self, placement: StagePlacement, *, stage: int) -> None:
-        self._placement = placement
-        self._stage = stage
+        self._placement, self._stage = placement, stage
+        self.is_last = stage == placement.plan.num_stages - 1
         self.guard = PlaceholderGuard(placement.module)
+        self.silent = self.guard.silent
         self._removed: dict[int, nn.Module] = {}
         self._emptied: list[tuple[Tensor, torch.Size]] = []
 
@@ -218,25 +219,6 @@ class StageModule:
         """The first replica of the stage that owns a parameter or buffer."""
         return self._placement.plan.rank_of(self._placement.stage_of(name), 0)
 
-    def silent(self) -> AbstractContextManager[None]:
-        """Context in which our own code may read parameters."""
-        return self.guard.silent()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this rank owns what is in no layer."""
-        return self._stage == self._placement.plan.num_stages - 1
-
-    @property
-    def runs_foreign_code(self) -> bool:
-        """Whether code that is neither ours nor Lightning's runs between two steps."""
-        module = self._placement.module
-        trainer = module.trainer if isinstance(module, pl.LightningModule) else None
-        callbacks = trainer.callbacks if trainer is not None else []  # type: ignore[attr-defined]
-        ours = (type(each).__module__.partition(".")[0] for each in (module, *callbacks))
-        lambdas = any(isinstance(each, LambdaCallback) for each in callbacks)
-        return lambdas or not {*ours} <= {"sparsepipe", "pytorch_lightning"}
-
     def prune(self) -> None:
         """Puts placeholders in place of the layers of other stages, and frees these."""
         placement = self._placement
@@ -247,10 +229,11 @@ class StageModule:
             if not first <= position <= last:
                 self._removed[position] = layer
                 layers[position] = PlaceholderLayer(f"{placement.name}.{key}", layer, self.guard)
-        kept = {id(tensor) for tensor in _tensors_of(placement.module)}
+        module = placement.module
+        kept = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         with torch.no_grad():
             for layer in self._removed.values():
-                for tensor in _tensors_of(layer):
+                for tensor in (*layer.parameters(), *layer.buffers()):
                     if id(tensor) not in kept and tensor.numel():
                         kept.add(id(tensor))
                         self._emptied.append((tensor, tensor.shape))
@@ -274,13 +257,11 @@ class StageModule:
                 yield name, parameter
 
     def check_trained(self, names: Collection[str]) -> None:
-        """Refuses to train what would be updated wrongly, as far as the run has changed it.
-
-        Args:
-            names: of the parameters that learned when the run began.
+        """Refuses hooks of parameters, and parameters to learn beside ``names``, which learned when
+        the run began.
 
         Raises:
-            ConfigError: another parameter requires a gradient now, or one has a hook.
+            ConfigError: a parameter has a hook, or another one requires a gradient now.
         """
         with self.guard.silent():
             parameters = dict(self.parameters())
@@ -292,16 +273,12 @@ class StageModule:
             )
         check_hooks(parameters)
 
-    def norms(self) -> dict[str, _BatchNorm]:
-        """Batch norms that this rank's stage owns, by name."""
-        norms = norms_of(self._placement.module).items()
-        return {name: norm for name, norm in norms if self.holds(name)}
-
-    def norms_of_others(self) -> dict[str, _BatchNorm]:
-        """Batch norms outside of the layers, by name, where another stage owns them."""
-        inside = f"{self._placement.name}."
-        norms = norms_of(self._placement.module).items()
-        return {name: n for name, n in norms if not self.is_last and not name.startswith(inside)}
+    def norms(self) -> tuple[dict[str, _BatchNorm], dict[str, _BatchNorm]]:
+        """Batch norms by name: of this stage, and those outside of the layers of another one."""
+        inside, norms = f"{self._placement.name}.", norms_of(self._placement.module).items()
+        outside = {name: each for name, each in norms if not name.startswith(inside)}
+        own = {name: each for name, each in norms if self.holds(name)}
+        return own, {} if self.is_last else outside
 
     def statistics(self) -> list[Tensor]:
         """Buffers that this rank's stage owns, such as running statistics."""
@@ -312,9 +289,6 @@ class StageModule:
 
 def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuses hooks of parameters: autograd never has the whole gradient of an update here.
-
-    Minibatches in flight have leaves of their own, microbatches have parts of the gradient, and
-    replicas average it.
 
     Raises:
         ConfigError: a parameter has a hook.
@@ -327,8 +301,3 @@ def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
                 remedy="change gradients in on_before_optimizer_step, where each rank has those of "
                 "its own stage",
             )
-
-
-def _tensors_of(module: nn.Module) -> Iterable[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -42,7 +40,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
             a child of the module, else the one that is a child of its children.
 
     Raises:
-        ConfigError: no Sequential is found, or more than one, or its layers do not run one by one.
+        ConfigError: no Sequential, or more than one, suits.
     """
     candidates: list[str] = []
     if name is None:
@@ -109,9 +107,7 @@ class StagePlacement:
         """Refuses a plan that the module's parameters do not allow, while ranks have all layers.
 
         Raises:
-            ConfigError: a parameter or buffer belongs to two stages; or a stage that is a
-                grid is the only one, has layers without a rule for shards, or is the last one
-                and has trained parameters outside of the layers.
+            ConfigError: a parameter belongs to two stages, or a grid cannot compute its stage.
         """
         owner: dict[int, tuple[int, str]] = {}
         named = (
@@ -196,14 +192,6 @@ def make_plan(
     return Plan.of(config=config, cuts=list(cuts), num_layers=num_layers, grids=grids)
 
 
-def check_balance(balance: str) -> None:
-    """Refuses an unknown way to balance stages."""
-    if balance not in get_args(Balance):
-        raise ConfigError(
-            f"balance={balance!r} is unknown", remedy=f"use one of {', '.join(get_args(Balance))}"
-        )
-
-
 def parameter_costs(layers: nn.Sequential) -> list[float]:
     return [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
 
@@ -228,11 +216,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
 def costs_of(
     balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """The cost of each layer, computed on rank 0; a collective.
-
-    Raises:
-        ConfigError: on other ranks, what rank 0 raises.
-    """
+    """The cost of each layer, computed on rank 0; a collective."""
     if balance == "layers":
         return [1.0] * len(layers)
     if balance == "parameters":
@@ -299,22 +283,13 @@ def _flops(
 
 def _first_batch(loader: Any) -> Any:
     """One batch of a loader, without iterators of its workers, which may have begun already."""
-    if isinstance(loader, Padded):
-        loader = loader.loader
+    loader = loader.loader if isinstance(loader, Padded) else loader
     with states_preserved(_generators(loader, set())):
-        if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
+        if type(loader).__iter__ is not DataLoader.__iter__ or has_iterable_dataset(loader):
             return next(iter(loader))
-        data: Any = loader.dataset
-        batches = loader.batch_sampler
-        samples: Any
-        if not has_iterable_dataset(loader):
-            indices = next(iter(loader.sampler if batches is None else batches))
-            samples = data[indices] if batches is None else [data[i] for i in indices]
-        else:
-            # What is an iterator itself would not begin anew.
-            values = iter(copy.deepcopy(data) if isinstance(data, Iterator) else data)
-            size = loader.batch_size
-            samples = next(values) if batches is None else list(itertools.islice(values, size))
+        data, batches = loader.dataset, loader.batch_sampler
+        indices = next(iter(loader.sampler if batches is None else batches))
+        samples = data[indices] if batches is None else [data[i] for i in indices]
         return loader.collate_fn(samples)
 
 

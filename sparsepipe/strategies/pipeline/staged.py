@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.callbacks import ModelSummary
-from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -18,7 +18,7 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.collectives.process_group import destroy_group, make_stage_group
+from sparsepipe.runtime.collectives.process_group import make_stage_group
 from sparsepipe.runtime.collectives.replicas import GridRanks, Replicas
 from sparsepipe.runtime.failures.missing_ranks import set_rank_names
 from sparsepipe.runtime.random_generators import KeyedRandomness
@@ -28,19 +28,13 @@ from sparsepipe.schedule.plan import devices_of
 from sparsepipe.spatial.spatialize import unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment, exit_if_blocked
-from sparsepipe.strategies.metrics import Metrics
 from sparsepipe.strategies.pipeline import refusals
-from sparsepipe.strategies.pipeline.dataloaders import (
-    adapt_loader,
-    count_minibatches,
-    repeat_nothing,
-)
+from sparsepipe.strategies.pipeline.dataloaders import adapt_loader, count_minibatches
 from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
 from sparsepipe.strategies.pipeline.pipeline import (
     MakeWorker,
     Pipeline,
     StageOptimizer,
-    StepEvents,
     make_stage,
 )
 from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
@@ -48,13 +42,11 @@ from sparsepipe.strategies.pipeline.stage_plan import (
     Balance,
     Grids,
     StagePlacement,
-    check_balance,
     costs_of,
     find_layers,
     make_plan,
     parse_config,
 )
-from sparsepipe.strategies.pipeline.steps import ModuleSteps
 from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 
@@ -74,6 +66,17 @@ def _outside_steps(name: str) -> Any:
     return call
 
 
+def _streamed(hook: str) -> Any:
+    """A step of an evaluation, whose batch goes forward through the stages."""
+
+    def step(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
+        if self.pipeline is None:
+            return getattr(super(StagedStrategy, self), hook)(*args, **kwargs)
+        return self.evaluate(self.pipeline, hook, *args, **kwargs)
+
+    return step
+
+
 class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
@@ -84,13 +87,20 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     does as a plain Trainer.
 
     Attributes:
-        events: class of the worker's callbacks.
+        pipeline_class: class of a rank's pipeline.
         clips_globally: whether the gradients of all stages are there at once, to be clipped by one
             norm.
+        queue_depth: messages of training that a channel holds; None: the channel's own number.
+        is_plain: whether a single rank has nothing to do that a plain Trainer does not.
+        plan: the stages and their ranks, once a Trainer runs.
+        recomputed: the recomputed spans of each stage's layers, once a Trainer runs.
+        pipeline: this rank's; None where a single rank trains as a plain Trainer.
     """
 
-    events: type[StepEvents]
+    pipeline_class: type[Pipeline]
     clips_globally = False
+    queue_depth: int | None = None
+    plan: Plan
     _sharded: ShardedModule[StageModule] | None
 
     def __init__(
@@ -115,19 +125,20 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             process_group_backend=process_group_backend or "gloo",
             timeout_s=timeout_s,
         )
-        check_balance(balance)
+        if balance not in get_args(Balance):
+            raise ValueError(f"balance={balance!r} is none of {', '.join(get_args(Balance))}")
         self._config, self._cuts, self._grids, self._balance = config, cuts, grids, balance
         self._layers_name = layers
         self._send_input, self._keyed, self._direct = send_input, keyed_randomness, direct
-        self._plan: Plan | None = None
-        self._pipeline: Pipeline | None = None
-        self._recomputed: StageSpans = ()
+        self.is_plain = not keyed_randomness
+        self.pipeline: Pipeline | None = None
+        self.recomputed: StageSpans = ()
         self._patches: LoopPatches | None = None
         self._summaries: list[ModelSummary] = []
-        self._reads_by: pl.Trainer | None = None  # whose samplers are adapted
         self._is_partial = False
         self._evaluated = [0, 0]  # loader and batch of the running evaluation
-        self._updating = self._updated = False
+        self._updating = False
+        self._updated = -1, -1  # epoch and batch of the last update
 
     @abstractmethod
     def make_worker(
@@ -142,42 +153,15 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
         """Number of a step's first minibatch in the whole run, by which random draws are keyed."""
 
-    def check_module(self, module: nn.Module) -> None:
-        """Refuses a module that is to be trained."""
-
-    def spans_of(self, plan: Plan, layers: nn.Sequential) -> StageSpans:
+    def spans_of(
+        self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
+    ) -> StageSpans:
         """The spans of each stage's layers that run once more in their backward.
 
         Raises:
-            ConfigError: the plan does not suit the settings.
+            ConfigError: the plan, or the module that is to be trained, does not suit the settings.
         """
         return ((),) * plan.num_stages
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a single rank has nothing to do that a plain Trainer does not."""
-        return not self._keyed
-
-    @property
-    def queue_depth(self) -> int | None:
-        """Messages of training that a channel holds; None: the channel's own number."""
-        return None
-
-    @property
-    def plan(self) -> Plan:
-        """The stages and their ranks, once a Trainer runs."""
-        assert self._plan is not None, "no Trainer runs"
-        return self._plan
-
-    @property
-    def recomputed(self) -> StageSpans:
-        """The recomputed spans of each stage's layers, once a Trainer runs."""
-        return self._recomputed
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """This rank's pipeline; None where a single rank trains as a plain Trainer."""
-        return self._pipeline
 
     @property
     def replicas(self) -> tuple[int, ...]:
@@ -221,15 +205,10 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         fitting = trainer.state.fn == TrainerFn.FITTING
         refusals.check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
         refusals.check_module(module, fitting=fitting)
-        if fitting:
-            self.check_module(module)
-        self._is_partial = False
-        if self.replicas[0] > 1:
-            self._reads_by = trainer
-            internals.adapt_evaluation_samplers(trainer, repeat_nothing)
+        self._is_partial, self._updated = False, (-1, -1)
         self._patches = LoopPatches(trainer, self.replicas, drain=self.drain)
         self.precision_plugin.convert_module(module)
-        placement = self._place(trainer, module)
+        placement = self._place(trainer, module, fitting=fitting)
         alone = self.plan.num_ranks == 1 and self.is_plain
         if alone:
             self.model_to_device()
@@ -250,22 +229,24 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         if fitting:
             internals.move_optimizer(self.optimizers[0], self.root_device)
         if self._sharded is not None:
-            self._pipeline = self._make_pipeline(placement, module, self._sharded, fitting=fitting)
+            self.pipeline = self._make_pipeline(placement, module, self._sharded, fitting=fitting)
 
-    def _place(self, trainer: pl.Trainer, module: pl.LightningModule) -> StagePlacement:
+    def _place(
+        self, trainer: pl.Trainer, module: pl.LightningModule, *, fitting: bool
+    ) -> StagePlacement:
         """Makes the plan and assigns layers to stages."""
         name = find_layers(module, self._layers_name)
         layers = module.get_submodule(name)
         assert isinstance(layers, nn.Sequential)
-        self._plan = make_plan(
+        self.plan = make_plan(
             self.replicas,
             cuts=self._cuts,
             costs=lambda: costs_of(self._balance, trainer, module, layers),
             num_layers=len(layers),
             grids=self._grids,
         )
-        self._recomputed = self.spans_of(self._plan, layers)
-        placement = StagePlacement(module=module, name=name, plan=self._plan)
+        self.recomputed = self.spans_of(self.plan, layers, trained=module if fitting else None)
+        placement = StagePlacement(module=module, name=name, plan=self.plan)
         placement.check()
         return placement
 
@@ -280,7 +261,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         with internals.actual_device(module):
             for callback in self._summaries:
                 callback.on_fit_start(trainer, module)
-                callback.on_fit_start = _do_nothing  # type: ignore[method-assign]
+                callback.on_fit_start = lambda *_: None  # type: ignore[method-assign]
 
     def _make_pipeline(
         self,
@@ -309,7 +290,18 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         if optimizer is not None:
             norm = sharded.global_norm() if self.clips_globally and plan.num_stages > 1 else None
             updates = StageOptimizer(module, parameters, optimizer, precision, norm=norm)
-        replicas = make_stage_group(
+        pipeline = self.pipeline_class(
+            module,
+            placement.layers,
+            plan=plan,
+            rank=rank,
+            part=part,
+            trained=parameters.keys(),
+            updates=updates,
+            precision=precision,
+            send_input=self._send_input,
+        )
+        pipeline.group = make_stage_group(
             map(plan.ranks_of, range(plan.num_stages)),
             backend="nccl" if self._direct else "gloo",
             timeout_s=self._timeout_s,
@@ -323,54 +315,28 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             queue_depth=self.queue_depth,
         )
         is_grid = plan.stages[plan.stage_of(rank)].grid is not None
-        shared = SharedMessages(replicas, device=device) if is_grid else None
+        shared = SharedMessages(pipeline.group, device=device) if is_grid else None
         stage = make_stage(
             module,
             placement,
             rank=rank,
             autocast=precision.forward_context,
             randomness=randomness,
-            recomputed=self._recomputed,
-            group=replicas,
+            recomputed=self.recomputed,
+            group=pipeline.group,
         )
-        metrics = Metrics(module)
-        metrics.detach()
-        steps = ModuleSteps(
-            module,
-            placement.layers,
-            metrics=metrics,
-            in_step=part.guard.step,
-            autocast=precision.forward_context,
-            send_input=self._send_input,
-        )
-        events = self.events(module, updates=updates, precision=precision, keeps=part.is_last)
-        worker = make_worker(
+        pipeline.worker = make_worker(
             plan=plan,
             rank=rank,
             stage=stage,
-            replicas=(GridRanks if shared else Replicas)(replicas, parameters),
+            replicas=(GridRanks if shared else Replicas)(pipeline.group, parameters),
             network=network,
             shared=shared,
-            steps=steps,
-            events=events,
+            steps=pipeline.steps,
+            events=pipeline,
             slowed=self.slowdown.slowed,
         )
-
-        def end() -> None:
-            network.close()
-            destroy_group(replicas)
-
-        return Pipeline(
-            worker,
-            plan=plan,
-            rank=rank,
-            steps=steps,
-            events=events,
-            metrics=metrics,
-            part=part,
-            trained=parameters.keys(),
-            end=end,
-        )
+        return pipeline
 
     @override
     def teardown(self) -> None:
@@ -382,16 +348,14 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         module = self.lightning_module
         if module is not None:
             unspatialize(module)
-        trainer = None if module is None else internals.attached_trainer(module)
-        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
-        sharded = self._sharded
+        failed, sharded = internals.run_failed(module), self._sharded
         if sharded is not None:
             self._is_partial = self.world_size > 1  # until all values are gathered again
         # Where something here raises, Lightning calls ``on_exception`` and then this once more: so
         # attributes are cleared last, and everything may run twice.
         try:
-            if self._pipeline is not None:
-                self._pipeline.end(failed=failed)
+            if self.pipeline is not None:
+                self.pipeline.end(failed=failed)
         finally:
             if sharded is not None:
                 sharded.part.unprune()
@@ -399,16 +363,13 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         if sharded is not None and not failed:  # else ranks may be gone, and their values too
             sharded.fill()
             self._is_partial = False
-        self._pipeline = self._sharded = None
-        if self._reads_by is not None:
-            internals.restore_evaluation_samplers(self._reads_by)
-            self._reads_by = None
+        self.pipeline = self._sharded = None
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        if self._pipeline is not None:
-            network = self._pipeline.worker.network
+        if self.pipeline is not None:
+            network = self.pipeline.worker.network
             exit_if_blocked(exception, blocked=lambda: network.blocked)
 
     # Reading.
@@ -432,29 +393,24 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def on_train_start(self) -> None:
-        self._agree()
-
-    @override
-    def on_validation_end(self) -> None:
-        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
-            self._agree()
-
-    def _agree(self) -> None:
-        """After hooks of callbacks and of the module, in which a rank may request a stop."""
+        # After hooks of callbacks and of the module, in which a rank may request a stop.
         assert self._patches is not None
         self._patches.stop_for_all()
 
     @override
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        self._updated = False
+    def on_validation_end(self) -> None:
+        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
+            assert self._patches is not None
+            self._patches.stop_for_all()
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        pipeline = self._pipeline
+        pipeline, loop = self.pipeline, self._trainer.fit_loop
         if pipeline is None:
             return super().training_step(*args, **kwargs)
-        if not self._updating or self._updated:
+        loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
+        updated, self._updated = self._updated, (self._trainer.current_epoch, step)
+        if not self._updating or updated == self._updated:
             problem = "makes two updates of one batch"
             if not self._updating:
                 problem = (
@@ -466,10 +422,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
                 remedy="call optimizer.step(closure=optimizer_closure) once with every batch; a "
                 "larger batch takes the place of updates that are left out",
             )
-        self._updated = True
         batch, *arguments = (*args, *kwargs.values())
-        loop = self._trainer.fit_loop
-        loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
         count = self.count_minibatches(loaders, step, batch)
         number = self.number_of_step(loaders, step)
         pipeline.train(batch, tuple(arguments), count=count, number=number)
@@ -482,7 +435,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Any:
-        if self._pipeline is None:
+        if self.pipeline is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         return closure_loss  # the worker has run what the schedule had for this step
 
@@ -490,7 +443,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any
     ) -> Any:
-        if self._pipeline is None:
+        if self.pipeline is None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         self._updating = True
         try:
@@ -506,28 +459,11 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     on_test_start = on_predict_start = on_validation_start
 
-    @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._pipeline is None:
-            return super().validation_step(*args, **kwargs)
-        return self._evaluation_step("validation_step", *args, **kwargs)
+    validation_step, test_step = _streamed("validation_step"), _streamed("test_step")
+    predict_step = _streamed("predict_step")
 
-    @override
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._pipeline is None:
-            return super().test_step(*args, **kwargs)
-        return self._evaluation_step("test_step", *args, **kwargs)
-
-    @override
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._pipeline is None:
-            return super().predict_step(*args, **kwargs)
-        return self._evaluation_step("predict_step", *args, **kwargs)
-
-    def _evaluation_step(self, hook: str, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, pipeline: Pipeline, hook: str, *args: Any, **kwargs: Any) -> Any:
         """Sends a batch forward; the result of a prediction, None of other steps."""
-        pipeline = self._pipeline
-        assert pipeline is not None
         predicts = hook == "predict_step"
         loop: Any = self._trainer.predict_loop
         if not predicts:
@@ -540,8 +476,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             loaders = [loaders[number]]
         batch, *arguments = (*args, *kwargs.values())
         count = self.count_minibatches(loaders, batch_idx, batch)
-        evaluate = pipeline.predict if predicts else pipeline.evaluate
-        result = evaluate(hook, batch, tuple(arguments), count=count)
+        result = pipeline.evaluate(hook, batch, tuple(arguments), count=count, predicts=predicts)
         is_last = internals.has_read_all(loop)
         self._evaluated = [number, batch_idx + 1]
         if in_turn and batch_idx + 1 >= loop.max_batches[number]:
@@ -555,34 +490,30 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     # Checkpoints.
 
     def drain(self) -> None:
-        """Empties the pipeline; every rank must call it."""
-        if self._pipeline is not None:
-            self._pipeline.drain()
+        """Empties the pipeline; every rank must call it.
 
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        self._check_complete()
-        self.drain()
-        return super().lightning_module_state_dict()
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        self._check_complete()
-        self.drain()
-        return super().optimizer_state(optimizer)
-
-    def _check_complete(self) -> None:
+        Raises:
+            ConfigError: the run has failed.
+        """
         if self._is_partial:
             raise ConfigError(
                 "the run has failed, and this rank has the values of its own stage only",
                 remedy="go on from the last checkpoint; ModelCheckpoint(every_n_train_steps=...) "
                 "limits what a failure costs",
             )
+        if self.pipeline is not None:
+            self.pipeline.drain()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self.drain()
+        return super().lightning_module_state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self.drain()
+        return super().optimizer_state(optimizer)
 
     # Ranks run other parts of a step, and would never meet within it.
     all_gather, reduce = _outside_steps("all_gather"), _outside_steps("reduce")
     barrier, broadcast = _outside_steps("barrier"), _outside_steps("broadcast")
-
-
-def _do_nothing(trainer: Any, pl_module: Any) -> None:
-    pass

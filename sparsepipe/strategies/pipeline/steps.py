@@ -258,6 +258,10 @@ class ModuleSteps:
     Args:
         in_step: context of the step itself.
         send_input: whether the last stage gets the input of ``layers`` too.
+
+    Attributes:
+        hook: name of the step to run.
+        arguments: of the step, after the batch.
     """
 
     def __init__(
@@ -277,12 +281,7 @@ class ModuleSteps:
         self._autocast = autocast
         self._send_input = send_input
         self._recorder = LogRecorder(module)
-        self._hook = TRAINING
-        self._arguments: tuple[Any, ...] = ()
-
-    def choose(self, hook: str, arguments: tuple[Any, ...]) -> None:
-        """Sets the step to run, and its arguments after the batch."""
-        self._hook, self._arguments = hook, arguments
+        self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
         """The input of the layers, and what the last stage needs of the batch."""
@@ -299,7 +298,7 @@ class ModuleSteps:
 
     def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
         batch, drawn = rest["batch"], rest["randomness"]
-        with self._recorder.recording(batch, hook=self._hook) as notes, self._metrics.tracking():
+        with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
                 self._layers,
                 lambda: self._step(batch),
@@ -316,10 +315,10 @@ class ModuleSteps:
         return check_output(result), logs
 
     def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
-        with self._recorder.recording(batch, hook=self._hook) as notes, self._metrics.tracking():
+        with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_through(self._layers, lambda: self._step(batch), run=run)
         return result, tuple(notes)
 
     def _step(self, batch: Any) -> Any:
         with self._in_step():
-            return getattr(self._module, self._hook)(batch, *self._arguments)
+            return getattr(self._module, self.hook)(batch, *self.arguments)

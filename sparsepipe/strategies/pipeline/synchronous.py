@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, groupby
@@ -27,16 +26,15 @@ from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
 from sparsepipe.schedule import SYNCHRONOUS, Plan, order_by_name
 from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
-from sparsepipe.strategies.pipeline.pipeline import MakeWorker, StepEvents
+from sparsepipe.strategies.pipeline.pipeline import MakeWorker, Pipeline
 from sparsepipe.strategies.pipeline.placeholders import StageModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
-from sparsepipe.strategies.pipeline.steps import TRAINING
 from sparsepipe.utils.extensions import DottedPath
 
 
-class MicrobatchEvents(StepEvents):
-    """Events of a synchronous pipeline, where a step's microbatches are one minibatch.
+class SynchronousPipeline(Pipeline):
+    """A pipeline in which a step's microbatches are one minibatch.
 
     Loss and logs of a step are those of the microbatches that came this way, until the drain: of
     all where no stage between here and the last has replicas.
@@ -50,12 +48,11 @@ class MicrobatchEvents(StepEvents):
             weighted = torch.stack([part.weight * part.loss.double() for part in microbatches])
             mean = weighted.sum() / sum(part.weight for part in microbatches)
             self.loss = mean.to(self.loss.dtype)
-        self.keep(
+        kept = [
             ((part.minibatch, part.number), (part.minibatch, part.samples, part.logs))
             for part in microbatches
-        )
-        logs = merge_logs([(part.samples, part.logs) for part in microbatches])
-        self.replay.append([logs], hook=TRAINING)
+        ]
+        self.note(kept, merge_logs([(part.samples, part.logs) for part in microbatches]))
 
     @override
     def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
@@ -104,7 +101,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     """
 
     strategy_name = "sparsepipe_gpipe"
-    events = MicrobatchEvents
+    pipeline_class = SynchronousPipeline
     clips_globally = True
 
     def __init__(
@@ -142,11 +139,6 @@ class SynchronousPipelineStrategy(StagedStrategy):
             cluster_environment=cluster_environment,
         )
         self._order = order_by_name(schedule)
-        if batch_norm not in list(NormMode):
-            raise ConfigError(
-                f"batch_norm={str(batch_norm)!r} is unknown",
-                remedy=f"use one of {', '.join(NormMode)}",
-            )
         check_microbatches(microbatches)
         check_setting(recompute)
         if recompute == "auto":
@@ -158,25 +150,16 @@ class SynchronousPipelineStrategy(StagedStrategy):
             )
         self.schedule, self.microbatches = schedule, microbatches
         self._batch_norm, self._recompute = NormMode(batch_norm), recompute
-        self._warned_of_empty = False
-
-    @property
-    @override
-    def is_plain(self) -> bool:
-        cut = self.microbatches > 1 or self._batch_norm != NormMode.MICROBATCH
-        return super().is_plain and self._recompute == "none" and not cut
-
-    @property
-    @override
-    def queue_depth(self) -> int | None:
-        return self.microbatches  # a whole minibatch: the schedule limits what is in flight
+        self.queue_depth = microbatches  # a minibatch: the schedule limits what is in flight
+        cut = microbatches > 1 or self._batch_norm != NormMode.MICROBATCH
+        self.is_plain = self.is_plain and recompute == "none" and not cut
 
     @override
-    def check_module(self, module: nn.Module) -> None:
-        check_norms(module, self._batch_norm)
-
-    @override
-    def spans_of(self, plan: Plan, layers: nn.Sequential) -> StageSpans:
+    def spans_of(
+        self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
+    ) -> StageSpans:
+        if trained is not None:
+            check_norms(trained, self._batch_norm)
         check_microbatches(self.microbatches, plan.replicas_of_stages)
         spans = recomputed_spans(self._recompute, plan)
         for number, stage in enumerate(plan.stages):
@@ -206,37 +189,14 @@ class SynchronousPipelineStrategy(StagedStrategy):
     def make_worker(
         self, part: StageModule, *, rank: int, optimizer: Optimizer | None
     ) -> MakeWorker:
-        trains = optimizer is not None
-        norms = MinibatchNorms(
-            part.norms() if trains else {},
-            self._batch_norm,
-            of_others=part.norms_of_others() if trains else {},
-        )
+        own, others = part.norms() if optimizer is not None else ({}, {})
         return partial(
             SynchronousWorker,
             order=self._order,
             microbatches=self.microbatches,
-            parameters=dict(part.parameters()) if trains else {},
-            norms=norms,
+            parameters=dict(part.parameters()) if optimizer is not None else {},
+            norms=MinibatchNorms(own, self._batch_norm, of_others=others),
         )
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().training_step(*args, **kwargs)
-        if self._pipeline is None or self._warned_of_empty or not self.is_global_zero:
-            return loss
-        worker: Any = self._pipeline.worker
-        sizes = worker.sizes_read
-        if not (all(sizes) or self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch):
-            self._warned_of_empty = True
-            warnings.warn(
-                f"a batch of {sum(sizes)} samples is cut into {len(sizes)} microbatches, of which "
-                f"{sizes.count(0)} are empty: stages wait as for {len(sizes)}, and compute fewer. "
-                f"Larger batches, or microbatches={sum(sizes) * self.plan.replicas(0)} or fewer, "
-                "leave none empty.",
-                stacklevel=2,
-            )
-        return loss
 
     @override
     def number_of_step(self, loaders: Sequence[Any], step: int) -> int:

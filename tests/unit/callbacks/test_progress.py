@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sparsepipe.callbacks import EpochLines, Forecast
+from sparsepipe.callbacks import EpochLines
 from sparsepipe.utils.progress import Silence
 from tests.support.replay_cases import plain_trainer
 
@@ -60,31 +59,6 @@ def test_a_training_that_fails_is_silent_afterwards(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         trainer.fit(Slow(fails=True), LOADER)
     assert "progress" not in threads()
-
-
-@pytest.mark.parametrize(
-    ("batch_s", "limits", "expected"),
-    [
-        (100.0, {"max_epochs": 2}, "about 17 min of training are left, at 100 s a batch"),
-        (100.0, {"max_epochs": 9, "max_steps": 11}, "about 15 min"),  # 11 steps less 2, a 100 s
-        (100.0, {"max_epochs": 1}, "about 7 min"),  # 4 batches of 100 s are left
-        (15.0, {"max_epochs": 8}, "about 11 min"),  # 48 batches less 3: two are a pace after 30 s
-        (0.1, {"max_epochs": 2}, ""),
-    ],
-)
-def test_a_long_training_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, batch_s: float, limits: dict, expected: str
-) -> None:
-    caplog.set_level(logging.INFO, "sparsepipe")
-    clock = itertools.count(0.0, batch_s).__next__
-    forecast = Forecast("scale=smoke takes minutes", clock=clock)
-    plain_trainer(tmp_path, forecast, **limits).fit(Slow(), LOADER)
-    said = [line for line in caplog.messages if "are left" in line]
-    assert len(said) == bool(expected)
-    hint = ": scale=smoke takes minutes"
-    for line in said:
-        assert expected in line
-        assert line.endswith(hint) == ("about 7 min" not in line)
 
 
 def threads() -> set[str]:

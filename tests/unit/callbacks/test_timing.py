@@ -162,14 +162,14 @@ class Planned(PipelineStrategy):
     """A strategy that has its plan already, as in a Trainer that runs."""
 
     def __init__(self, *replicas: int) -> None:
-        self._plan = plan_of("-".join(map(str, replicas)))
+        self.plan = plan_of("-".join(map(str, replicas)))
 
 
 class PlannedWhole(SynchronousPipelineStrategy):
     """The same of a synchronous pipeline."""
 
     def __init__(self, *replicas: int) -> None:
-        self._plan = plan_of("-".join(map(str, replicas)))
+        self.plan = plan_of("-".join(map(str, replicas)))
 
 
 def trainer_of(strategy: object, *, ranks: int, steps: int = len(ENDS_S)) -> Any:

@@ -43,14 +43,8 @@ class Wishes(Net):
             self.here("training_step")
         return loss
 
-    def on_fit_start(self) -> None:
-        self.here("on_fit_start")
-
     def on_train_start(self) -> None:
         self.here("on_train_start")
-
-    def on_train_epoch_start(self) -> None:
-        self.here("on_train_epoch_start", epoch=1)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
@@ -89,9 +83,7 @@ def test_a_stop_wished_for_within_a_step() -> None:
 
 
 BETWEEN = {
-    "on_fit_start": 0,
     "on_train_start": 0,
-    "on_train_epoch_start": BATCHES,
     "on_validation_end": 2 * BATCHES,
 }
 

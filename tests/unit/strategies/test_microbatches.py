@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -43,24 +42,6 @@ def fitted(
     trainer = pl.Trainer(**QUIET, devices=devices, max_epochs=epochs, strategy=strategy)
     trainer.fit(module, DataLoader(Dense(samples), batch_size=batch_size))
     return module
-
-
-def told(*, samples: int, batch_size: int, microbatches: int) -> list[str]:
-    """What is warned of empty microbatches."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fitted(drop_layers, samples=samples, batch_size=batch_size, microbatches=microbatches)
-    return [text for each in caught if "are empty" in (text := str(each.message))]
-
-
-def test_empty_microbatches_are_warned_of_once() -> None:
-    (text,) = told(samples=12, batch_size=4, microbatches=6)
-    assert "a batch of 4 samples is cut into 6 microbatches, of which 2 are empty" in text
-    assert "microbatches=4 or fewer" in text
-
-
-def test_those_of_the_last_batch_are_as_they_should_be() -> None:
-    assert not told(samples=14, batch_size=6, microbatches=6)
 
 
 @pytest.mark.parametrize("mode", ["microbatch", "deferred"])

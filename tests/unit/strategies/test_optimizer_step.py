@@ -56,13 +56,6 @@ class Zeroing(torch.optim.SGD):
         return super().step(closure)
 
 
-class Deaf(torch.optim.SGD):
-    """Takes the gradients that are there."""
-
-    def step(self, closure: Any = None) -> Any:
-        return super().step()
-
-
 class With(Net):
     def __init__(self, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         super().__init__(dense_layers())
@@ -76,7 +69,6 @@ REFUSED = {
     Twice: "Twice evaluates the network several times",
     Ascending: "Ascending evaluates the network several times or at other weights",
     Zeroing: "Zeroing evaluates the network several times or at other weights",
-    Deaf: "Deaf does not call the closure",
     Counting: "Counting, or a hook of its step, changes 'number'",
 }
 

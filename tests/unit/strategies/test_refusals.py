@@ -111,8 +111,6 @@ REFUSALS = {
     "cuts": Refusal("do not split 7 layers", strategy=lambda: {"cuts": [9]}),
     "config": Refusal("is for 3 devices", strategy=lambda: {"config": "2-1"}),
     "words": Refusal("does not say", strategy=lambda: {"config": "two"}),
-    "mode": Refusal("mode='fast' is unknown", strategy=lambda: {"mode": "fast"}),
-    "balance": Refusal("balance='luck' is unknown", strategy=lambda: {"balance": "luck"}),
     "spectrain": Refusal(
         "not of Adam",
         strategy=lambda: {"mode": "spectrain"},
