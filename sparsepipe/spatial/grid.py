@@ -8,8 +8,9 @@ their own.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -216,10 +217,12 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     Raises:
         ConfigError: no grid has as many ranks and no more shards than positions.
     """
+    factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
     found = [
         shape
-        for shape in _factorisations(ranks, len(sizes))
-        if all(parts <= size for parts, size in zip(shape, sizes, strict=True))
+        for shape in itertools.product(factors, repeat=len(sizes))
+        if math.prod(shape) == ranks
+        and all(parts <= size for parts, size in zip(shape, sizes, strict=True))
     ]
     if not found:
         raise ConfigError(
@@ -232,17 +235,6 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
         return sum((p - 1) * across // size for p, size in zip(shape, sizes, strict=True))
 
     return min(found, key=lambda shape: (exchanged(shape), shape))
-
-
-def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product of ``count`` factors, in order."""
-    if count == 1:
-        yield (number,)
-        return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            for rest in _factorisations(number // first, count - 1):
-                yield (first, *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from sparsepipe.spatial.normalization import recomputing
 from sparsepipe.spatial.shard import (
@@ -53,8 +53,12 @@ is_meta is_mkldnn is_mps is_xpu retains_grad
 """.split()  # noqa: SIM905
 
 
-_ALONG = "softmax log_softmax softmin glu cumsum cumprod".split()  # noqa: SIM905
-"""Each position's result depends on those along one dimension."""
+_ALONG: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys("softmax log_softmax softmin cumsum cumprod narrow".split(), (0, None)),  # noqa: SIM905
+    **dict.fromkeys("chunk split tensor_split".split(), (1, 0)),  # noqa: SIM905
+    **{"glu": (0, -1), "normalize": (1, 1)},
+}
+"""Functions along one dimension: its place among further arguments, and its default."""
 
 
 def _named(names: Sequence[str]) -> list[Any]:
@@ -126,11 +130,6 @@ def _asked_of_whole(func: Callable[..., Any], shard: Shard, *args: Any, **kwargs
     return func(torch.empty(whole_shape(shard), device="meta"), *args, **kwargs)
 
 
-@function_rule(Tensor.__deepcopy__)
-def _copy(_: Any, shard: Shard, memo: dict[int, Any]) -> Shard:
-    return alike(copy.deepcopy(local_of(shard), memo), shard)
-
-
 @function_rule(Tensor.__repr__, Tensor.__str__)
 def _text(_: Any, shard: Shard, **kwargs: Any) -> str:
     return f"Shard({list(local_of(shard).shape)} of {list(whole_shape(shard))})"
@@ -144,13 +143,16 @@ def _grad(_: Any, shard: Shard) -> Tensor | None:
     return alike(grad, shard)
 
 
-@function_rule(*_named(_ALONG), F.normalize)
+@function_rule(*_named([*_ALONG]))
 def _along_one(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
-    dim = kwargs.get("dim", args[0] if args else None)
+    name = func.__name__
+    place, default = _ALONG[name]
+    dim = kwargs.get("dim", args[place] if len(args) > place else default)
     if dim is None:  # of a softmax, which PyTorch chooses by the number of dimensions
         dim = 0 if input.dim() in (1, 3) else 1
-    uncut(input, dim, f"{func.__name__} over")
-    return alike(func(local_of(input), *args, **kwargs), input)
+    uncut(input, dim, f"{name} along")
+    found = func(local_of(input), *args, **kwargs)
+    return tree_map_only(Tensor, lambda each: alike(each, input), found)
 
 
 @function_rule(torch.cat, torch.concat, torch.concatenate)
@@ -168,37 +170,6 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
 
 
 @function_rule(
-    torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.tensor_split, Tensor.tensor_split
-)
-def _divided(func: Callable[..., Any], input: Shard, parts: Any, dim: int = 0) -> tuple[Shard, ...]:
-    uncut(input, dim, "splitting")
-    return tuple(alike(each, input) for each in func(local_of(input), parts, dim))
-
-
-@function_rule(torch.narrow, Tensor.narrow)
-def _narrow(_: Any, input: Shard, dim: int, start: int, length: int) -> Shard:
-    uncut(input, dim, "narrow along")
-    return alike(local_of(input).narrow(dim, start, length), input)
-
-
-@function_rule(torch.unsqueeze, Tensor.unsqueeze)
-def _unsqueeze(_: Any, input: Shard, dim: int) -> Shard:
-    ndim = local_of(input).dim()
-    place = dim if dim < 0 else dim - ndim - 1
-    dims = [each if each > place else each - 1 for each in input.dims]
-    return shard_of(local_of(input).unsqueeze(place), input.grid, dims, input.full)
-
-
-@function_rule(torch.squeeze, Tensor.squeeze)
-def _squeeze(_: Any, input: Shard, dim: int) -> Shard:
-    place = uncut(input, dim, "squeeze of")
-    if local_of(input).shape[place] != 1:
-        return input
-    dims = [each if each > place else each + 1 for each in input.dims]
-    return shard_of(local_of(input).squeeze(place), input.grid, dims, input.full)
-
-
-@function_rule(
     *(torch.permute, Tensor.permute, torch.movedim, Tensor.movedim),
     *(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes),
 )
@@ -213,6 +184,7 @@ def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: A
 @function_rule(
     *(Tensor.view, Tensor.reshape, torch.reshape, Tensor.view_as, Tensor.reshape_as),
     *(torch.flatten, Tensor.flatten, torch.unflatten, Tensor.unflatten),
+    *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
 )
 def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
     """A shard where the cut dimensions are the last and stay, else the whole."""

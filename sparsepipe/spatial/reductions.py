@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsepipe.runtime.collectives.halo import add_up, added_up, largest, smallest
+from sparsepipe.runtime.collectives.halo import add_up, added_up
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import (
     Shard,
@@ -26,54 +26,10 @@ from sparsepipe.spatial.shard import (
     own_part,
     shard_of,
     uncut,
+    whole,
     whole_shape,
     without_rule,
 )
-
-
-class _Largest(torch.autograd.Function):
-    """The largest of all ranks' values; the first position that has it gets the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, position: Tensor, grid: Grid) -> Tensor:
-        what = "finding the largest value of all shards"
-        found = largest(value, grid.group, what=what)
-        candidates = torch.where(value == found, position, torch.iinfo(position.dtype).max)
-        ctx.grid = grid
-        ctx.save_for_backward(candidates == smallest(candidates, grid.group, what=what))
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (mine,) = ctx.saved_tensors
-        whole = add_up(gradient, ctx.grid.group, what="adding up gradients over shards")
-        return whole * mine, None, None
-
-
-class _LargestShared(torch.autograd.Function):
-    """The largest value over dimensions; all positions that have it share the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, dims: list[int], grid: Grid) -> Tensor:
-        if local.numel():
-            value = local.amax(dims, keepdim=True)
-        else:
-            shape = [1 if dim - local.dim() in dims else n for dim, n in enumerate(local.shape)]
-            value = local.new_full(shape, -math.inf)
-        found = largest(value, grid.group, what="finding the largest value of all shards")
-        equal = local == found
-        count = equal.sum(dims, keepdim=True)
-        ctx.grid = grid
-        ctx.save_for_backward(equal, add_up(count, grid.group, what="counting largest values"))
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        equal, count = ctx.saved_tensors
-        whole = add_up(gradient, ctx.grid.group, what="adding up gradients over shards")
-        return (whole / count).to(gradient.dtype) * equal, None, None
 
 
 class _ShardedToReplicated(torch.autograd.Function):
@@ -115,11 +71,6 @@ def leave(value: Tensor, grid: Grid) -> Tensor:
     return result
 
 
-def over_shards(value: Tensor, grid: Grid) -> Tensor:
-    """The sum over all ranks of the grid."""
-    return added_up(value, grid.group, what="values of shards")
-
-
 def widened(dtype: torch.dtype) -> torch.dtype:
     """Dtype in which values of a dtype are summed: single precision for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -133,47 +84,23 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
     Args:
         shard: of the whole.
         dims: counted from the end.
-        how: ``torch.sum``, ``torch.mean`` or ``torch.amax``.
+        how: ``torch.sum``, ``torch.mean`` or ``torch.amax``; the last one gathers the whole.
     """
-    local, grid = local_of(shard), shard.grid
     if how is torch.amax:
-        result: Tensor = _LargestShared.apply(local, list(dims), grid)  # type: ignore[no-untyped-call]
-        return result
+        return how(whole(shard), dims, keepdim=True)
+    local = local_of(shard)
     dtype = how(local.new_zeros(1)).dtype  # PyTorch's choice, under autocast as well
-    summed = over_shards(local.sum(list(dims), keepdim=True, dtype=widened(dtype)), grid)
+    summed = local.sum(list(dims), keepdim=True, dtype=widened(dtype))
+    summed = added_up(summed, shard.grid.group, what="values of shards")
     if how is torch.mean:
         summed = summed / math.prod(whole_shape(shard)[dim] for dim in dims)
     return summed.to(dtype)
 
 
-def first_largest(shard: Shard) -> Tensor:
-    """The largest value over the last dimensions, from the first cut one on; each is kept as one.
-
-    The first of equal ones gets the gradient, as in a max pool.
-    """
-    local, grid = local_of(shard), shard.grid
-    count = -min(shard.dims)
-    shape = [*local.shape[:-count], *[1] * count]
-    if local.numel():
-        value, index = local.flatten(-count).max(-1)
-        starts = [0] * count
-        for axis, (dim, size) in enumerate(zip(shard.dims, shard.full, strict=True)):
-            starts[dim] = grid.held(axis, size).start
-        position = torch.zeros_like(index)
-        places = torch.unravel_index(index, local.shape[-count:])
-        for place, start, size in zip(places, starts, whole_shape(shard)[-count:], strict=True):
-            position = position * size + place + start
-    else:
-        value = local.new_full(shape, -math.inf).flatten(-count)[..., 0] + local.sum()
-        position = torch.zeros_like(value, dtype=torch.int64)
-    result: Tensor = _Largest.apply(value, position, grid)  # type: ignore[no-untyped-call]
-    return result.reshape(shape)
-
-
 def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
     """The sum of all ranks' losses, made in single precision at least."""
     summed = losses.sum(dtype=widened(losses.dtype))
-    return over_shards(summed, grid).to(losses.dtype)
+    return added_up(summed, grid.group, what="values of shards").to(losses.dtype)
 
 
 def _reduced(
@@ -186,24 +113,15 @@ def _reduced(
     if cut and cut != set(shard.dims):
         raise without_rule("a reduction over some of the dimensions that are cut")
     if not cut:
-        local = how(local_of(shard), dims, keepdim=True)
-        kept = alike(local, shard)
-        return kept if keepdim else _squeezed(kept, dims)
+        return _without(how(local_of(shard), dims, keepdim=keepdim), shard, [] if keepdim else dims)
     result = total(shard, dims, how)
-    if keepdim:
-        return result
-    places = sorted((d + result.dim() for d in dims), reverse=True)
-    for place in places:
-        result = result.squeeze(place)
-    return result
+    return result if keepdim else result.squeeze(tuple(dims))
 
 
-def _squeezed(shard: Shard, dims: Sequence[int]) -> Shard:
-    """Without ``dims``, none of which is cut and each of which has one position."""
-    left = [dim for dim in range(-local_of(shard).dim(), 0) if dim not in dims]
-    local = local_of(shard).squeeze(tuple(dims))
-    moved_dims = [left.index(dim) - len(left) for dim in shard.dims]
-    return shard_of(local, shard.grid, moved_dims, shard.full)
+def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
+    """``local`` as a shard like ``shard``, of which the dimensions ``gone``, uncut, are missing."""
+    dims = [dim + sum(each > dim for each in gone) for dim in shard.dims]
+    return shard_of(local, shard.grid, dims, shard.full)
 
 
 @function_rule(torch.sum, Tensor.sum, torch.mean, Tensor.mean)
@@ -234,11 +152,9 @@ def _max(
     if not isinstance(dim, int):
         return torch.maximum(input, other.get("other", dim))  # type: ignore[arg-type]
     place = uncut(input, dim, "max with indices over")
-    found = torch.max(local_of(input), dim, keepdim=True)
-    parts = [alike(each, input) for each in found]
-    if not keepdim:
-        parts = [_squeezed(each, [place]) for each in parts]
-    return torch.return_types.max((parts[0], parts[1]))
+    gone = [] if keepdim else [place]
+    values, indices = torch.max(local_of(input), dim, keepdim)
+    return torch.return_types.max((_without(values, input, gone), _without(indices, input, gone)))
 
 
 @function_rule(torch.argmax, Tensor.argmax)
@@ -246,8 +162,7 @@ def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False)
     if dim is None:
         raise without_rule("argmax over dimensions that are cut")
     place = uncut(input, dim, "argmax over")
-    found = alike(torch.argmax(local_of(input), dim, keepdim=True), input)
-    return found if keepdim else _squeezed(found, [place])
+    return _without(torch.argmax(local_of(input), dim, keepdim), input, [] if keepdim else [place])
 
 
 _LOSSES = (

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from sparsepipe.spatial.convolution import as_tuple, halo_moves
 from sparsepipe.spatial.grid import Grid, Move, fetch, give_back, moved
 from sparsepipe.spatial.intervals import Interval, Window, exchanges, shares
-from sparsepipe.spatial.reductions import first_largest, total, widened
+from sparsepipe.spatial.reductions import total, widened
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
@@ -29,6 +29,20 @@ from sparsepipe.spatial.shard import (
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@function_rule(F.pixel_shuffle, torch.pixel_shuffle, F.pixel_unshuffle, torch.pixel_unshuffle)
+def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
+    """Gathers the whole, computes on every rank what one device would, and cuts the result.
+
+    The rule of rare functions: it takes the memory and the time of one device.
+
+    Raises:
+        ConfigError: the dimensions that are cut are not the last ones.
+    """
+    if input.dims != tuple(range(-input.grid.dimensions, 0)):
+        raise without_rule(f"{func.__name__} of dimensions in another order")
+    return cut(func(whole(input), *args, **kwargs), input.grid)
 
 
 def _pool_windows(
@@ -89,13 +103,12 @@ def _windowed(
     *,
     keeps_input: bool,
 ) -> Shard:
-    """Applies a windowed layer to a shard and its halo.
+    """Applies a layer with windows over the last dimensions to a shard and its halo.
 
     Args:
         shard: of the whole.
-        windows: of the layer, for each of the last dimensions.
-        compute: from the shard with its halo, the outputs of this rank and the sizes of the whole,
-            in each of these dimensions.
+        windows: of the layer.
+        compute: from the shard with its halo, this rank's outputs and the sizes of the whole.
         keeps_input: whether PyTorch's layer keeps its input for the backward pass.
     """
     moves, grid = halo_moves(shard, windows), shard.grid
@@ -131,6 +144,7 @@ def _padded(
     return F.pad(ready, pads, value=value) if any(pads) else ready
 
 
+@function_rule(*_MAX.values(), torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 def _max_pool(
     func: Callable[..., Any],
     input: Shard,
@@ -143,7 +157,7 @@ def _max_pool(
 ) -> Shard:
     if return_indices:
         raise without_rule("max_pool with return_indices")
-    count = next(n for n, names in _MAX_NAMES.items() if func in names)
+    count = int(func.__name__[-2])  # max_pool2d
     windows = _pool_windows(count, kernel_size, stride, padding, dilation, ceil_mode)
 
     def pool(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
@@ -157,15 +171,7 @@ def _max_pool(
     return _windowed(input, windows, pool, keeps_input=True)
 
 
-_MAX_NAMES = {
-    1: (F.max_pool1d, torch.max_pool1d),
-    2: (F.max_pool2d, torch.max_pool2d),
-    3: (F.max_pool3d, torch.max_pool3d),
-}
-function_rule(*(name for names in _MAX_NAMES.values() for name in names))(_max_pool)
-
-
-@function_rule(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+@function_rule(*_AVG.values())
 def _avg_pool(
     func: Callable[..., Any],
     input: Shard,
@@ -184,7 +190,9 @@ def _avg_pool(
         kernel = [window.kernel for window in windows]
         mean = _AVG[count](ready, kernel, [window.stride for window in windows])
         for place, (window, mine, size) in enumerate(zip(windows, outputs, sizes, strict=True)):
-            seen = _taps(window, mine, size, count_include_pad)
+            pad = window.before if count_include_pad else 0
+            starts = (o * window.stride - window.before for o in range(mine.start, mine.stop))
+            seen = [min(s + window.kernel, size + pad) - max(s, -pad) for s in starts]
             if divisor_override is not None:
                 seen = [divisor_override if place == 0 else 1] * mine.size
             if any(each != window.kernel for each in seen):
@@ -195,55 +203,33 @@ def _avg_pool(
     return _windowed(input, windows, pool, keeps_input=True)
 
 
-def _taps(window: Window, outputs: Interval, size: int, include_pad: bool) -> list[int]:
-    """Divisors of an average pool, one for each output."""
-    low, high = (-window.before, size + window.after) if include_pad else (0, size)
-    starts = (o * window.stride - window.before for o in range(outputs.start, outputs.stop))
-    return [min(s + window.kernel, high) - max(s, low) for s in starts]
+_Taps = Callable[[int], list[tuple[int, float]]]
+"""Positions of inputs, with their weights, that make one output."""
 
 
-def _along(
-    shard: Shard, dim: int, size: int, needs: Callable[[int], Interval]
-) -> tuple[Shard, list[int], int]:
-    """A shard with what its outputs need along one of the last dimensions.
+def _picked(shard: Shard, dim: int, size: int, taps: _Taps) -> Shard:
+    """Weighted sums of positions along one of the last dimensions, of which ``size`` come out.
 
-    Args:
-        shard: to move.
-        dim: counted from the end.
-        size: of the whole output.
-        needs: the inputs of one output.
-
-    Returns:
-        The moved tensor as a shard of the new size, the outputs of this rank, and the first
-        position that is there.
+    As PyTorch does, it computes with values of half precision in single precision.
     """
 
     def hull(outputs: Interval) -> Interval:
         if not outputs.size:
             return Interval(0, 0)
-        first, last = needs(outputs.start), needs(outputs.stop - 1)
-        return Interval(min(first.start, last.start), max(first.stop, last.stop))
+        first, last = taps(outputs.start), taps(outputs.stop - 1)
+        ends = first[0][0], first[-1][0], last[0][0], last[-1][0]
+        return Interval(min(ends), max(ends) + 1)
 
-    if dim not in shard.dims:
-        return shard, list(range(size)), 0
-    grid, axis = shard.grid, shard.dims.index(dim)
-    outputs = shares(size, grid.shape[axis])
-    plans = exchanges(shard.full[axis], tuple((hull(each),) for each in outputs))
-    place = grid.coordinate(axis)
-    ready = moved(local_of(shard), (Move(dim, axis, plans[place]),), grid)
-    full = (*shard.full[:axis], size, *shard.full[axis + 1 :])
-    mine = outputs[place]
-    return alike(ready, shard, full=full), list(range(mine.start, mine.stop)), hull(mine).start
-
-
-def _picked(local: Tensor, dim: int, rows: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
-    """Weighted sums of positions of one dimension: for each output its positions and weights.
-
-    As PyTorch does, it computes with values of half precision in single precision.
-    """
-    taps = max((len(row) for row in rows), default=1)
+    local, full, mine, start = local_of(shard), list(shard.full), Interval(0, size), 0
+    if dim in shard.dims:
+        grid, axis = shard.grid, shard.dims.index(dim)
+        outputs, place = shares(size, grid.shape[axis]), grid.coordinate(axis)
+        plans = exchanges(full[axis], tuple((hull(each),) for each in outputs))
+        local = moved(local, (Move(dim, axis, plans[place]),), grid)
+        full[axis], mine, start = size, outputs[place], hull(outputs[place]).start
+    rows = [[(i - start, weight) for i, weight in taps(o)] for o in range(mine.start, mine.stop)]
     result = local.narrow(dim, 0, 0)
-    for tap in range(taps if rows else 0):
+    for tap in range(len(rows[0]) if rows else 0):
         index = torch.tensor([row[tap][0] for row in rows], device=local.device)
         part = local.index_select(local.dim() + dim, index)
         if any(row[tap][1] != 1 for row in rows):
@@ -251,7 +237,7 @@ def _picked(local: Tensor, dim: int, rows: Sequence[Sequence[tuple[int, float]]]
             weight = part.new_tensor([row[tap][1] for row in rows])
             part = part * weight.view(-1, *[1] * (-dim - 1))
         result = part if tap == 0 else result + part
-    return result.to(local.dtype)
+    return alike(result.to(local.dtype), shard, full=full)
 
 
 @function_rule(F.interpolate, F.upsample)
@@ -265,9 +251,11 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Shard:
-    linear = mode in ("linear", "bilinear", "trilinear")
-    if antialias or not (linear or mode in ("nearest", "nearest-exact")):
-        raise without_rule(f"interpolate with mode={mode!r}" + " and antialias" * antialias)
+    if antialias or mode not in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear"):
+        return by_whole(
+            F.interpolate, input, size, scale_factor, mode, align_corners, recompute_scale_factor,
+            antialias,
+        )  # fmt: skip
     count = input.dim() - 2
     before = input.shape[2:]
     like = local_of(input).new_zeros([1, 1, *[2] * count])
@@ -288,26 +276,11 @@ def _interpolate(
         if n == m and scales[place] in (None, 1.0):
             continue
         taps = _linear_taps(n, m, scales[place], bool(align_corners))
-        if not linear:
+        if mode.startswith("nearest"):
             local = local_of(result)
             taps = _nearest_taps(n, m, scales[place], local, exact=mode == "nearest-exact")
-        result, outputs, first = _along(
-            result,
-            place - count,
-            m,
-            lambda o, taps=taps: _span(taps(o)),  # type: ignore[misc]
-        )
-        rows = [[(i - first, w) for i, w in taps(o)] for o in outputs]
-        full = result.full
-        result = alike(_picked(local_of(result), place - count, rows), input, full=full)
+        result = _picked(result, place - count, m, taps)
     return result
-
-
-_Taps = Callable[[int], list[tuple[int, float]]]
-
-
-def _span(taps: list[tuple[int, float]]) -> Interval:
-    return Interval(taps[0][0], taps[-1][0] + 1)
 
 
 def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact: bool) -> _Taps:
@@ -345,90 +318,23 @@ def _pad(
     _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Shard:
     F.pad(torch.empty(input.shape, device="meta"), pad, mode, value)  # refuses what PyTorch does
-    result = input
-    for place in range(len(pad) // 2):
-        before, after = pad[2 * place], pad[2 * place + 1]
-        if before or after:
-            result = _pad_one(result, -1 - place, before, after, mode, value)
-    return result
-
-
-def _pad_one(
-    shard: Shard, dim: int, before: int, after: int, mode: str, value: float | None
-) -> Shard:
-    if dim not in shard.dims:
-        local = local_of(shard)
-        pads = [0, 0] * (-dim - 1) + [before, after]
-        if mode == "constant":
-            return alike(F.pad(local, pads, value=value), shard)
-        index = [
-            _source(o - before, local.shape[dim], mode)
-            for o in range(local.shape[dim] + before + after)
-        ]
-        return alike(_picked(local, dim, [[(i, 1.0)] for i in index]), shard)
-    grid, axis = shard.grid, shard.dims.index(dim)
-    n = shard.full[axis]
-    m = n + before + after
-    full = (*shard.full[:axis], m, *shard.full[axis + 1 :])
-    outputs = shares(m, grid.shape[axis])
-    place = grid.coordinate(axis)
-    if mode == "constant":
-        inner = Interval(0, n)
-        needs = [each.shifted(-before) & inner for each in outputs]
-        plan = exchanges(n, tuple((each,) for each in needs))[place]
-        ready = moved(local_of(shard), (Move(dim, axis, plan),), grid)
-        missing = outputs[place].size - ready.shape[dim]
+    if mode != "constant":
+        return by_whole(F.pad, input, pad, mode)
+    local, full, grid = local_of(input), list(input.full), input.grid
+    pads = list(pad)
+    for axis, dim in enumerate(input.dims):
+        if -2 * dim > len(pad):
+            continue
+        before, after = pad[-2 * dim - 2], pad[-2 * dim - 1]
+        inner, full[axis] = Interval(0, full[axis]), full[axis] + before + after
+        outputs, place = shares(full[axis], grid.shape[axis]), grid.coordinate(axis)
+        needs = tuple((each.shifted(-before) & inner,) for each in outputs)
+        plan = exchanges(inner.size, needs)[place]
+        local = moved(local, (Move(dim, axis, plan),), grid)
+        missing = outputs[place].size - local.shape[dim]
         front = min(max(before - outputs[place].start, 0), missing)
-        pads = [0, 0] * (-dim - 1) + [front, missing - front]
-        return alike(F.pad(ready, pads, value=value), shard, full=full)
-    # Runs of neighbouring sources: of a circular padding there are several.
-    runs = [
-        _runs([_source(o - before, n, mode) for o in range(each.start, each.stop)])
-        for each in outputs
-    ]
-    plan = exchanges(n, tuple(tuple(run[0] for run in each) for each in runs))[place]
-    ready = moved(local_of(shard), (Move(dim, axis, plan),), grid)
-    rows, start = [], 0
-    for interval, positions in runs[place]:
-        rows += [[(start + each - interval.start, 1.0)] for each in positions]
-        start += interval.size
-    return alike(_picked(ready, dim, rows), shard, full=full)
-
-
-def _source(position: int, n: int, mode: str) -> int:
-    """The input that is seen at a position outside of the inputs, or inside."""
-    if mode == "circular":
-        return position % n
-    if mode == "replicate":
-        return min(max(position, 0), n - 1)
-    if mode == "reflect":
-        return (n - 1) - abs((n - 1) - abs(position))
-    raise without_rule(f"pad with mode={mode!r}")
-
-
-def _runs(positions: Sequence[int]) -> list[tuple[Interval, list[int]]]:
-    """Positions in their order, cut where a next one is none of the neighbours of the last."""
-    runs: list[list[int]] = []
-    for position in positions:
-        if runs and abs(position - runs[-1][-1]) <= 1:
-            runs[-1].append(position)
-        else:
-            runs.append([position])
-    return [(Interval(min(run), max(run) + 1), run) for run in runs]
-
-
-@function_rule(F.pixel_shuffle, torch.pixel_shuffle, F.pixel_unshuffle, torch.pixel_unshuffle)
-def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
-    """Gathers the whole, computes on every rank what one device would, and cuts the result.
-
-    The rule of rare functions: it takes the memory and the time of one device.
-
-    Raises:
-        ConfigError: the dimensions that are cut are not the last ones.
-    """
-    if input.dims != tuple(range(-input.grid.dimensions, 0)):
-        raise without_rule(f"{func.__name__} of dimensions in another order")
-    return cut(func(whole(input), *args, **kwargs), input.grid)
+        pads[-2 * dim - 2], pads[-2 * dim - 1] = front, missing - front
+    return alike(F.pad(local, pads, value=value), input, full=full)
 
 
 @function_rule(
@@ -446,13 +352,13 @@ def _adaptive_pool(
     output_size: int | Sequence[int | None],
     return_indices: bool = False,
 ) -> Any:
-    """A global pool by sums over ranks, any other one by the whole."""
+    """A global average by sums over ranks, any other pool by the whole."""
     if return_indices:
         raise without_rule("adaptive_max_pool with return_indices")
     count = input.dim() - 2
     given = (output_size,) * count if isinstance(output_size, int) else tuple(output_size)
     if any(given[count + dim] != 1 for dim in input.dims):
         return by_whole(func, input, output_size)
-    is_mean = "avg" in func.__name__
-    pooled = total(input, input.dims, torch.mean) if is_mean else first_largest(input)
-    return func(pooled, output_size)
+    if "avg" in func.__name__:
+        return func(total(input, input.dims, torch.mean), output_size)
+    return func(whole(input), output_size)

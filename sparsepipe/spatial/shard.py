@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import GetSetDescriptorType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import Grid, fetch, gather_moved, moved, whole_on_all
 
 FunctionRule = Callable[..., Any]
+_Rule = TypeVar("_Rule", bound=FunctionRule)
 
 
 class Shard(Tensor):
@@ -48,10 +49,11 @@ class Shard(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        rule = cls.rules.get(func)
-        if rule is None:
-            raise without_rule(_name_of(func))
-        return rule(func, *args, **(kwargs or {}))
+        if func in cls.rules:
+            return cls.rules[func](func, *args, **(kwargs or {}))
+        owner = getattr(func, "__self__", None)  # of an attribute of tensors
+        attribute = f"Tensor.{owner.__name__}" if isinstance(owner, GetSetDescriptorType) else ""
+        raise without_rule(attribute or str(getattr(func, "__name__", func)))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -73,15 +75,14 @@ class Shard(Tensor):
         return result if is_own else alike(result, args[0])
 
 
-def function_rule(*functions: Any) -> Callable[[FunctionRule], FunctionRule]:
+def function_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
     """Registers how ``functions`` act on shards.
 
     A rule is called with the function and its arguments, of which at least one holds a shard.
     """
 
-    def register(found: FunctionRule) -> FunctionRule:
-        for function in functions:
-            Shard.rules[function] = found
+    def register(found: _Rule) -> _Rule:
+        Shard.rules.update(dict.fromkeys(functions, found))
         return found
 
     return register
@@ -135,9 +136,7 @@ def whole(shard: Shard) -> Tensor:
     return moved(local_of(shard), moves, shard.grid)
 
 
-@function_rule(Grid.gather)
-def _gathered(_: Any, grid: Grid, local: Shard) -> Tensor:
-    return whole(local)
+Shard.rules[Grid.gather] = lambda _, grid, local: whole(local)
 
 
 def cut(whole: Tensor, grid: Grid) -> Shard:
@@ -184,10 +183,7 @@ def gathered(shard: Shard) -> Tensor:
 
 
 def own_part(value: Tensor, shard: Shard) -> Tensor:
-    """The part of a plain tensor that is broadcast to ``shard``.
-
-    That is all of it where it has no or one position in a dimension of the whole; this rank's where
-    it has those of the whole.
+    """The part of a plain tensor, of sizes that broadcast to the whole, that is for ``shard``.
 
     Raises:
         ConfigError: it has other sizes.
@@ -221,26 +217,14 @@ def uncut(shard: Tensor, dim: int, what: str) -> int:
 
 def without_rule(name: str, *, why: str = "") -> ConfigError:
     """The error for a function or module that has no rule for shards."""
+    place, frame = "", inspect.currentframe()
+    while frame is not None and not place:  # the innermost module that is being called
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            place = f" (called by {type(module).__name__}.{frame.f_code.co_name})"
+        frame = frame.f_back
     return ConfigError(
-        f"{name} has no rule for a sample that is cut into shards{_place()}{why}",
+        f"{name} has no rule for a sample that is cut into shards{place}{why}",
         remedy="register one for its module, @sparsepipe.spatial.rule(Module), or gather the "
         "sample before it (Grid.gather)",
     )
-
-
-def _name_of(function: Any) -> str:
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, GetSetDescriptorType):
-        return f"Tensor.{owner.__name__}"
-    return str(getattr(function, "__name__", function))
-
-
-def _place() -> str:
-    """The innermost module that is being called, for an error."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module):
-            return f" (called by {type(module).__name__}.{frame.f_code.co_name})"
-        frame = frame.f_back
-    return ""

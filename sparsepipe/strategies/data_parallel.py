@@ -37,6 +37,16 @@ _BUFFERS_OPTION = (
 )
 
 
+def _unwrapped(step: str, context: str) -> Any:
+    """An evaluation step of the module itself, not of its DDP wrapper."""
+
+    def evaluate(self: DataParallelStrategy, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed(), getattr(self.precision_plugin, context)():
+            return getattr(self.lightning_module, step)(*args, **kwargs)
+
+    return evaluate
+
+
 class DataParallelStrategy(RankedStrategy):
     """Lightning's DDP, made to fit samplers without padding and cheap BatchNorm.
 
@@ -114,21 +124,9 @@ class DataParallelStrategy(RankedStrategy):
         self._buffers_differ = True
         return super().training_step(*args, **kwargs)
 
-    @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluate("validation_step", "val_step_context", *args, **kwargs)
-
-    @override
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluate("test_step", "test_step_context", *args, **kwargs)
-
-    @override
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluate("predict_step", "predict_step_context", *args, **kwargs)
-
-    def _evaluate(self, step: str, context: str, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed(), getattr(self.precision_plugin, context)():
-            return getattr(self.lightning_module, step)(*args, **kwargs)
+    validation_step = _unwrapped("validation_step", "val_step_context")
+    test_step = _unwrapped("test_step", "test_step_context")
+    predict_step = _unwrapped("predict_step", "predict_step_context")
 
     @override
     def on_validation_start(self) -> None:

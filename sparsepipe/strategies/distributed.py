@@ -48,16 +48,8 @@ class RankEnvironment(LightningEnvironment):
         return int(os.environ.get("RANK", super().global_rank()))
 
     @override
-    def set_global_rank(self, rank: int) -> None:
-        super().set_global_rank(int(os.environ.get("RANK", rank)))
-
-    @override
     def world_size(self) -> int:
         return int(os.environ.get("WORLD_SIZE", super().world_size()))
-
-    @override
-    def set_world_size(self, size: int) -> None:
-        super().set_world_size(int(os.environ.get("WORLD_SIZE", size)))
 
     @override
     def teardown(self) -> None:
@@ -65,7 +57,7 @@ class RankEnvironment(LightningEnvironment):
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Refuse to train on another number of ranks than the Trainer is configured for."""
+    """Refuses to train on another number of ranks than the Trainer is configured for."""
     running = environment.world_size()
     unequal = (
         nodes > 1
@@ -136,8 +128,13 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
-        if not self._is_single:
-            self._follow_launcher()
+        parent, by_agent = os.getppid(), "TORCHELASTIC_RUN_ID" in os.environ
+        by_first_rank = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
+        if not self._is_single and (by_agent or by_first_rank):
+            # An agent outlives its ranks. The script's first rank may end before others, which go
+            # on when their training is over.
+            end_with_parent(parent)
+            self._follows_first_rank = not by_agent
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
         if self._is_single and not internals.process_group_exists():
@@ -179,17 +176,6 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
             self._stay()
             self._world_of_one.close()
 
-    def _follow_launcher(self) -> None:
-        """Ends this rank with what has started it: an elastic agent, which outlives its ranks, or,
-        until :meth:`_stay`, the script's first rank, which may end before others that go on.
-        """
-        parent = os.getppid()
-        by_agent = "TORCHELASTIC_RUN_ID" in os.environ
-        by_first_rank = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
-        if by_agent or by_first_rank:
-            end_with_parent(parent)
-            self._follows_first_rank = not by_agent
-
     def _stay(self) -> None:
         if self._follows_first_rank:
             outlive_parent()
@@ -228,18 +214,15 @@ def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> Non
     registered by ``atexit`` run before. The exit status is that of the error, also where the script
     has caught it: the status of a later ``sys.exit`` is not known at that point.
     """
-    known = atexit._ncallbacks() + 1
-    atexit.register(_exit, exit_status(error), blocked, known)
-
-
-def exit_status(error: BaseException) -> int:
+    status = 1
     if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    if isinstance(error, SIGTERMException):
-        return 128 + signal.SIGTERM
-    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-        return error.code or 0
-    return 1
+        status = 128 + signal.SIGINT
+    elif isinstance(error, SIGTERMException):
+        status = 128 + signal.SIGTERM
+    elif isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = error.code or 0
+    known = atexit._ncallbacks() + 1
+    atexit.register(_exit, status, blocked, known)
 
 
 def _exit(status: int, blocked: Callable[[], bool], known: int) -> None:

@@ -30,12 +30,7 @@ def stage_of(module: pl.LightningModule | None) -> str:
 
 
 class SampleShards:
-    """Cuts batches over a grid, and lets data sets that can read their rank's shard only.
-
-    Args:
-        grid: of the ranks that share samples.
-        device: of this rank.
-    """
+    """Cuts batches over a grid, and lets data sets that can read their rank's shard only."""
 
     def __init__(self, grid: Grid, device: torch.device) -> None:
         self._grid, self._device = grid, device
@@ -46,8 +41,7 @@ class SampleShards:
         """Lets the data set of a loader read this rank's part of each sample, if it can.
 
         Raises:
-            ConfigError: loaders of one stage differ in that, or in the sizes of samples; or there
-                are more shards than positions.
+            ConfigError: loaders of one stage differ in that, or a sample is too small.
         """
         data: Any = getattr(loader, "dataset", None)
         readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")

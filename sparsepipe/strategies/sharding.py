@@ -73,12 +73,14 @@ class ShardedOptimizer:
     def collect(self, *, given: Collection[int]) -> State:
         """The whole optimizer's state on rank 0, this rank's on others; all ranks call it.
 
-        Args:
-            given: ids of the parameters whose state this rank gives.
+        ``given`` are ids of the parameters whose state this rank gives.
         """
         local = self.optimizer.state_dict()
         numbers = [n for group in self._numbers for n in group]
-        mine = {numbers[n]: _to_host(entry) for n, entry in local["state"].items()}
+        mine = {
+            numbers[n]: pytree.tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), entry)
+            for n, entry in local["state"].items()
+        }
         sent = {n: entry for n, entry in mine.items() if id(self.whole[n]) in given}
         parts = gather_to_rank_0(sent) or [mine]
         groups, start = [], 0
@@ -100,7 +102,7 @@ class ShardedOptimizer:
         """Takes this rank's part of a whole optimizer's state.
 
         Raises:
-            ConfigError: it is of an optimizer with other groups.
+            ConfigError: the optimizer had other groups.
         """
         sizes = [len(group["params"]) for group in whole["param_groups"]]
         if sizes != self._sizes:
@@ -121,18 +123,12 @@ class ShardedOptimizer:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _to_host(tree: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda each: each.detach().cpu().clone(), tree)
-
-
 class GlobalNorm:
-    """Clips by the norm of the gradients of all ranks, as one process does.
+    """Clips by the norm of the gradients of all ranks, as one process does; a collective.
 
     Ranks exchange the norms of single parameters' gradients, from which
     ``torch.nn.utils.clip_grad_norm_`` computes the norm of the whole network. They are combined in
     the order of the whole optimizer, so that gradients have the bits of one process.
-
-    Clipping is collective: every rank has to clip as often as the others.
 
     Args:
         parameters: of the whole optimizer, in its order; those of other ranks need no values.
@@ -189,22 +185,18 @@ class GlobalNorm:
 
 
 class ModulePart(Protocol):
-    """The part of a module that this rank holds."""
+    """The part of a module that this rank holds.
 
-    def holds(self, name: str) -> bool:
-        """Whether this rank holds a parameter or buffer."""
+    ``holds`` says whether it holds a parameter or buffer, ``source`` which rank gives that to
+    others. ``prune`` frees what this rank does not hold, ``unprune`` makes room for it again, with
+    NaN for values. Our own code reads parameters within ``silent``.
+    """
 
-    def source(self, name: str) -> int:
-        """The rank that gives a parameter or buffer to others."""
-
-    def prune(self) -> None:
-        """Frees what this rank does not hold."""
-
-    def unprune(self) -> None:
-        """Makes room for it again; its values are NaN until :meth:`ShardedModule.fill`."""
-
-    def silent(self) -> AbstractContextManager[None]:
-        """Context in which our own code may read parameters."""
+    def holds(self, name: str) -> bool: ...
+    def source(self, name: str) -> int: ...
+    def prune(self) -> None: ...
+    def unprune(self) -> None: ...
+    def silent(self) -> AbstractContextManager[None]: ...
 
 
 _Part = TypeVar("_Part", bound=ModulePart)
@@ -219,8 +211,7 @@ class ShardedModule(Generic[_Part]):
         module: the LightningModule; what the rank does not hold is removed from it.
         part: what it holds.
         rank: this one.
-        optimizer: over the whole module; parameters that the rank does not hold are removed from
-            it. None where nothing is trained.
+        optimizer: over the whole module, reduced likewise; None where nothing is trained.
 
     Attributes:
         optimizer: the sharded one; None where nothing is trained.
@@ -230,9 +221,7 @@ class ShardedModule(Generic[_Part]):
     def __init__(
         self, module: pl.LightningModule, *, part: _Part, rank: int, optimizer: Optimizer | None
     ) -> None:
-        self._module = module
-        self.part = part
-        self._rank = rank
+        self._module, self.part, self._rank = module, part, rank
         broadcast_tensors_([*module.parameters(), *module.buffers()], source=0)
         state = module.state_dict()
         self._names = list(state)
@@ -244,7 +233,6 @@ class ShardedModule(Generic[_Part]):
         self.optimizer = None if optimizer is None else ShardedOptimizer(optimizer, owned=owned)
 
     def global_norm(self) -> GlobalNorm:
-        """Clips gradients by their norm over all ranks."""
         assert self.optimizer is not None
         return GlobalNorm(self.optimizer.whole, given=self.given)
 

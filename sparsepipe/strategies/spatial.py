@@ -57,12 +57,16 @@ class SpatialStrategy(DataParallelStrategy):
         slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
 
+    Attributes:
+        grid: the ranks that share this one's samples, while a Trainer runs.
+
     Raises:
-        ConfigError: grid and replicas are no positive numbers; when training starts, their product
-            is not the number of ranks, or a layer cannot compute with shards.
+        ConfigError: when training starts, the product of grid and replicas is not the number of
+            ranks, or a layer cannot compute with shards.
     """
 
     strategy_name = "sparsepipe_spatial"
+    grid: Grid
 
     def __init__(
         self,
@@ -88,17 +92,10 @@ class SpatialStrategy(DataParallelStrategy):
         self._replicas = replicas
         self._overlap = overlap
         self.gather_predictions = gather_predictions
-        self._grid: Grid | None = None
         self._groups: tuple[Any, Any] = (None, None)
         self._metrics: list[tuple[Metric, Any, Any]] = []
         self._shards: SampleShards | None = None
         self._frozen: list[nn.Parameter] = []
-
-    @property
-    def grid(self) -> Grid:
-        """The ranks that share this one's samples, while a Trainer runs."""
-        assert self._grid is not None
-        return self._grid
 
     @property
     def _ranks_per_replica(self) -> int:
@@ -144,9 +141,10 @@ class SpatialStrategy(DataParallelStrategy):
                 "shards",
                 remedy="train the module that it was compiled from",
             )
-        self._grid = Grid(self._chosen_shape(trainer), self._groups[0], overlap=self._overlap)
-        self._shards = SampleShards(self._grid, self.root_device)
-        spatialize_layers(module, self._grid)
+        shape = self._shape or self._fitting_shape(trainer)
+        self.grid = Grid(shape, self._groups[0], overlap=self._overlap)
+        self._shards = SampleShards(self.grid, self.root_device)
+        spatialize_layers(module, self.grid)
         for metric in module.modules():  # count each sample once: all ranks of a grid count it
             if isinstance(metric, Metric):
                 kept = metric, metric.process_group, metric.distributed_available_fn
@@ -157,9 +155,7 @@ class SpatialStrategy(DataParallelStrategy):
         super().setup(trainer)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
 
-    def _chosen_shape(self, trainer: pl.Trainer) -> tuple[int, ...]:
-        if self._shape is not None:
-            return self._shape
+    def _fitting_shape(self, trainer: pl.Trainer) -> tuple[int, ...]:
         sizes = getattr(getattr(trainer, "datamodule", None), "sample_sizes", None)
         if sizes is None:
             raise ConfigError(
@@ -196,12 +192,8 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        predicted = super().predict_step(*args, **kwargs)
-        return (
-            pytree.tree_map_only(Shard, gathered, predicted)
-            if self.gather_predictions
-            else predicted
-        )
+        found = super().predict_step(*args, **kwargs)
+        return pytree.tree_map_only(Shard, gathered, found) if self.gather_predictions else found
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -234,19 +226,19 @@ class SpatialStrategy(DataParallelStrategy):
         if self._shards is not None:
             self._shards.restore()
             self._shards = None
-        for emptied in (self._metrics, self._frozen):
-            emptied.clear()
+        self._metrics.clear()
+        self._frozen.clear()
         for group in self._groups:
             process_group.destroy_group(group)
-        self._grid, self._groups = None, (None, None)
+        self._groups = (None, None)
         super().teardown()
 
 
 def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: int) -> None:
-    """Checks that replicas of a grid are as many ranks as there are.
+    """Checks that replicas of a grid use all ranks.
 
     Raises:
-        ConfigError: they are not, or a grid has one rank only.
+        ConfigError: they do not, or a grid has one rank only.
     """
     size = None if grid == "auto" else math.prod(map(int, grid))
     text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"

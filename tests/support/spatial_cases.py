@@ -134,6 +134,7 @@ def _resamplings(n: int, size: tuple[int, ...]) -> Iterator[Case]:
     yield Case("linear of a size", size, partial(nn.Upsample, (17, 6, 19)[:n], None, LINEAR[n]))
     yield Case("flattened", size, partial(_flattened, size), True)
     if n == 2:
+        yield Case("bicubic", size, partial(nn.Upsample, None, 2, "bicubic"))
         yield Case("pixel shuffle", size, partial(nn.PixelShuffle, 2))
         yield Case("pixel unshuffle", (12, 10), partial(nn.PixelUnshuffle, 2))
 
@@ -151,6 +152,7 @@ class Applied(nn.Module):
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": lambda x: F.glu(x, 1),
+    "glu by default": lambda x: F.glu(x.movedim(1, -1)).movedim(-1, 1),
     "normalize": F.normalize,
     "cumsum": lambda x: x.cumsum(1),
     "narrow": lambda x: x.narrow(1, 1, 2),

@@ -129,16 +129,6 @@ def group_rank(group: ProcessGroup | None) -> int:
     return dist.get_rank(group)
 
 
-def largest(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """The largest value of all ranks of a group, elementwise, in a new tensor."""
-    return _reduce(value, dist.ReduceOp.MAX, group, what)
-
-
-def smallest(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """The smallest value of all ranks of a group, elementwise, in a new tensor."""
-    return _reduce(value, dist.ReduceOp.MIN, group, what)
-
-
 def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
     """The sum of ``value`` over the ranks of a group, in a new tensor."""
     return _reduce(value, dist.ReduceOp.SUM, group, what)

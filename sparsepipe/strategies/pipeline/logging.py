@@ -1,8 +1,8 @@
 """Values that a step logs, carried from the last stage to every rank.
 
-``self.log`` on the last stage is recorded instead of done. The records travel upstream with the
-gradients and are shown where they come by; at a drain every rank gets all of them and repeats them
-in the order of the minibatches, so that it holds bitwise what one process would.
+``self.log`` on the last stage is recorded instead of done. Records are shown where they come by; at
+a drain every rank repeats all of them in the order of the minibatches, and holds bitwise what one
+process would.
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ class LogRecorder:
                 value = value if isinstance(value, Tensor) and value.numel() == 1 else None
             else:
                 metric = None
-            if isinstance(value, Tensor):
-                notes.append(Logged(name, value.item(), value.dtype, metric, options))
-            else:
-                notes.append(Logged(name, value, None, metric, options))
+            dtype = value.dtype if isinstance(value, Tensor) else None
+            number = value.item() if isinstance(value, Tensor) else value
+            notes.append(Logged(name, number, dtype, metric, options))
 
         with _instead_of_log(self._module, log):
             yield notes
@@ -184,11 +183,10 @@ _REDUCTIONS: Mapping[Any, Callable[[Sequence[float]], float]] = {
 
 
 def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
-    """One minibatch's logs, from those of its microbatches.
+    """One minibatch's logs, from those of its microbatches, each with its number of samples.
 
     A value is reduced over microbatches by its ``reduce_fx``, as over steps; a mean counts each by
-    its samples. What a call of a metric returned is averaged likewise, which counts for a
-    step alone: its states are those of all samples.
+    its samples. What a call of a metric returned is averaged likewise.
     """
     if len(parts) == 1:
         return parts[0][1]

@@ -46,29 +46,34 @@ _CLOCKS = "and the ranks' clocks would disagree on the step"
 
 def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
     """Refuses settings of the Trainer, and callbacks."""
-    if trainer.accumulate_grad_batches != 1:
-        raise ConfigError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} does not go with a "
-            "pipeline, whose stages update after each minibatch",
-            remedy="set it to 1; use a larger batch (synchronous pipelines, such as "
-            "parallel=gpipe, go through it in parts), or more replicas of each stage",
-        )
-    if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise ConfigError(
-            f"precision={trainer.precision} scales the loss, by a factor that stages would have "
-            "to agree on at each step",
-            remedy="use precision='bf16-mixed', which needs no scaling",
-        )
-    if internals.validates_by_time(trainer):
-        raise ConfigError(
+    accumulates = trainer.accumulate_grad_batches
+    for is_set, problem, remedy in (
+        (
+            accumulates != 1,
+            f"accumulate_grad_batches={accumulates} does not go with a pipeline, whose stages "
+            "update after each minibatch",
+            "set it to 1; use a larger batch (synchronous pipelines, such as parallel=gpipe, go "
+            "through it in parts), or more replicas of each stage",
+        ),
+        (
+            getattr(trainer.precision_plugin, "scaler", None) is not None,
+            f"precision={trainer.precision} scales the loss, by a factor that stages would have to "
+            "agree on at each step",
+            "use precision='bf16-mixed', which needs no scaling",
+        ),
+        (
+            internals.validates_by_time(trainer),
             f"val_check_interval is a time, {_CLOCKS}",
-            remedy="give a number of batches or a fraction of an epoch",
-        )
-    if synchronises_norm:
-        raise ConfigError(
+            "give a number of batches or a fraction of an epoch",
+        ),
+        (
+            synchronises_norm,
             "sync_batchnorm=true does not go with a pipeline",
-            remedy="leave it out: each replica normalises by its own batch",
-        )
+            "leave it out: each replica normalises by its own batch",
+        ),
+    ):
+        if is_set:
+            raise ConfigError(problem, remedy=remedy)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         kind = type(callback).__name__
         if isinstance(callback, ModelCheckpoint) and callback.save_on_exception:

@@ -1,9 +1,7 @@
 """A module's step in two halves: before its call of ``layers``, and from that call on.
 
-On one device it runs in one piece. The first half runs where the batch is read, the second where
-the last layers are. The second half runs the code before the call again, for what it needs of the
-batch later; what it draws at random there it draws as the first did, from the global generators
-and from those that :func:`generators_of` finds.
+On one device it runs in one piece. The second half runs the code before the call again, for what
+it needs of the batch later, and draws at random as the first did.
 """
 
 from __future__ import annotations
@@ -62,11 +60,7 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
 
 
 class _Called(BaseException):
-    """Carries the input of ``layers`` out of a step."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
+    """Carries the input of ``layers`` out of a step, as its only argument."""
 
 
 @contextmanager
@@ -122,8 +116,7 @@ def run_until_layers(
     """Runs a step up to its call of ``layers``.
 
     Raises:
-        ConfigError: it does not call them, their input needs a gradient, or it makes a random
-            generator.
+        ConfigError: it cannot be cut there.
     """
 
     def leave(value: Any) -> Any:
@@ -134,7 +127,7 @@ def run_until_layers(
         with _in_place_of(layers, leave):
             step()
     except _Called as called:
-        value = called.value
+        (value,) = called.args
     else:
         raise ConfigError("the step catches every exception of its layers", remedy=_ONCE)
     _check_input(value)
@@ -162,8 +155,7 @@ def run_from_layers(
     states ``randomness`` (:attr:`Opened.randomness`).
 
     Raises:
-        ConfigError: ``layers`` is called twice or not at all, the step needs the input's data
-            apart from that call, or draws from a generator that is not on this rank.
+        ConfigError: the step cannot be cut at its call of ``layers``.
     """
     own: FormerStates = []
     if randomness:
@@ -206,7 +198,7 @@ def run_through(
     """Runs a step in one piece, with ``run`` in place of ``layers``; the step's result.
 
     Raises:
-        ConfigError: ``layers`` is called twice or not at all, or its input needs a gradient.
+        ConfigError: the step could not be cut at its call of ``layers``.
     """
 
     def forward(value: Any) -> Any:
@@ -215,6 +207,10 @@ def run_through(
 
     with _in_place_of(layers, forward):
         return step()
+
+
+def _emptied(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def without_input(batch: Any, value: Any) -> Any:
@@ -227,16 +223,12 @@ def without_input(batch: Any, value: Any) -> Any:
         tensors = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
         return {each.untyped_storage().data_ptr() for each in tensors if each.numel()} - {0}
 
-    def emptied(tensor: Tensor) -> Tensor:
-        shape, stride = tensor.shape, tensor.stride()
-        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
-
     of_input = storages(value)
 
     def strip(unit: Any) -> Any:
         if of_input.isdisjoint(storages(unit)):
             return unit
-        return pytree.tree_map_only(Tensor, emptied, unit)
+        return pytree.tree_map_only(Tensor, _emptied, unit)
 
     return pytree.tree_map(strip, batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
 
@@ -253,7 +245,7 @@ def check_output(output: Any) -> Tensor:
 
 
 class ModuleSteps:
-    """Both halves of ``training_step``, ``validation_step``, ``test_step`` and ``predict_step``.
+    """Both halves of the steps of training, validation, test and prediction.
 
     Args:
         in_step: context of the step itself.
@@ -274,12 +266,8 @@ class ModuleSteps:
         autocast: Callable[[], AbstractContextManager[Any]],
         send_input: bool,
     ) -> None:
-        self._module = module
-        self._layers = layers
-        self._metrics = metrics
-        self._in_step = in_step
-        self._autocast = autocast
-        self._send_input = send_input
+        self._module, self._layers, self._metrics = module, layers, metrics
+        self._in_step, self._autocast, self._send_input = in_step, autocast, send_input
         self._recorder = LogRecorder(module)
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 

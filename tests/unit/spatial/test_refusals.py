@@ -57,7 +57,6 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "lp_pool": lambda x, w: F.lp_pool2d(x, 2.0, 2),
     "local_response_norm": lambda x, w: F.local_response_norm(x, 3),
     "grid_sample": lambda x, w: F.grid_sample(x, torch.zeros(2, 3, 3, 2, dtype=x.dtype)),
-    "bicubic": lambda x, w: F.interpolate(x, scale_factor=2, mode="bicubic"),
     "attention": lambda x, w: F.scaled_dot_product_attention(x, x, x),
     "pool with indices": lambda x, w: F.max_pool2d(x, 2, return_indices=True),
     "layer norm over width": lambda x, w: F.layer_norm(x, x.shape[-1:]),
