@@ -317,7 +317,7 @@ class Stands(pl.Callback):
         if trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         # The limit of the waits that are to end in vain, and not of what comes before.
-        trainer.strategy._pipeline.worker.network._timeout_s = 4.0
+        trainer.strategy.pipeline.worker.network._timeout_s = 4.0
         shorten_limit(4.0)
 
 strategy = PipelineStrategy(config="1-1", cuts=[3], timeout_s=LONG_S)
