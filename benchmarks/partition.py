@@ -31,7 +31,7 @@ from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.devices import DeviceKind, DevicePool
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import check_subsets, exact, hete_mp
 from sparsepipe.planning.device_profiles import load_profiles

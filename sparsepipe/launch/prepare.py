@@ -11,7 +11,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import LONGEST_S, MICROBATCHES_KEY
 from sparsepipe.config.sweep_environment import announced_threads
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.memory.microbatches import check_microbatches
+from sparsepipe.partition.memory import check_microbatches
 from sparsepipe.planning.device_profiles import (
     check_devices,
     check_workload,
@@ -175,7 +175,7 @@ def refuse_empty_microbatches(run: ResolvedRun) -> None:
         readers = 1
     else:  # at least one device for each other stage whose layers are recomputed
         stages = synchronous_stages_of(spec.parallel, {})
-        others = 0 if stages is None else max(0, stages.distinct_stages - 1)
+        others = 0 if stages is None else max(stages.named_stages, default=0)
         readers = max(1, run.ranks - others)
     if synchronous.microbatches <= samples * readers:
         return

@@ -15,16 +15,13 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, NoRunsError
 from sparsepipe.paper.chapters import CHAPTERS
-from sparsepipe.report.documents import Failure, FilledChapter
+from sparsepipe.report.documents import Failure, FilledChapter, write_report
 from sparsepipe.report.measurements import plain_rows
-from sparsepipe.report.tables import SweepCommand
-from sparsepipe.report.writing import write_report
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import Row, rows_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate import in_one_process
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.extensions import suggest
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import git_commit
 
@@ -38,11 +35,11 @@ NONE = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """Which chapters a report has, and where their runs are.
+    """Chapters of a report, and the place of their runs.
 
     Attributes:
         exhibits: tables and figures of the paper, by name.
-        name: that runs were given in place of their experiment's own, if any.
+        name: name of runs, if it is not their experiment's.
         outputs: the directory that runs are written to.
         source: a directory of runs or a ledger.
         scale: only runs of this scale count; None: all.
@@ -75,7 +72,7 @@ class ReportContents:
         for each in names:
             if each not in CHAPTERS:
                 raise ConfigError(
-                    f"the paper has no table or figure '{each}'{suggest(each, CHAPTERS)}",
+                    f"the paper has no table or figure '{each}'",
                     remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
                     f"{', '.join(CHAPTERS)}; runs with a name= of their own need task.exhibits=, "
                     "such as task.exhibits=[table2]",
@@ -121,7 +118,7 @@ class Report(Task):
             of them for the experiment ``all``.
         where: a directory of runs or a ledger; None: ``paths.outputs``.
         scale: rows of this scale count alone; None: all, each scale apart.
-        **of_the_experiment: what the experiment sets for its own task; of no use here.
+        **of_the_experiment: ignored arguments that the experiment sets for its own task.
     """
 
     cores: ClassVar[int | None] = 1
@@ -193,15 +190,14 @@ def write_chapters(
 ) -> list[FilledChapter]:
     """Writes a report, and logs where it is and how many figures are missing."""
     (title, *others) = [CHAPTERS[name].title for name in reported.exhibits]
-    outputs = None if reported.outputs == "outputs" else reported.outputs
+    given = [] if reported.name is None else [f"name={reported.name}"]
+    if reported.outputs != "outputs":
+        given.append(f"paths.outputs={reported.outputs}")
     chapters = write_report(
         directory,
         "SparsePipe: the paper's tables and figures" if others else title,
         [(CHAPTERS[name], rows[name]) for name in reported.exhibits],
-        sweeps={
-            name: SweepCommand(experiment=name, name=reported.name, outputs=outputs)
-            for name in reported.exhibits
-        },
+        given=given,
         failures=failures,
     )
     for chapter in chapters:

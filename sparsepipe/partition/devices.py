@@ -1,4 +1,4 @@
-"""The devices that a model is split over, by kind: what they compute with, and how they talk."""
+"""The devices that a model is split over, by kind, and the bandwidths between them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SEVERAL = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
-    """Devices that are interchangeable: the same model in the same host.
+    """Interchangeable devices: the same model in the same host.
 
     Args:
-        memory_bytes: of one of them; None where unknown.
+        memory_bytes: memory of one device; None where unknown.
         tflops: peak, in 1e12 floating-point operations a second; None where unknown.
     """
 
@@ -33,12 +33,8 @@ class DeviceKind:
 
 
 def kinds_of(inventory: Inventory) -> tuple[DeviceKind, ...]:
-    """The kinds of devices of which an inventory has any, in its order.
-
-    Raises:
-        HardwareError: it has none.
-    """
-    kinds = tuple(
+    """The kinds of devices in an inventory with a count above 0, in its order."""
+    return tuple(
         DeviceKind(
             name=device.name,
             host=host.name,
@@ -50,12 +46,6 @@ def kinds_of(inventory: Inventory) -> tuple[DeviceKind, ...]:
         for device in host.devices
         if device.count
     )
-    if not kinds:
-        raise HardwareError(
-            "the inventory has no device: the count of each is 0",
-            remedy="give a device of the hardware inventory a 'count' above 0",
-        )
-    return kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +67,7 @@ class DevicePool:
         """The devices of an inventory, with one bandwidth for all links if one is given.
 
         Raises:
-            HardwareError: the inventory has no device, or a needed link no bandwidth above 0.
+            HardwareError: a needed link has no bandwidth above 0.
         """
         kinds = kinds_of(inventory)
         if bandwidth_bytes_per_s is not None:
@@ -136,10 +126,9 @@ class DevicePool:
         return min(used, default=float("inf"))
 
     def between_hosts(self, counts: Sequence[int], following: Sequence[int]) -> tuple[float, int]:
-        """Bandwidth between successive stages, and how many links of that share a transfer.
+        """Bandwidth between successive stages, and how many links share a transfer.
 
-        Receivers on one host share its link to the others. Stages on the same hosts stay inside
-        each of them.
+        Receivers on one host share its link; stages on the same hosts stay inside each host.
         """
         hosts, receiving = (
             {kind.host for kind, n in zip(self.kinds, each, strict=True) if n}

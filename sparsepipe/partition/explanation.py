@@ -1,4 +1,4 @@
-"""A plan in figures: what each stage costs, how busy it is, and what would limit the run."""
+"""A plan in figures: costs and utilisation of each stage, and the limit of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsepipe.partition.activation_checkpointing.setting import StageSpans, bo
 from sparsepipe.partition.costs.layers import loads_s
 from sparsepipe.partition.costs.model import EQUAL, CostModel, plan_times
 from sparsepipe.partition.devices import Choice, DevicePool, devices_text
-from sparsepipe.partition.memory.model import plan_bytes
+from sparsepipe.partition.memory import plan_bytes
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import dp
 from sparsepipe.schedule import Plan
@@ -26,16 +26,16 @@ _ALL_PLANS = ("exact", "exhaustive")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """One stage; times are seconds for each minibatch.
+    """Costs of one stage; times are seconds for each minibatch.
 
     Attributes:
         devices: such as ``4 x RTX 2080 Ti``.
-        compute_s: forward, backward, update and loading on its slowest device, and second runs of
-            layers, shared by its replicas.
+        compute_s: forward, backward, update, loading and recomputation on its slowest device,
+            shared by its replicas.
         sync_s: all-reduce between the replicas.
-        transfer_s: of the activation and its gradient across the cut behind it.
-        memory_bytes: that each of its devices keeps; None where memory does not count.
-        memory_limit_bytes: of its smallest device; None where unknown.
+        transfer_s: the activation and its gradient across the cut behind it.
+        memory_bytes: bytes that each of its devices keeps; None where memory does not count.
+        memory_limit_bytes: memory of its smallest device; None where unknown.
         utilisation: share of the time between two minibatches in which it computes or reduces.
     """
 
@@ -63,10 +63,10 @@ class Explanation:
     Attributes:
         bottleneck_s: time between two minibatches: the slowest stage or transfer.
         limit: the name of that stage or transfer.
-        dp_s: time of data parallelism, of whole batches, on the same devices by the same model;
+        dp_s: time of data parallelism with whole batches on the same devices by the same model;
             None where it does not fit the memory.
-        nodes: of each stage, for a branching graph: the plan's layers are its states.
-        spans: of each stage's layers that are recomputed; None: nothing is.
+        nodes: nodes of each stage, for a branching graph, whose states are the plan's layers.
+        spans: recomputed spans of each stage, if any.
     """
 
     solution: Solution
@@ -85,9 +85,9 @@ class Explanation:
     def verdict(self) -> str:
         """Whether to split the model at all, in a sentence."""
         if self.dp_s is None:
-            parts = "one stage on all devices, in microbatches: whole batches would not fit"
+            alone = "one stage on all devices, in microbatches: whole batches would not fit"
             return (
-                parts if self.is_dp else "data parallelism does not fit the memory of these devices"
+                alone if self.is_dp else "data parallelism does not fit the memory of these devices"
             )
         if self.is_dp:
             if self.solution.strategy == "dp":
@@ -105,10 +105,7 @@ class Explanation:
 def explain(
     problem: Problem, solution: Solution, chosen: RecomputedLayers | None = None
 ) -> Explanation:
-    """The costs of a solution on the devices that it names.
-
-    For ``mp`` these are the real devices, not those that its search takes for alike.
-    """
+    """The costs of a solution on its real devices, even where its search took them for alike."""
     pool, spans, plan = problem.pool, problem.spans, solution.stages
     stages_s, cuts_s = plan_times(plan, spans, pool, problem.model, by_hosts=solution.by_hosts)
     kept = None if problem.memory is None else plan_bytes(plan, spans, pool, problem.memory)
@@ -162,7 +159,7 @@ def explain(
 
 
 def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, ...], ...]:
-    """The nodes of a branching graph that each stage holds; nothing for a chain of layers."""
+    """The nodes of a branching graph in each stage; empty for a chain of layers."""
     if not problem.profiles or not (states := problem.profiles[0].states):
         return ()
     names = [layer.name for layer in problem.profiles[0].layers]
@@ -205,9 +202,8 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
 
 
 def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, object]]:
-    """Seconds of a minibatch's forward, backward and update on each rank's own device.
-
-    Empty where the profiles are not those of a chain of layers.
+    """Seconds of a minibatch's forward, backward and update on each rank's own device; empty for a
+    branching graph.
     """
     pool, profiles = problem.pool, problem.profiles
     if not profiles or profiles[0].states:
@@ -234,9 +230,8 @@ def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, ob
 
 def rank_times(plan: Plan) -> list[dict[str, Any]]:
     """Expectations of a plan's search for each rank: the ``device``, and seconds of a minibatch's
-    ``forward``, ``backward`` and ``update``, and in the first stage its ``load``, where known.
-
-    Empty where nothing was expected, or of other devices than the plan has now.
+    ``forward``, ``backward``, ``update`` and, in the first stage, ``load``; empty where nothing was
+    expected, or for other devices than the plan has now.
     """
     expected: list[dict[str, Any]] = plan.details.get("rank_times_s") or []
     devices = [device_name(device) for stage in plan.stages for device in stage.devices]

@@ -22,8 +22,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
 from sparsepipe.partition.costs.layers import Spans, spans_of
 from sparsepipe.partition.costs.model import CostModel
 from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool, kinds_of
-from sparsepipe.partition.memory.microbatches import Microbatches
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, Microbatches
 from sparsepipe.profiling import Profile, check_agreement, check_there
 from sparsepipe.schedule import Plan
 
@@ -34,13 +33,12 @@ class Problem:
 
     Args:
         pool: the devices; a plan uses them all.
-        spans: what the layers cost on each kind of device.
-        model: what stages and transfers cost.
+        spans: costs of the layers on each kind of device.
+        model: costs of stages and transfers.
         memory: what stages keep; None: memory is no limit.
-        profiles: of each kind, where the spans are made of some.
-        synchronous: the microbatches of a synchronous pipeline, and what its stages run once more;
-            the spans are of a chain of profiles then. None: memory counts as in an asynchronous
-            pipeline.
+        profiles: those that the spans are made of, if any: one for each kind.
+        synchronous: microbatches and recomputation of a synchronous pipeline, for chains of layers
+            with profiles; None: memory counts as in an asynchronous pipeline.
     """
 
     pool: DevicePool
@@ -52,10 +50,8 @@ class Problem:
 
     @property
     def numbers_of_readers(self) -> Sequence[int | None]:
-        """Numbers of first-stage devices to search one by one, since memory depends on them.
-
-        The largest comes first; with the least all microbatches have samples. None: any number will
-        do, as where no device has a limit.
+        """Numbers of first-stage devices to search one by one, since memory depends on them: from
+        all down to the least with which all microbatches have samples. None stands for any number.
         """
         if self.synchronous is None:
             return [None]
@@ -67,8 +63,9 @@ class Problem:
 
     @property
     def distinct_stages(self) -> int:
-        """How many of the first stages have to be distinguished."""
-        return 0 if self.synchronous is None else self.synchronous.distinct_stages
+        """How many of the first stages have to be distinguished, since the setting names some."""
+        named = () if self.synchronous is None else self.synchronous.named_stages
+        return max(named, default=-1) + 1
 
     @classmethod
     def of(
@@ -83,13 +80,11 @@ class Problem:
     ) -> Problem:
         """A problem from an inventory and a profile, by name, for each device in it.
 
-        Without ``memory`` it is no limit. With one bandwidth for all links it counts whatever the
-        inventory says. For a branching graph, whose plans are not for training, ``synchronous`` is
-        ignored.
+        For a branching graph, whose plans are not for training, ``synchronous`` is ignored.
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
-            HardwareError: the inventory has no device, or a needed link no bandwidth above 0.
+            HardwareError: a needed link has no bandwidth above 0.
         """
         names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
         check_there(names, profiles)
@@ -112,13 +107,13 @@ class Solution:
     """The best plan of a search.
 
     Attributes:
-        order: of the kinds, where devices are taken from a sorted list; else None.
-        assumed: pool and spans that the search saw, where it takes unlike devices for alike.
-        spans: layers of each stage that it has chosen to be recomputed; None: it has chosen none.
+        order: names of the kinds, where devices are taken from a sorted list; else None.
+        assumed: the problem that the search saw, where it takes unlike devices for alike.
+        spans: layers of each stage that the search has chosen to recompute, if it chooses.
         by_hosts: receivers on one host share its link; see
             :func:`~sparsepipe.partition.costs.model.plan_times`.
-        expected_s: the time between two minibatches that the search itself counts for the devices
-            as it saw them, where that is another one than the costs of its stages.
+        expected_s: the time between two minibatches by the search's own account, where that
+            differs from the costs of its stages.
     """
 
     stages: tuple[Choice, ...]
@@ -152,12 +147,10 @@ def assign_in_order(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronousStages:
-    """Microbatches, and which layers a stage runs once more, wherever it begins and ends.
+    """Microbatches, and which layers stages recompute.
 
     Args:
-        setting: that was checked; ``auto``: of each stage the layers that cost least time of those
-            with which it fits its devices.
-        microbatches: of a minibatch.
+        setting: checked; ``auto``: the cheapest layers with which each stage fits its devices.
     """
 
     setting: Setting
@@ -165,43 +158,28 @@ class SynchronousStages:
 
     @property
     def recomputes(self) -> bool:
-        """Whether some layers may run once more."""
+        """Whether some layers may be recomputed."""
         if isinstance(self.setting, Mapping):
             return any(self.setting.values())
         return self.setting != "none"
 
     @property
-    def is_automatic(self) -> bool:
-        """Whether the memory of the devices decides."""
-        return self.setting == "auto"
-
-    @property
-    def distinct_stages(self) -> int:
-        """How many of the first stages have to be distinguished, since some are named."""
-        return max(self._stages, default=-1) + 1
+    def named_stages(self) -> frozenset[int]:
+        """Numbers of the stages that the setting names."""
+        named = self.setting.get("stages", []) if isinstance(self.setting, Mapping) else []
+        return frozenset(named)
 
     def is_whole(self, stage: int) -> bool:
-        """Whether a stage is one span by the setting; any number from :attr:`distinct_stages` on
-        stands for those that are not distinguished.
-        """
-        return self.setting == "all" or stage in self._stages
+        """Whether a stage is one span by the setting."""
+        return self.setting == "all" or stage in self.named_stages
 
     def spans(self, num_layers: int) -> OwnSpans:
-        """Spans of the layers that are named, whatever the stages; those are cut where these end.
-
-        Raises:
-            ConfigError: the model has no such layers.
-        """
+        """Spans of the layers that the setting names, before stages cut them."""
         if not isinstance(self.setting, Mapping):
             return ()
         whole = Plan.of(config="1", cuts=(), num_layers=num_layers)
         (spans,) = recomputed_spans({"layers": self.setting.get("layers", [])}, whole)
         return spans
-
-    @property
-    def _stages(self) -> frozenset[int]:
-        named = self.setting.get("stages", []) if isinstance(self.setting, Mapping) else []
-        return frozenset(named)
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:

@@ -24,8 +24,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
     recomputed_spans,
     spans_in_plan,
 )
-from sparsepipe.partition.memory.microbatches import Microbatches
-from sparsepipe.partition.memory.model import MIB, MemoryModel
+from sparsepipe.partition.memory import MIB, MemoryModel, Microbatches
 from sparsepipe.partition.problem import SynchronousStages
 from sparsepipe.planning.division import Division
 from sparsepipe.profiling import Profile

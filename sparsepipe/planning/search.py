@@ -18,7 +18,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import with_spans
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import Explanation, as_plan, explain
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
 from sparsepipe.partition.search.algorithms import Search, search_by_name
 from sparsepipe.partition.search.baselines import mp_by_levels
@@ -89,7 +89,7 @@ def find_plan(
         PlanError: no plan fits the memory, or the search stops before it has found one.
     """
     synchronous = synchronous_stages_of(spec.parallel, profiles)
-    automatic = synchronous is not None and synchronous.is_automatic
+    automatic = synchronous is not None and synchronous.setting == "auto"
     if automatic and not choice.memory:
         log.warning(
             "recompute=auto depends on the memory of the devices: the search counts it in spite of "

@@ -1,17 +1,17 @@
 """A chapter of a report: a table of printed figures beside ours, and how ours are found.
 
-A :class:`Chapter` is data and one function that finds our figures among the finished runs; all
-else (Markdown, CSV, pictures, the HTML page) is made of its :class:`Block` s alike.
+A :class:`Chapter` is data and one function that finds our figures among the finished runs;
+Markdown, CSV, pictures and the HTML page are made of its :class:`Block` s.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from sparsepipe.report.tables import SweepCommand
 from sparsepipe.runs.ledger_table import Row
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class Column:
     """A quantity.
 
     Attributes:
-        key: its name in the CSV.
-        heading: its name in print.
-        unit: in print; empty without one.
-        form: how a number of ours is printed.
-        compare: whether and how it is set against the paper's.
-        printed: the paper prints it; else there is no column for the paper's.
+        key: name in the CSV.
+        heading: name in print.
+        unit: unit in print, if any.
+        form: format of our numbers.
+        compare: whether and how ours is compared with the paper's.
+        printed: the paper prints it, and so has a column.
     """
 
     key: str
@@ -64,11 +64,9 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The heading with the unit."""
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
 
     def text(self, value: float | str) -> str:
-        """A value of ours as it is printed."""
         return value if isinstance(value, str) else self.form.format(value)
 
 
@@ -78,7 +76,7 @@ class Printed:
 
     Attributes:
         text: digit by digit.
-        derived: the source of a value that is not printed; empty if it is printed.
+        derived: source of a value that is not printed itself.
     """
 
     text: str
@@ -99,11 +97,11 @@ class Ours:
 
     Attributes:
         value: the mean over its runs; or words.
-        spread: least and most of several runs.
-        count: of how many runs it is the mean.
-        runs: the finished runs it comes from, those of a baseline too.
+        spread: smallest and largest value of several runs.
+        count: number of averaged runs.
+        runs: its finished runs, those of a baseline included.
         note: explanation, printed below the table.
-        counts: it may be compared with the paper's.
+        counts: whether it may be compared with the paper's.
     """
 
     value: float | str
@@ -121,9 +119,9 @@ class Cell:
     Attributes:
         row: labels of its row, one for each of the chapter's heads.
         column: the quantity.
-        paper: the paper's figure; None where it has none.
-        ours: ours; None where no run has it.
-        expected: a run of the experiment's sweep has the figure, so that without one it is missing.
+        paper: the paper's figure, if any.
+        ours: our figure, if any run has it.
+        expected: the experiment's sweep makes the figure, so that it is missing without a run.
     """
 
     row: tuple[str, ...]
@@ -143,7 +141,7 @@ class Cell:
 
     @property
     def compared(self) -> float | None:
-        """Ours against the paper's, as the column says; None where that cannot be."""
+        """Ours compared with the paper's in the way of the column, if possible."""
         ours, paper = self.number, None if self.paper is None else self.paper.value
         if ours is None or paper is None or (self.ours and not self.ours.counts):
             return None
@@ -157,15 +155,17 @@ class Block:
     """Figures that were obtained in the same way, and so may be compared with each other.
 
     Attributes:
-        title: what they have in common; empty where there is nothing to add.
+        title: settings that they have in common, if any.
         cells: row by row.
         notes: explanations of the whole block.
-        sweep: the command that fills it; empty: that of the experiment.
+        overrides: further words of the commands that fill the block, for each of them.
+        sweep: these commands; a chapter sets it.
     """
 
     title: str = ""
     cells: tuple[Cell, ...]
     notes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ("",)
     sweep: str = ""
 
     @property
@@ -182,12 +182,12 @@ class Block:
 
     @property
     def runs(self) -> list[Row]:
-        """Runs that figures come from, each once."""
+        """Runs of all figures, each once."""
         found = [run for cell in self.cells if cell.ours for run in cell.ours.runs]
         return list({str(run.get("run_id")): run for run in found}.values())
 
 
-Find = Callable[[Sequence[Row], SweepCommand], Sequence[Block]]
+Find = Callable[[Sequence[Row]], Sequence[Block]]
 Draw: TypeAlias = "Callable[[Block], Figure | None]"
 
 
@@ -196,14 +196,14 @@ class Chapter:
     """A table or figure of the paper.
 
     Attributes:
-        name: of the experiment that makes it.
-        title: in print.
-        about: what it shows, what the paper says of it, and how ours is taken.
-        heads: what the labels of a row are.
+        name: name of the experiment that makes it.
+        title: title in print.
+        about: explanation of the figures.
+        heads: headings of a row's labels.
         find: finds our figures; at least one block, of cells to fill if we have no figures.
-        citation: what is printed in, that columns "paper" have the figures of.
+        citation: source of the figures in columns "paper".
         pictured: keys of the columns that are drawn.
-        draw: a picture of a block in place of the common one.
+        draw: draws a block in place of the common picture.
     """
 
     name: str
@@ -215,23 +215,28 @@ class Chapter:
     pictured: tuple[str, ...] = ()
     draw: Draw | None = None
 
-    def blocks(self, rows: Sequence[Row], sweep: SweepCommand | None = None) -> list[Block]:
+    def blocks(self, rows: Sequence[Row], given: Sequence[str] = ()) -> list[Block]:
         """Our figures beside the paper's.
 
         Args:
             rows: finished runs. Those without its name as ``study.exhibit`` in their results are
                 left out with a note, as are trainings that began with trained weights.
-            sweep: makes the command that fills a block; None: the experiment's own.
+            given: overrides of the commands that fill the blocks, such as ``name=mine``.
         """
-        command = sweep or SweepCommand(experiment=self.name)
         own = [
             row
             for row in rows
             if row.get("study.exhibit") == self.name and not row.get("first_weights")
         ]
-        first, *others = (
-            replace(block, sweep=block.sweep or command.text()) for block in self.find(own, command)
-        )
+        blocks = []
+        for block in self.find(own):
+            scales = (run.get("scale") or run.get("study.cell.scale") for run in block.runs)
+            words = [f"experiment={self.name}", *given]
+            words += [f"scale={scale}" for scale in dict.fromkeys(scales) if scale]
+            command = shlex.join(["sparsepipe", "-m", *words])
+            commands = (f"{command} {overrides}".rstrip() for overrides in block.overrides)
+            blocks.append(replace(block, sweep=" && ".join(commands)))
+        first, *others = blocks
         shown = {run.get("run_id") for block in (first, *others) for run in block.runs}
         rest = [str(row.get("run_id")) for row in rows if row.get("run_id") not in shown]
         if rest:

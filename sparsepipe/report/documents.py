@@ -1,41 +1,33 @@
-"""A filled chapter as Markdown and as part of one HTML page, which needs no other files."""
+"""Reports of filled chapters: Markdown, CSV, pictures, and one HTML page with all of it."""
 
 from __future__ import annotations
 
 import base64
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
 
 import jinja2
 from matplotlib.figure import Figure
 
 from sparsepipe.plots import style
-from sparsepipe.report.chapter import HOW_COMPARED, MISSING, Block, Cell, Chapter, Column, Compare
+from sparsepipe.report.chapter import HOW_COMPARED, MISSING, Block, Cell, Chapter, Compare
 from sparsepipe.report.dot_plot import beside_each_other
 from sparsepipe.report.measurements import MeasuringPlace, letters
-from sparsepipe.report.tables import SweepCommand
 from sparsepipe.runs.ledger_table import Row
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 NOTHING = "-"
-
-
-class Role(Enum):
-    """The origin of a text."""
-
-    LABEL = "label"
-    PAPER = "paper"
-    OURS = "ours"
-    COMPARED = "compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellText:
     """A cell as it is set: text, and in print smaller text and marks of notes and places."""
 
-    role: Role
+    role: Literal["label", "paper", "ours", "compared"]
     text: str
     small: str = ""
     marks: tuple[str, ...] = ()
@@ -52,11 +44,10 @@ class BlockLayout:
     """A block as it is set.
 
     Attributes:
-        block: whose figures these are.
         groups: titles of columns, each with the heads of its parts.
-        rows: as many texts each as the groups have heads.
-        footnotes: by their marks.
-        places: where its figures were taken, by their letters.
+        rows: texts, one for each head.
+        footnotes: notes by their marks.
+        places: places of measuring by their letters.
     """
 
     block: Block
@@ -85,7 +76,7 @@ class BlockLayout:
 
     @property
     def sweep(self) -> str:
-        """The command that makes what is missing; empty where nothing is."""
+        """The command that makes what is missing, if anything is."""
         there, fillable = self.filled
         return self.block.sweep if there < fillable else ""
 
@@ -107,12 +98,12 @@ def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
     def texts(cell: Cell) -> Iterator[CellText]:
         paper, ours, column = cell.paper, cell.ours, cell.column
         if column.printed and paper is None:
-            yield CellText(role=Role.PAPER, text=NOTHING)
+            yield CellText(role="paper", text=NOTHING)
         elif column.printed and paper is not None:
             source = (number(paper.derived),) if paper.derived else ()
-            yield CellText(role=Role.PAPER, text=paper.text, marks=source)
+            yield CellText(role="paper", text=paper.text, marks=source)
         if ours is None:
-            yield CellText(role=Role.OURS, text=MISSING if cell.missing else NOTHING)
+            yield CellText(role="ours", text=MISSING if cell.missing else NOTHING)
         else:
             small = ""
             if ours.spread is not None:
@@ -120,39 +111,33 @@ def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
             marks = tuple(sorted({places[MeasuringPlace.of(run)] for run in ours.runs}))
             if ours.note and column.compare is not Compare.WORDS:
                 marks = (*marks, number(ours.note))
-            yield CellText(role=Role.OURS, text=column.text(ours.value), small=small, marks=marks)
-        if column.compare is not Compare.NOT:
-            yield CellText(role=Role.COMPARED, text=compared_text(cell))
+            yield CellText(role="ours", text=column.text(ours.value), small=small, marks=marks)
+        if column.compare is Compare.WORDS:
+            yield CellText(role="compared", text=(ours.note if ours else "") or NOTHING)
+        elif column.compare is not Compare.NOT:
+            form = "{:.2f}" if column.compare is Compare.RATIO else "{:+.2f}"
+            compared = cell.compared
+            text = NOTHING if compared is None else form.format(compared)
+            yield CellText(role="compared", text=text)
 
-    columns = block.columns
     rows = []
     for labels, cells in block.rows.items():
-        row = [CellText(role=Role.LABEL, text=label) for label in labels]
-        for column in columns:
+        row = [CellText(role="label", text=label) for label in labels]
+        for column in block.columns:
             row += texts(cells.get(column) or Cell(row=labels, column=column, expected=False))
         rows.append(tuple(row))
+    groups = [("", chapter.heads)]
+    for column in block.columns:
+        heads = ["paper"] if column.printed else []
+        compared = [column.compare.value] if column.compare is not Compare.NOT else []
+        groups.append((column.title, (*heads, "ours", *compared)))
     return BlockLayout(
         block=block,
-        groups=(("", chapter.heads), *((column.title, _heads(column)) for column in columns)),
+        groups=tuple(groups),
         rows=tuple(rows),
         footnotes={mark: note for note, mark in numbers.items()},
         places={letter: place for place, letter in places.items()},
     )
-
-
-def _heads(column: Column) -> tuple[str, ...]:
-    compared = (column.compare.value,) if column.compare is not Compare.NOT else ()
-    return (*(("paper",) if column.printed else ()), "ours", *compared)
-
-
-def compared_text(cell: Cell) -> str:
-    """Our value against the paper's, as it is printed."""
-    if cell.column.compare is Compare.WORDS:
-        return (cell.ours.note if cell.ours else "") or NOTHING
-    value = cell.compared
-    if value is None:
-        return NOTHING
-    return f"{value:.2f}" if cell.column.compare is Compare.RATIO else f"{value:+.2f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +157,9 @@ class FilledChapter:
     figures: Mapping[str, Figure]
 
 
-def fill(chapter: Chapter, rows: Sequence[Row], sweep: SweepCommand | None = None) -> FilledChapter:
-    """Fills a chapter from finished runs."""
-    blocks = chapter.blocks(rows, sweep)
+def fill(chapter: Chapter, rows: Sequence[Row], given: Sequence[str] = ()) -> FilledChapter:
+    """Fills a chapter from finished runs; ``given`` as for :meth:`Chapter.blocks`."""
+    blocks = chapter.blocks(rows, given)
     figures: dict[str, Figure] = {}
     pictures: list[str | None] = []
     for number, block in enumerate(blocks, 1):
@@ -200,7 +185,7 @@ class Failure:
 
 
 def citation_text(chapter: FilledChapter, common: str) -> str:
-    """The sentence with a chapter's own source; empty where it is the common one."""
+    """The sentence with a chapter's own source, if it is not the common one."""
     own = chapter.definition.citation
     return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
 
@@ -288,3 +273,64 @@ def page(
         pictures=images,
         missing=MISSING,
     )
+
+
+def csv_rows(chapter: FilledChapter) -> Iterator[dict[str, Any]]:
+    """The cells of all blocks, with the same keys in all rows."""
+
+    def joined(words: Iterable[str]) -> str:
+        return "; ".join(dict.fromkeys(words))
+
+    for layout in chapter.blocks:
+        for cell in layout.block.cells:
+            ours, paper = cell.ours, cell.paper
+            runs = () if ours is None else ours.runs
+            places = [MeasuringPlace.of(run) for run in runs]
+            least, most = (None, None) if ours is None or ours.spread is None else ours.spread
+            yield {
+                "exhibit": chapter.definition.name,
+                "setting": layout.block.title,
+                **dict(zip(chapter.definition.heads, cell.row, strict=True)),
+                "quantity": cell.column.key,
+                "unit": cell.column.unit,
+                "paper": None if paper is None else paper.text,
+                "paper_source": None if paper is None else paper.derived or "printed",
+                "ours": None if ours is None else ours.value,
+                "ours_least": least,
+                "ours_most": most,
+                "averaged": None if ours is None else ours.count,
+                "status": "missing" if cell.missing else "" if ours is None else "there",
+                "note": None if ours is None else ours.note,
+                "kind": joined(place.kind for place in places),
+                "hardware": joined(place.hardware for place in places),
+                "versions": joined(place.versions for place in places),
+                "commit": joined(place.commit for place in places),
+                "runs": joined(str(run.get("run_id")) for run in runs),
+                "compared": cell.compared,
+                "comparison": cell.column.compare.name.lower(),
+            }
+
+
+def write_report(
+    directory: Path,
+    title: str,
+    chapters: Sequence[tuple[Chapter, Sequence[Row]]],
+    *,
+    given: Sequence[str] = (),
+    failures: Sequence[Failure] = (),
+) -> list[FilledChapter]:
+    """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    filled = [fill(chapter, rows, given) for chapter, rows in chapters]
+    pictures: dict[str, bytes] = {}
+    for each in filled:
+        write_csv(directory / f"{each.definition.name}.csv", list(csv_rows(each)))
+        for name, figure in each.figures.items():
+            style.save_png(figure, directory / name)
+            pictures[name] = (directory / name).read_bytes()
+    write_text_atomic(directory / "report.md", markdown(title, filled, failures))
+    write_text_atomic(directory / "report.html", page(title, filled, pictures, failures))
+    return filled

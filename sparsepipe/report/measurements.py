@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
@@ -13,20 +14,16 @@ from sparsepipe.runs.ledger_table import Row
 
 
 def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Rows of a ledger without what they lack, and with lists as such."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, str) and value[:1] in ("[", "{"):
-            try:
-                return json.loads(value)
-            except ValueError:
-                return value
-        return value
-
-    return [
-        {key: plain(value) for key, value in record.items() if value is not None}
-        for record in records
-    ]
+    """Rows of a ledger without empty cells, and with lists and mappings parsed."""
+    rows: list[Row] = []
+    for record in records:
+        row = {key: value for key, value in record.items() if value is not None}
+        for key, value in row.items():
+            if isinstance(value, str) and value[:1] in ("[", "{"):
+                with suppress(ValueError):
+                    row[key] = json.loads(value)
+        rows.append(row)
+    return rows
 
 
 def mean_of(
@@ -60,12 +57,12 @@ def ratio_of(own: Ours | None, base: Ours | None) -> Ours | None:
 
 
 def words(value: str, runs: Sequence[Row], note: str = "") -> Ours:
-    """Text in place of a figure, which is not compared."""
+    """A text in place of a figure; it is not compared."""
     return Ours(value=value, runs=tuple(runs), note=note, counts=False)
 
 
 _NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
-"""Keys without a dot that figures may depend on, beside the settings."""
+"""Keys beside the settings that figures may depend on."""
 
 
 def unlike_notes(
@@ -143,28 +140,21 @@ def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
 
 
 def crowded(row: Row) -> str:
-    """Why the times of a run say nothing of speedups; empty where they may.
-
-    That is so where several ranks compute on fewer cores than they are: they take turns.
-    """
+    """Why the times of a run give no speedup, if several ranks take turns on fewer cores."""
     ranks, cores = row.get("ranks"), row.get("machine_cores")
     if not _several_on_cores(row):
         return ""
     if cores is None:
         return f"no speedup can be given: {ranks} ranks on CPU cores whose number is not recorded"
-    return f"no speedup: {ranks} ranks share {_cores_text(cores)}" if ranks > cores else ""
+    text = f"{cores} core{'s' if cores > 1 else ''}"
+    return f"no speedup: {ranks} ranks share {text}" if ranks > cores else ""
 
 
 def no_speedup(rows: Sequence[Row], base: Sequence[Row], *, of: str) -> str:
-    """Why the times of some runs are no speedup over others; empty where they are.
+    """Why the times of some runs give no speedup over ``base``, runs of one device called ``of``.
 
-    On a processor one device may compute on all cores by threads: several ranks are a speedup of
-    several devices only where more cores compute than in the run that is theirs to beat.
-
-    Args:
-        rows: the runs.
-        base: the others, of one device.
-        of: what the others are, in print.
+    On a processor one device may compute on all cores by threads, so that several ranks give a
+    speedup only where more cores compute than in the base.
     """
     for row in rows:
         if reason := crowded(row):
@@ -175,7 +165,7 @@ def no_speedup(rows: Sequence[Row], base: Sequence[Row], *, of: str) -> str:
         if own is None or other is None:
             return "no speedup can be given: on how many cores was computed is not recorded"
         if own <= other:
-            cores = _cores_text(own)
+            cores = f"{own} core{'s' if own > 1 else ''}"
             return (
                 f"no speedup: {row['ranks']} ranks compute on {cores} in all, {of} alone on {other}"
             )
@@ -191,7 +181,3 @@ def _cores_at_work(row: Row) -> int | None:
     found = [row.get(key) for key in ("ranks", "threads_per_rank", "machine_cores")]
     known = [int(value) for value in found if value is not None]
     return min(known[0] * known[1], known[2]) if len(known) == len(found) else None
-
-
-def _cores_text(count: int) -> str:
-    return f"{count} core{'s' if count > 1 else ''}"

@@ -1,16 +1,13 @@
-"""Runs that may stand in one table: those whose commands differ in their cells only.
+"""Runs that may stand in one table: those whose commands differ only in what chooses the cell.
 
-A run says in its result which cell it fills (``study.exhibit``, ``study.cell.*``) and with which
-overrides it was made (``hydra.overrides``). Overrides beside those that choose the cell, such as
+A run's result contains the cell that it fills (``study.exhibit``, ``study.cell.*``) and the
+overrides of its command (``hydra.overrides``). Others than those that choose the cell, such as
 ``data.batch_size=8``, give it a table of its own.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -18,7 +15,7 @@ import yaml
 from sparsepipe.runs.ledger_table import Row
 
 Key = Mapping[str, Any]
-"""What the runs of a table have in common. A run that lacks an entry goes with any value of it."""
+"""Common values of a table's runs; a run that lacks an entry goes with any value of it."""
 
 _WITHOUT_EFFECT = (
     *("experiment", "scale", "paper.extent", "name", "seed", "tags", "objective", "debug"),
@@ -31,7 +28,7 @@ _GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
 
 
 def cell_of(row: Row, *names: str) -> Any:
-    """The cell that a run fills, as a tuple of what ``study.cell`` has under these names."""
+    """The values of ``study.cell`` that name the cell of a run, as a tuple."""
     return tuple(row.get(f"study.cell.{name}") for name in names)
 
 
@@ -55,12 +52,8 @@ def of_memory(key: str) -> bool:
 
 
 def overrides_beside(row: Row, of_cells: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of a run's command that affect its figures, in alphabetical order.
-
-    Args:
-        row: a finished run.
-        of_cells: keys and groups that choose the cell, or that the table's title has otherwise;
-            or whole overrides.
+    """Overrides of a run's command that affect its figures, in alphabetical order, without the
+    keys, groups and whole overrides of ``of_cells``: those that choose the cell.
     """
     left_out = (*_WITHOUT_EFFECT, *of_cells)
     words = map(str, row.get("hydra.overrides") or ())
@@ -87,61 +80,19 @@ def tables_of(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> list[tuple[K
 
 
 def _belongs(row: Row, own: Key, table: Key) -> bool:
-    def fits(value: Any, expected: Any) -> bool:
-        if not isinstance(value, tuple):
-            return bool(value == expected)
-        further = set(expected) - set(value)
-        return set(value) <= set(expected) and all(_holds(word, row) for word in further)
+    for name, value in own.items():
+        expected = table.get(name, value)
+        fits = value == expected
+        if isinstance(value, tuple):
+            further = set(expected) - set(value)
+            fits = set(value) <= set(expected) and all(_has_value(row, word) for word in further)
+        if not fits:
+            return False
+    return True
 
-    return all(fits(value, table[name]) for name, value in own.items() if name in table)
 
-
-def _holds(word: str, row: Row) -> bool:
-    """Whether a run that was made without an override has its value all the same."""
+def _has_value(row: Row, word: str) -> bool:
+    """Whether a run that was made without an override has its value nevertheless."""
     name, _, text = word.partition("=")
     value = row.get(name if "." in name else f"hydra.choices.{name}")
     return value is not None and (str(value) == text or bool(value == yaml.safe_load(text)))
-
-
-_FROM_ENVIRONMENT = re.compile(r"[\w.]+=\$\w+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepCommand:
-    """Makes the command line that fills a table.
-
-    Attributes:
-        experiment: whose sweep it is.
-        name: that its runs were given in place of the experiment's own, if any.
-        outputs: the directory that its runs are written to; None: the usual one.
-    """
-
-    experiment: str
-    name: str | None = None
-    outputs: str | None = None
-
-    def text(self, *overrides: str, environment: Sequence[str] = ()) -> str:
-        """The command with further overrides, and variables such as ``OMP_NUM_THREADS=1``."""
-        words = ["-m", f"experiment={self.experiment}"]
-        words += [f"name={self.name}"] if self.name else []
-        words += overrides
-        words += [f"paths.outputs={self.outputs}"] if self.outputs else []
-        # In double quotes a shell replaces variables.
-        quoted = [f'"{w}"' if _FROM_ENVIRONMENT.fullmatch(w) else shlex.quote(w) for w in words]
-        return " ".join([*environment, "sparsepipe", *quoted])
-
-    def like(
-        self,
-        rows: Sequence[Row],
-        of_cells: Sequence[str],
-        *overrides: str,
-        environment: Sequence[str] = (),
-    ) -> str:
-        """The command of a sweep whose runs come into the table of some runs."""
-        scales = {row.get("scale") or row.get("study.cell.scale") for row in rows} - {None}
-        words = dict.fromkeys(f"scale={scale}" for scale in scales)
-        for row in rows:
-            words |= dict.fromkeys(overrides_beside(row, of_cells))
-        data = [word.partition("=")[2] for word in words if word.startswith("data=")]
-        files = [f"data.root=${each.upper()}" for each in data if each.startswith("modelnet40")]
-        return self.text(*words, *files, *overrides, environment=environment)

@@ -1,8 +1,7 @@
 """Recognises that a run repeats itself, so that the rest of it need not be simulated.
 
 What a run does next follows from its state: what each rank does or waits for, and where each
-message and each sum is. If it has the same state twice, some minibatches apart, all that happened
-in between happens again and again, until no more minibatches come.
+message and each sum is. What happens between two equal states repeats until no minibatches come.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class RunState:
     Attributes:
         number: first minibatch of that update.
         time_s: when it begins.
-        places: what each rank does or waits for, and which messages and sums are where.
-            Minibatches are counted from ``number``, so that two states can be compared.
-        ends_s: how long after ``time_s`` each thing under way ends.
+        places: what each rank does or waits for, and which messages and sums are where;
+            minibatches are counted from ``number``.
+        ends_s: seconds from ``time_s`` to the end of each action, message and sum under way.
         busy_s: seconds that each rank has computed so far.
     """
 
@@ -42,7 +41,7 @@ class Cycle:
     Attributes:
         minibatches: minibatches after which the run has the same state again.
         seconds: time that these take.
-        busy: of each rank, the share of this time in which it computes.
+        busy: share of this time in which each rank computes.
     """
 
     minibatches: int
@@ -51,11 +50,10 @@ class Cycle:
 
 
 class CycleDetector:
-    """Looks for a cycle in a run, and once there is one, for whole cycles to leave out.
+    """Looks for a cycle in a run, and leaves whole cycles out.
 
-    It looks at the times of updates until these repeat, and only then, at the beginning and the
-    end of such a repetition, at the whole state. When states repeat, the supply of minibatches is
-    cut, so that the run drains as it would at its end.
+    Once the times of updates repeat, it compares the whole state at the beginning and the end of
+    the repetition. If they are equal, it cuts the supply of minibatches, so that the run drains.
 
     Args:
         supply: minibatches of the run.
@@ -74,10 +72,7 @@ class CycleDetector:
     def needs_state(self, number: int, time_s: float) -> bool:
         """Whether to look now; called as each update of the first rank begins.
 
-        Ranks begin with forwards only, so that the state before each of them has done a
-        backward does not recur. The third period is late enough: each rank has a
-        minibatch in every period, and when the first rank updates, those before are back from all
-        stages.
+        States before each rank has done a backward do not recur; by the third period all have.
         """
         if self.cycle is not None or number % self._period:
             return False
@@ -117,7 +112,7 @@ class CycleDetector:
 
 
 def repetition(times_s: list[float]) -> int | None:
-    """After how many steps the steps from time to time repeat, at the end; None: never."""
+    """The number of steps after which the differences of times repeat, at the end; None: never."""
     last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
         took_s = times_s[last] - times_s[last - cycle]

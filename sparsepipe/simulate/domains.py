@@ -1,9 +1,8 @@
-"""Steps of training of which every rank has some of the domains, in time.
+"""Steps of a training of domains over ranks, in time.
 
-A rank encodes and decodes its samples, sends codes to all others, computes the losses of all codes
-when these are there, goes backward, and updates its parameters when gradients have been added up.
-Messages take as long as if all ranks sent at once: each gets its share of the ports that it runs
-through.
+A rank encodes and decodes its samples, sends codes to all others, computes the losses of all codes,
+goes backward, and updates its parameters when gradients have been summed. Messages take as long as
+if all ranks sent at once.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from sparsepipe.simulate.network import Algorithm, ClusterNetwork, Leg, reductio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """What a step takes on a rank.
+    """Costs of a step on a rank.
 
     Args:
-        encode_s: seconds until its codes are ready, with its decoder's forward.
+        encode_s: seconds of the forward of encoders and decoder.
         losses_s: seconds of the losses of all codes, forward and backward.
         backward_s: seconds of the backward of decoder and encoders.
-        update_s: seconds of the update of its parameters.
+        update_s: seconds of the update.
         sent_bytes: bytes that it sends to each other rank.
     """
 
@@ -56,7 +55,7 @@ class DomainSteps:
         network: the links between them.
         costs: costs of each rank.
         shared: the sum over all ranks.
-        private: sums over the replicas of a domain, which follow it.
+        private: the sums over the replicas of each domain, which follow it.
         algorithm: how ranks sum.
     """
 
@@ -122,7 +121,6 @@ class DomainSteps:
         return found
 
     def _summed(self, record: Record, number: int, back_s: Sequence[float]) -> list[float]:
-        """When each rank has all sums that it takes part in."""
         end_s = list(back_s)
         for part, (ranks, size) in enumerate((self.shared, *self.private)):
             start_s = max(end_s[rank] for rank in ranks)

@@ -1,9 +1,8 @@
-"""Runs ranks through their actions, message by message: the discrete-event simulator.
+"""The discrete-event simulator: what the pipeline's worker does, on costs.
 
-What the pipeline's worker does, on costs: a rank takes its actions in order; a forward waits for
-the activation, a backward for the gradient, an update for the sum over the replicas; messages and
-sums are on their way while ranks compute, on links that they share. A gradient goes upstream
-before the replicas meet.
+A rank takes its actions in order; a forward waits for the activation, a backward for the gradient,
+an update for the sum over the replicas; messages and sums move while ranks compute, on shared
+links. A gradient goes upstream before the replicas meet.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class Setting:
     Args:
         sends: how messages are handed over.
         algorithm: how replicas sum their gradients.
-        bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: they do
-            not.
+        bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: no overlap.
     """
 
     network: ClusterNetwork
@@ -44,13 +42,13 @@ class Record:
     """A run in time.
 
     Attributes:
-        minibatches: how many were run.
-        end_s: when the last rank had done its last action.
+        minibatches: number of minibatches in the run.
+        end_s: end of the last action.
         busy_s: seconds that each rank spent in forwards, backwards and updates.
-        returns_s: of each minibatch, when its last backward in stage 0 ended.
-        spans: actions, rank by rank and in order; empty where spans are not recorded.
-        transfers: messages, in the order of their ends; the same.
-        reductions: sums of gradients, in the order of their ends; the same.
+        returns_s: end of each minibatch's last backward in stage 0.
+        spans: actions, rank by rank and in order.
+        transfers: messages, in the order of their ends.
+        reductions: sums of gradients, in the order of their ends.
     """
 
     plan: Plan
@@ -73,7 +71,7 @@ class Engine:
 
     Args:
         keep: whether spans, transfers and reductions are recorded.
-        detector: finds the cycle of the run and cuts the run short; None: it runs to its end.
+        detector: finds the cycle of the run and cuts the run short.
     """
 
     def __init__(
@@ -121,39 +119,43 @@ class Engine:
             for stage, costs in enumerate(workload.stages)
         ]
         self._spans: list[list[Span]] = [[] for _ in actions]
-        self._ranks: list[Rank] = []
-        for number, own in enumerate(actions):
-            stage, replica = plan.stage_of(number), plan.replica_of(number)
-            costs = workload.stages[stage]
-            weights: WeightsInUse | None = None
-            if costs.copy_s:
-                vertical = workload.vertical_sync
-                weights = OlderWeightsInUse(plan, number) if vertical else WeightsInUse()
-            rank = Rank(
-                self._events,
-                number,
-                own,
-                seconds={
-                    "F": costs.forward_s[replica],
-                    "B": costs.backward_s[replica],
-                    "U": costs.update_s,
-                },
-                copy_s=costs.copy_s,
-                weights=weights,
-                messages=self._messages,
-                sums=self._sums[stage],
-                spans=self._spans[number] if keep else None,
-                updates=self._begin_update if number == 0 and detector is not None else None,
-                returned=self._return,
-            )
-            self._ranks.append(rank)
+        self._ranks = [
+            self._rank(workload, number, own, keep=keep) for number, own in enumerate(actions)
+        ]
         self._working = [rank for rank in self._ranks if rank.action is not None]
         first = [rank.action for rank in self._working]
         self._is_split = any(a is not None and a.microbatch is not None for a in first)
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
 
+    def _rank(
+        self, workload: Workload, number: int, actions: Iterable[Action], *, keep: bool
+    ) -> Rank:
+        stage = self._plan.stage_of(number)
+        costs, replica = workload.stages[stage], self._plan.replica_of(number)
+        weights: WeightsInUse | None = None
+        if costs.copy_s:
+            vertical = workload.vertical_sync
+            weights = OlderWeightsInUse(self._plan, number) if vertical else WeightsInUse()
+        return Rank(
+            self._events,
+            number,
+            actions,
+            seconds={
+                "F": costs.forward_s[replica],
+                "B": costs.backward_s[replica],
+                "U": costs.update_s,
+            },
+            copy_s=costs.copy_s,
+            weights=weights,
+            messages=self._messages,
+            sums=self._sums[stage],
+            spans=self._spans[number] if keep else None,
+            updates=self._begin_update if number == 0 and self._detector is not None else None,
+            returned=self._return,
+        )
+
     def run(self) -> Record:
-        """Lets everything happen.
+        """Runs all ranks to their ends.
 
         Raises:
             ScheduleError: ranks wait for one another for ever.
@@ -183,7 +185,6 @@ class Engine:
         self.record.minibatches = len(returns_s)
 
     def _begin_update(self, action: Action) -> None:
-        """Looks at the state as the first rank begins an update, if the detector needs it."""
         assert self._detector is not None
         number, now_s = self._first_minibatch(0, action), self._events.now_s
         if self._detector.needs_state(number, now_s):
@@ -191,13 +192,14 @@ class Engine:
             self._events.before_time_goes_on(self._look)
 
     def _look(self) -> None:
-        """Hands the detector the run's state, once nothing else is about to happen."""
+        """Hands the detector the run's state, once nothing else happens at this time."""
         assert self._detector is not None
         if any(rank.action is None for rank in self._working):
-            return  # the run comes to its end: what repeats itself now is not what others did
+            return  # the run comes to its end
         number, time_s = self._seen
         self._flows.update_rates()
-        if self._events.next_s <= self._events.now_s + EQUAL * time_s / (number + 1):
+        next_s = self._events.heap[0][0] if self._events.heap else float("inf")
+        if next_s <= self._events.now_s + EQUAL * time_s / (number + 1):
             self._events.before_time_goes_on(self._look)
             return
         places: list[object] = []
@@ -229,8 +231,7 @@ class Engine:
 
 
 def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record:
-    """Runs a schedule to its end, and records everything; the workload is of microbatches where the
-    schedule has some.
+    """Runs a schedule to its end, and records everything; its workload is per microbatch, if any.
 
     Raises:
         ScheduleError: the schedule cannot be run.

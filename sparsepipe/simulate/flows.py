@@ -18,12 +18,16 @@ Callback: TypeAlias = Callable[[], None]
 
 
 class EventQueue:
-    """Calls in the order of their times; calls of the same time in the order of their addition."""
+    """Calls in the order of their times; calls of the same time in the order of their addition.
 
-    __slots__ = ("_added", "_afterwards", "_heap", "now_s")
+    Attributes:
+        heap: times and calls to come, the next one first.
+    """
+
+    __slots__ = ("_added", "_afterwards", "heap", "now_s")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Callback]] = []
+        self.heap: list[tuple[float, int, Callback]] = []
         self._added = 0
         self._afterwards: list[Callback] = []
         self.now_s = 0.0
@@ -31,22 +35,14 @@ class EventQueue:
     def at(self, time_s: float, call: Callback) -> None:
         """Calls ``call()`` at a time, which is not before now."""
         self._added += 1
-        heapq.heappush(self._heap, (time_s, self._added, call))
+        heapq.heappush(self.heap, (time_s, self._added, call))
 
     def before_time_goes_on(self, call: Callback) -> None:
-        """Calls ``call()`` now, after everything else that happens now.
-
-        Calls that it adds in turn by this method run after the next event.
-        """
+        """Calls ``call()`` after everything else that happens at this time."""
         self._afterwards.append(call)
 
-    @property
-    def next_s(self) -> float:
-        """Time of the next call; infinite without one."""
-        return self._heap[0][0] if self._heap else float("inf")
-
     def run(self) -> None:
-        heap, pop = self._heap, heapq.heappop
+        heap, pop = self.heap, heapq.heappop
         while heap:
             self.now_s, _, call = pop(heap)
             call()
@@ -60,8 +56,8 @@ class Flow:
     """A route that messages of one size take, one at a time; and the message under way.
 
     Args:
-        ports: ports that it runs through; none: it takes no time.
-        alone_s: seconds that a message takes which shares no port.
+        ports: ports that it runs through; without any it takes no time.
+        alone_s: seconds of a message that shares no port.
         done: called when the last byte of a message has come.
 
     Attributes:
@@ -95,8 +91,8 @@ class Flow:
 class Flows:
     """All messages that are under way.
 
-    Rates change when all that begins and ends at one time has done so: a sum over a thousand
-    ranks begins and ends thousands of messages at once.
+    Rates change once after all that begins and ends at one time, as thousands of messages of a sum
+    do at once.
     """
 
     def __init__(self, events: EventQueue, bytes_per_s: Sequence[float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sparsepipe.partition.memory.model import REPLICA_BUFFERS, MemoryModel
+from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
 from sparsepipe.schedule import Action, Span
 from sparsepipe.simulate.engine import Record
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
@@ -27,18 +27,13 @@ def memory_over_time(
     *,
     sizes: Sequence[float] | None = None,
 ) -> list[tuple[Level, ...]]:
-    """Bytes that each rank keeps from the beginning on, at each change.
+    """Bytes that each rank keeps, at each change.
 
     Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored bytes
-    come when its forward begins and go when its backward ends. Where weights are stashed, a version
-    that is still in use is copied when an update begins, and goes with the last backward that uses
-    it; predicted weights come and go with their minibatch. What is there while a backward runs
-    layers once more counts as long as any minibatch is in flight.
-
-    ``sizes`` are those of the microbatches of each minibatch over the workload's; by default 1.
-
-    Returns:
-        Of each rank, in the order of time.
+    exist from its forward to its backward. A stashed version that is still in use is copied when an
+    update begins, and goes with the last backward that uses it; predicted weights exist with their
+    minibatch. Recomputed bytes count as long as any minibatch is in flight. ``sizes`` are those of
+    the microbatches over the workload's.
     """
     plan = record.plan
     by_rank: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -56,10 +51,7 @@ def memory_over_time(
 
 
 def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[float]:
-    """The most that each rank keeps at a time in a run that is long enough.
-
-    What a rank keeps follows from the order of its actions, whenever it comes to them.
-    """
+    """The most bytes that each rank keeps at a time in a long run, by the order of its actions."""
     plan, splits = simulation.workload.plan, simulation.recipe.splits
     found: list[float] = []
     for stage, costs in enumerate(simulation.workload.stages):

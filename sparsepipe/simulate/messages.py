@@ -19,7 +19,7 @@ Part: TypeAlias = tuple[int, int | None]
 """Number of a minibatch, and of its microbatch if it has some."""
 
 CARGO = {"F": "activation", "B": "gradient"}
-"""What a forward or a backward sends on, and what the next stage's needs."""
+"""What a forward or a backward sends on."""
 
 
 class MessageQueue:
@@ -30,24 +30,6 @@ class MessageQueue:
         wake_source: called when its sender may have room.
         wake_target: called when its receiver may have what it waits for.
     """
-
-    __slots__ = (
-        "_began_s",
-        "_came",
-        "_due_s",
-        "_events",
-        "_flow",
-        "_flows",
-        "_inbox",
-        "_is_awaited",
-        "_latency_s",
-        "_moving",
-        "_outbox",
-        "_there",
-        "_waiting",
-        "_wake_source",
-        "_wake_target",
-    )
 
     def __init__(
         self,
@@ -98,7 +80,6 @@ class MessageQueue:
         return has
 
     def _begin(self) -> None:
-        """Lets the next message begin its way, if it may."""
         inbox = self._inbox
         has_room = inbox is None or len(self._there) < inbox or self._is_awaited
         if self._waiting and has_room:
@@ -128,8 +109,8 @@ class MessageQueue:
             self._wake_source()
 
     def state(self, number: int) -> State | None:
-        """Where messages are, by minibatches counted from a number, and when the one under way
-        will have moved or come; None: nothing is here or awaited.
+        """Where messages are, by minibatches counted from ``number``, and when the one under way
+        will have moved or come; None where nothing is here or awaited.
         """
         if self._moving is None and not (self._waiting or self._there or self._is_awaited):
             return None
@@ -175,14 +156,14 @@ class Messages:
         self._behind = [[*stages, []][stage + 1] for stage in of_ranks]
 
     def incoming(self, rank: int, action: Action) -> MessageQueue | None:
-        """The queue with what a rank's forward or backward needs; None: no message."""
+        """The queue with the message that a forward or backward needs, if it needs one."""
         peers = (self._before if action.kind == "F" else self._behind)[rank]
         if not peers:
             return None
         return self._queue(action.kind, peers[action.turn % len(peers)], rank)
 
     def outgoing(self, rank: int, action: Action) -> MessageQueue | None:
-        """The queue for what a rank's forward or backward sends on; None: no message."""
+        """The queue for the message that a forward or backward sends, if it sends one."""
         peers = (self._behind if action.kind == "F" else self._before)[rank]
         if not peers:
             return None

@@ -1,9 +1,7 @@
 """The network: ports that a message between two ranks runs through, and bytes that a sum moves.
 
-Every host has a network card, every device a connection to the others of its host; each sends
-and receives at the same time at the link's bandwidth (full duplex). What several ranks of a host
-send to other hosts shares its card. A host's devices are joined by a switch that carries them all
-at once.
+Every host has a network card, every device a connection to a switch of its host; each sends and
+receives at the same time at the link's bandwidth. Ranks of a host share its card.
 """
 
 from __future__ import annotations
@@ -116,14 +114,13 @@ Algorithm = Literal["ring", "direct", "chain", "ordered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
-    """How a rank hands messages over. Every pair of ranks has a line for each direction's cargo.
+    """How a rank hands messages over. Every pair of ranks has a queue for each direction's cargo.
 
     Args:
-        outbox: messages that wait in a line beside the one on its way before the sender waits;
-            None: as many as there are. 0: the sender waits until its message has come.
-        inbox: messages that lie at the receiver before it takes them; None: as many as come.
-            0: a message begins its way when the receiver waits for it. With both 0, sending is a
-            rendezvous.
+        outbox: most messages that wait beside the one on its way before the sender waits; 0: the
+            sender waits until its message has come; None: no limit.
+        inbox: most messages that lie at the receiver before it takes them; 0: a message begins its
+            way when the receiver waits for it; None: no limit.
 
     Raises:
         ConfigError: a negative number.
@@ -142,8 +139,7 @@ class Sends:
 
 
 AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
-"""A message begins its way when the receiver has taken the one before it. A sender has room for all
-that a stage can have under way."""
+"""A message begins its way when the receiver has taken the one before it; senders never wait."""
 
 
 class Leg(NamedTuple):
@@ -174,7 +170,7 @@ def reduction_legs(
     if algorithm == "ordered":
         algorithm = way_of([network.hosts[rank] for rank in ranks], num_bytes)
     if algorithm == "ring":
-        pairs = _ring(ranks)
+        pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
         latency_s = 2 * (m - 1) * max(network.latency_s(*pair) for pair in pairs)
         share = 2 * (m - 1) / m * num_bytes
         return [[Leg(network.ports(*pair), share) for pair in pairs]], latency_s
@@ -187,22 +183,16 @@ def reduction_legs(
     )
 
 
-def _ring(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-
-
 def _direct(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """Parts to the ranks that add them up, then sums to all; pairs of ranks that share all their
-    ports are one leg.
-    """
+    """Parts to the ranks that add them up, then sums to all; one leg for equal ports."""
     by_host: dict[int, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(network.hosts[rank], []).append(rank)
     parts: Counter[tuple[int, ...]] = Counter()
     for here, mine in by_host.items():
-        for a, b in _ring(mine) if len(mine) > 1 else ():
+        for a, b in zip(mine, [*mine[1:], mine[0]], strict=True) if len(mine) > 1 else ():
             parts[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b gets
         for there, others in by_host.items():
             if here != there:
@@ -217,13 +207,7 @@ def _direct(
 def _chain(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """All neighbours at once, and what the first chunk's way up and down the chain takes beside.
-
-    From the first chunk to the last the busiest port has always something to send. So a sum takes
-    its time for the whole vector, and what the way of one chunk takes elsewhere. A rank hands on
-    what it got at once: what a hop costs beside bytes and latency, which :func:`way_of` counts, is
-    left out.
-    """
+    """All neighbours at once, for the time of the busiest port and of one chunk elsewhere."""
     hops = [hop for pair in pairwise(ranks) for hop in (pair, pair[::-1])]
     legs = [Leg(network.ports(*hop), num_bytes) for hop in hops]
     speeds = network.bytes_per_s

@@ -1,8 +1,5 @@
-"""The next action of a rank and its end, and which updates have to copy weights first.
-
-Those are the updates that change what is still needed, as in the worker
-(:mod:`sparsepipe.runtime.weights`, modes ``stash`` and ``vertical_sync``). It follows from where a
-rank is in the order of its actions, so that runs in the same state copy alike.
+"""The next action of a rank and its end, and which updates have to copy weights first: those that
+change what is still needed, as in :mod:`sparsepipe.runtime.weights`.
 """
 
 from __future__ import annotations
@@ -22,8 +19,6 @@ class WeightsInUse:
         kept: versions that stay for minibatches that are still to come.
     """
 
-    __slots__ = ("_users", "kept")
-
     def __init__(self) -> None:
         self._users: set[tuple[int, int | None]] = set()
         self.kept = 0
@@ -34,7 +29,7 @@ class WeightsInUse:
         return bool(self._users)
 
     def see(self, action: Action) -> None:
-        """Takes note of the rank's next action."""
+        """Notes the rank's next action."""
         if action.kind == "U":
             self._users.clear()
         elif action.kind == "F":
@@ -44,13 +39,11 @@ class WeightsInUse:
 
 
 class OlderWeightsInUse(WeightsInUse):
-    """The same under vertical sync, where minibatches use older weights, and stages keep these.
+    """Weights in use under vertical sync, where minibatches use older weights.
 
     A version stays until no later minibatch will need it; before the drain a rank assumes that
-    another one comes. For the asynchronous schedule.
+    another minibatch comes.
     """
-
-    __slots__ = ("_forwards", "_has_fed", "_newest", "_plan", "_replicas", "_requested", "_warmup")
 
     def __init__(self, plan: Plan, rank: int) -> None:
         super().__init__()
@@ -89,9 +82,8 @@ class OlderWeightsInUse(WeightsInUse):
 class Rank:
     """A rank, and its next action or the one under way.
 
-    A rank that begins with an update has no part of any minibatch: a schedule has more replicas
-    than microbatches. It comes to sums as the others do. Without sums it does nothing, as
-    it has no gradient to update with, and would be through all updates before the others.
+    A rank that begins with an update has no part of any minibatch, in a schedule with more replicas
+    than microbatches: it only takes part in sums.
 
     Args:
         seconds: seconds of its actions by their kinds.
@@ -103,31 +95,11 @@ class Rank:
         returned: called with each minibatch that is back from all stages.
 
     Attributes:
-        action: the next one or the one under way; None: nothing is left to do, or ever was.
-        end_s: when the action under way ends; None: none is.
+        action: the next one or the one under way; None: nothing is left to do.
+        end_s: when the action under way ends, if any is.
         since_s: when the action under way began, or the last one ended.
         busy_s: seconds of all actions before that.
     """
-
-    __slots__ = (
-        "_copy_s",
-        "_events",
-        "_messages",
-        "_number",
-        "_returned",
-        "_seconds",
-        "_sent",
-        "_spans",
-        "_sums",
-        "_takes_s",
-        "_todo",
-        "_updates",
-        "_weights",
-        "action",
-        "busy_s",
-        "end_s",
-        "since_s",
-    )
 
     def __init__(
         self,
@@ -159,15 +131,15 @@ class Rank:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Whether it computes, whether what it has sent must go on its way before it does anything
-        else, and how many versions of weights stay for later minibatches.
+        """Whether it computes, whether it waits until its last message leaves, and the number of
+        weight versions that stay for later minibatches.
         """
         is_held_up = self._sent is not None and self._sent.is_full
         kept = 0 if self._weights is None else self._weights.kept
         return self.end_s is not None, is_held_up, kept
 
     def go_on(self) -> None:
-        """Begins the next action if it may; else the rank is woken later."""
+        """Begins the next action if it may; else something wakes the rank later."""
         while (action := self.action) is not None and self.end_s is None:
             if self._sent is not None and self._sent.is_full:
                 return
@@ -207,7 +179,6 @@ class Rank:
         self.go_on()
 
     def _finish(self, action: Action) -> None:
-        """Records an action that is over, and moves on to the next one."""
         now_s = self._events.now_s
         self.busy_s += self._takes_s
         if self._weights is not None:

@@ -1,6 +1,5 @@
-"""A workload under one of the schedules, by its name; and how fast a long run of it goes.
-
-A long run is simulated until it repeats itself; the rest follows from that.
+"""A workload under one of the schedules, by its name; and the pace of a long run, which is
+simulated until it repeats itself.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import accumulate
 from statistics import linear_regression
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.memory.microbatches import check_microbatches, sizes_of
+from sparsepipe.partition.memory import check_microbatches, sizes_of
 from sparsepipe.schedule import (
     SYNCHRONOUS,
     Action,
@@ -31,15 +30,14 @@ Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
 """What a rank does, generated one action at a time."""
 
 _LEAST = 1000
-"""Minibatches of any run that is long enough."""
+"""Least number of minibatches of a long run."""
 
 _ROUNDS = 8
-"""A run that is long enough has so many minibatches for each rank, and so many periods where these
-are short: it repeats itself by then, if it does at all, or has run most of its time since the
-pipeline was full. The longest found in benchmarks/simulate.py is 5.8 periods."""
+"""Least number of minibatches of a long run for each rank, and of its periods where these are
+short: runs that repeat do so within 5.8 periods in benchmarks/simulate.py."""
 
 _LONG_PERIOD = 4
-"""Minibatches for each rank from which on a period is too long to wait for its end."""
+"""Minibatches for each rank in a period from which on nobody waits for its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,9 @@ class Pace:
     Attributes:
         minibatches: number of minibatches of the run.
         total_s: seconds from its beginning to the end of its last action.
-        minibatch_s: mean seconds of a minibatch once the pipeline is full, in a run that
-            goes on for long: no matter how short this one is.
-        busy: of each rank, the share of the time in which it computes; the same.
-        simulated: minibatches that were simulated to find this.
+        minibatch_s: mean seconds of a minibatch once the pipeline is full, in a long run.
+        busy: share of the time in which each rank computes, in a long run.
+        simulated: number of simulated minibatches.
     """
 
     minibatches: int
@@ -72,13 +69,10 @@ def pace(
 ) -> Pace:
     """How fast a plan runs under a schedule, by default the asynchronous one.
 
-    The run is simulated until it has the state of a cycle before (:mod:`.cycles`). Then whole
-    cycles are left out, each of which would take as long as the one that was seen, and the end of
-    the run is simulated. Where no cycle is found, all is simulated; and to know how fast the
-    pipeline is when it is full, a longer run is, which again is cut short by its cycle.
-
-    With ``splits`` minibatches are split over the replicas of a stage, so that every minibatch goes
-    like the first; else replicas take turns.
+    The run is simulated until it has the state of a cycle before (:mod:`.cycles`); whole cycles are
+    then left out, and its end is simulated. Where no cycle is found in a short run, a longer one
+    gives the pace of a full pipeline. With ``splits`` minibatches are split over the replicas of a
+    stage; else replicas take turns.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
@@ -115,11 +109,8 @@ def pace(
 
 
 def _measured(record: Record, *, splits: bool) -> Cycle:
-    """The pace of a run that is long enough, and in which no cycle was found.
-
-    Minibatches come back in rounds of every stage's replicas at a time. So its pace is the slope of
-    the line that lies nearest to their returns, from when the pipeline is full to before it drains,
-    and over whole rounds of the first stage.
+    """The pace of a long run without a cycle: the slope of the line nearest to the returns of its
+    minibatches, over whole rounds of the first stage while the pipeline is full.
     """
     plan, count = record.plan, len(record.returns_s)
     readers = 1 if splits else plan.replicas(0)
@@ -149,10 +140,8 @@ class Recipe:
     """How a schedule is made.
 
     Args:
-        order: what a rank of a plan does, generated one action at a time, with the number of
-            microbatches.
-        splits: whether minibatches are split into microbatches. Then every minibatch goes like
-            the first.
+        order: generator of a rank's actions; its last argument is the number of microbatches.
+        splits: whether minibatches are split into microbatches.
     """
 
     order: Callable[[Plan, int, MinibatchSupply, int], Iterable[Action]]
@@ -197,10 +186,8 @@ class Simulation:
     ) -> Simulation:
         """A simulation of a schedule by its name.
 
-        A microbatch is taken to need its share of a minibatch's time and bytes. Real ones need
-        more: what a layer costs beside its arithmetic does not shrink. Each of the first stage's
-        devices reads a batch, and all of these are one minibatch, as in training. Where the number
-        of microbatches is no multiple of theirs, all take the same time nevertheless.
+        A microbatch counts with its share of a minibatch's time and bytes; real ones take more.
+        Each of the first stage's devices reads a batch, and all of these are one minibatch.
 
         Args:
             workload: the plan and its costs, for each batch that a device of the first stage reads.
@@ -245,33 +232,25 @@ class Simulation:
 
     @property
     def sizes(self) -> list[float] | None:
-        """Sizes of a minibatch's microbatches over their mean; None: all are equal.
-
-        Where their number is no multiple of the first stage's devices, some of these cut their
-        batch into fewer.
-        """
+        """Sizes of a minibatch's microbatches over their mean; None: all are equal."""
         if self.microbatches % self.batches == 0:
             return None
         share = self.batches / self.microbatches
         return [size / share for size in sizes_of(self.microbatches, self.batches)]
 
     def record(self, minibatches: int) -> Record:
-        """Runs a number of minibatches, and records everything.
-
-        Raises:
-            ScheduleError: the schedule cannot be run.
-        """
+        """Runs a number of minibatches, and records everything."""
         plan = self.workload.plan
         orders = (tuple(self.order(rank, minibatches)) for rank in range(plan.num_ranks))
         return simulate(Schedule(plan, tuple(orders)), self.workload, self.setting)
 
     def order(self, rank: int, minibatches: int) -> Iterable[Action]:
-        """What a rank does in a run of a number of minibatches."""
+        """A rank's actions in a run of a number of minibatches."""
         supply = MinibatchSupply(minibatches)
         return self.recipe.order(self.workload.plan, rank, supply, self.microbatches)
 
     def pace(self, minibatches: int) -> Pace:
-        """How fast a run of so many minibatches goes."""
+        """The pace of a run of a number of minibatches."""
         return pace(
             self.workload,
             minibatches,

@@ -14,13 +14,8 @@ from sparsepipe.simulate.workload import StageCosts
 
 
 def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
-    """How gradients are put together for sums while the backward runs, as DDP does it.
-
-    A bucket takes layers in the order of the backward until it holds so many bytes. DDP has a
-    smaller first one only where no size is given.
-
-    Returns:
-        Of each bucket the number of its last layer, and its bytes.
+    """The number of the last layer and the bytes of each bucket of gradients, as DDP makes them:
+    layers in the order of the backward until a bucket holds ``bucket_bytes``.
     """
     found: list[tuple[int, float]] = []
     held = 0.0
@@ -68,10 +63,8 @@ class Sums:
                 sum(layers_bytes), costs.parameter_bytes, rel_tol=1e-6
             ):
                 raise PlanError(
-                    f"sums of {len(ranks)} replicas that overlap with the backward need the bytes "
-                    f"and the seconds of each layer; given are {sum(layers_bytes):g} of "
-                    f"{costs.parameter_bytes:g} bytes on {len(layers_bytes)} layers, and seconds "
-                    f"of {timed} layers",
+                    "sums that overlap with the backward need the bytes and the seconds of each "
+                    "layer",
                     remedy="give layers_parameter_bytes, and layers_backward_s of each replica; or "
                     "no bucket_bytes, for sums after the backward",
                 )
@@ -97,14 +90,14 @@ class Sums:
         self._due_s = 0.0  # when the latency is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
-        """A replica begins a backward: its gradients will come one after another."""
+        """Tells that a replica begins a backward, whose gradients come one after another."""
         if self._early is not None:
             begins_s = self._events.now_s
             after_s = self._early[rank - self._ranks.start]
             self._come(rank, minibatch // len(self._ranks), [begins_s + s for s in after_s])
 
     def reached(self, rank: int, number: int) -> bool:
-        """A replica has come to an update; whether the sum is there. If not, it is woken later."""
+        """Whether the sum for an update is done; else the replica is woken later."""
         if number < self._round:
             return True
         # Also without a minibatch in the last round.
@@ -112,7 +105,6 @@ class Sums:
         return False
 
     def _come(self, rank: int, number: int, comes_s: list[float]) -> None:
-        """Takes note of when a replica comes to each part of a round."""
         ranks, last_s = self._coming.setdefault(number, (set(), [0.0] * len(comes_s)))
         if rank not in ranks:
             ranks.add(rank)
@@ -131,7 +123,6 @@ class Sums:
         self._begin_phase()
 
     def _begin_phase(self) -> None:
-        """Begins a phase, or waits for the latency after the last one."""
         phases = self._legs[self._part]
         if self._phase == len(phases):
             self._due_s = self._events.now_s + self._latencies_s[self._part]
@@ -163,9 +154,7 @@ class Sums:
 
     def state(self, first: int) -> tuple[tuple[object, ...], list[float]]:
         """Which replicas have come to which sum, by rounds counted from ``first``, and when
-        transfers under way will end.
-
-        Arrivals of gradients of a backward under way are left out: its end determines them.
+        transfers under way will end. The end of a backward determines when its gradients arrive.
         """
         coming = [(n - first, tuple(sorted(ranks))) for n, (ranks, _) in self._coming.items()]
         place = (self._round - first, self._part, self._moving, tuple(sorted(coming)))

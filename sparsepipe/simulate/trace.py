@@ -20,6 +20,36 @@ _MICRO = 1e6
 _CATEGORIES = {**ACTIONS, "sum": "all-reduce"}
 
 
+class _TraceEvents:
+    """Events of a trace; processes and threads get their names as they are first used."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.threads: dict[int, dict[str, int]] = defaultdict(dict)  # of each process, by name
+
+    def name(self, what: str, process: int, thread: int, text: str, place: int) -> None:
+        at = {"ph": "M", "pid": process, "tid": thread}
+        self.events.append({**at, "name": f"{what}_name", "args": {"name": text}})
+        self.events.append({**at, "name": f"{what}_sort_index", "args": {"sort_index": place}})
+
+    def thread_of(self, process: int, text: str) -> int:
+        own = self.threads[process]
+        if text not in own:
+            own[text] = len(own)
+            self.name("thread", process, own[text], text, own[text])
+        return own[text]
+
+    def add(
+        self, span: Span, process: int, thread: str, title: str, **details: Any
+    ) -> dict[str, Any]:
+        """Adds a slice; returns its place and time, for arrows."""
+        at = {"pid": process, "tid": self.thread_of(process, thread), "ts": span.start * _MICRO}
+        named = {"ph": "X", "name": title, "cat": _CATEGORIES.get(span.kind, span.kind)}
+        lasts = (span.end - span.start) * _MICRO
+        self.events.append({**named, **at, "dur": lasts, "args": details})
+        return at
+
+
 def trace_text(
     plan: Plan,
     spans: Iterable[Span],
@@ -35,58 +65,38 @@ def trace_text(
         memory: bytes of each rank over time.
         kind: how the times came about.
     """
-    events: list[dict[str, Any]] = []
-    threads: dict[int, dict[str, int]] = defaultdict(dict)  # of each process, by name
-
-    def name(what: str, process: int, thread: int, text: str, place: int) -> None:
-        at = {"ph": "M", "pid": process, "tid": thread}
-        events.append({**at, "name": f"{what}_name", "args": {"name": text}})
-        events.append({**at, "name": f"{what}_sort_index", "args": {"sort_index": place}})
-
-    def thread_of(process: int, text: str) -> int:
-        own = threads[process]
-        if text not in own:
-            own[text] = len(own)
-            name("thread", process, own[text], text, own[text])
-        return own[text]
-
-    def add(span: Span, process: int, thread: str, title: str, **details: Any) -> dict[str, Any]:
-        at = {"pid": process, "tid": thread_of(process, thread), "ts": span.start * _MICRO}
-        named = {"ph": "X", "name": title, "cat": _CATEGORIES.get(span.kind, span.kind)}
-        events.append({**named, **at, "dur": (span.end - span.start) * _MICRO, "args": details})
-        return at
-
+    found = _TraceEvents()
     for rank in range(plan.num_ranks):
         stage = plan.stage_of(rank)
         device = plan.stages[stage].devices[plan.replica_of(rank)]
-        name("process", rank, 0, f"rank {rank}: stage {stage}, {device}", rank)
-        thread_of(rank, "computes")
+        found.name("process", rank, 0, f"rank {rank}: stage {stage}, {device}", rank)
+        found.thread_of(rank, "computes")
     spans = list(spans)
     begins: dict[tuple[int, str, int | None, int | None], dict[str, Any]] = {}
     for span in spans:  # before messages: an arrow leads into the slice that has begun at its time
         if span.is_action:
-            at = add(span, span.rank, "computes", span.label, number=span.number)
+            at = found.add(span, span.rank, "computes", span.label, number=span.number)
             begins[span.rank, span.kind, span.number, span.microbatch] = at
     for number, span in enumerate(span for span in spans if span.target is not None):
         assert span.target is not None
         title, line = f"{span.kind} {span.label[1:]}", f"{span.kind}s to rank {span.target}"
-        at = add(span, span.rank, line, title, bytes=span.num_bytes, target=span.target)
+        at = found.add(span, span.rank, line, title, bytes=span.num_bytes, target=span.target)
         taken_by = "F" if span.kind == "activation" else "B"
         taken = begins[span.target, taken_by, span.number, span.microbatch]
         arrow = {"name": span.kind, "cat": "message", "id": number}
-        events += [{"ph": "s", **at, **arrow}, {"ph": "f", "bp": "e", **taken, **arrow}]
+        found.events += [{"ph": "s", **at, **arrow}, {"ph": "f", "bp": "e", **taken, **arrow}]
     for span in spans:
         if span.kind == "sum":
             stage = plan.stage_of(span.rank)
             process = plan.num_ranks + stage
-            if process not in threads:
-                name("process", process, 0, f"stage {stage}: sums of gradients", process)
-            add(span, process, "sums", f"sum {span.label[1:]}", bytes=span.num_bytes)
+            if process not in found.threads:
+                found.name("process", process, 0, f"stage {stage}: sums of gradients", process)
+            found.add(span, process, "sums", f"sum {span.label[1:]}", bytes=span.num_bytes)
         elif span.target is None and not span.is_action:
-            add(span, span.rank, "beside its actions", span.kind)
+            found.add(span, span.rank, "beside its actions", span.kind)
     for rank, levels in enumerate(memory):
         for level in levels:
             counted = {"ph": "C", "name": "memory", "args": {"MiB": level.num_bytes / 2**20}}
-            events.append({"pid": rank, "tid": 0, "ts": level.time_s * _MICRO, **counted})
+            found.events.append({"pid": rank, "tid": 0, "ts": level.time_s * _MICRO, **counted})
     about = {"kind": kind, "config": plan.config}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
+    return json.dumps({"traceEvents": found.events, "displayTimeUnit": "ms", "otherData": about})

@@ -25,18 +25,17 @@ class StageCosts:
     Args:
         forward_s: seconds of a forward on each rank.
         backward_s: seconds of a backward on each rank.
-        update_s: seconds of an update; of ranks that are unlike, the slowest one's.
-        copy_s: seconds of a copy of all its weights, which an update makes first if they are still
-            needed; the slowest rank's too.
+        update_s: seconds of an update on the slowest rank.
+        copy_s: seconds of a copy of all its weights on the slowest rank, which an update makes
+            first if they are still needed.
         output_bytes: size of the activation that it sends to the next stage.
         gradient_bytes: size of the gradient that comes back from there.
         parameter_bytes: size of its parameters, whose gradients its replicas sum.
-        layers_backward_s: of each rank, seconds of each layer's backward, last layer first; for
+        layers_backward_s: for each rank, seconds of each layer's backward, last layer first; for
             sums that begin before the backward ends.
         layers_parameter_bytes: size of each layer's parameters, last layer first.
         stored_bytes: bytes that a minibatch keeps from its forward to its backward.
-        recomputed_bytes: bytes that one of them at a time has beside that, if layers run once more
-            in its backward.
+        recomputed_bytes: additional bytes of one minibatch at a time whose layers are recomputed.
     """
 
     forward_s: tuple[float, ...]
@@ -61,9 +60,6 @@ class Workload:
         stages: costs of each stage.
         vertical_sync: all stages use weights that include the same minibatches, and keep older
             ones for that; else weights are kept for the minibatches that went forward with them.
-
-    Raises:
-        PlanError: the costs are of other numbers of stages or ranks than the plan's.
     """
 
     plan: Plan
@@ -74,11 +70,7 @@ class Workload:
         ranks = [len(stage.forward_s) for stage in self.stages]
         backward = [len(stage.backward_s) for stage in self.stages]
         replicas = [stage.replicas for stage in self.plan.stages]
-        if not ranks == backward == replicas:
-            raise PlanError(
-                f"costs are given for stages of {ranks} ranks, the plan has {replicas}",
-                remedy="give seconds of a forward and a backward for each rank of each stage",
-            )
+        assert ranks == backward == replicas, "seconds are needed for each rank of each stage"
 
     @classmethod
     def uniform(
@@ -110,13 +102,10 @@ class Workload:
         """The costs of a plan, a chain of layers, by the profiles of its devices' models.
 
         Seconds are those of each rank's own device; bytes of layers are the most of any device of
-        the plan, as for partitioners; updates, copies of weights, and loading, which is part of
-        the first stage's forwards, count where all profiles have them. Weights are copied in the
-        modes ``stash`` and ``vertical_sync``.
-
-        The gradient that comes back across a cut is taken to be as large as the activation. A
-        sparse activation's coordinates do not come back, so that is too much by their share, a
-        quarter at most of what has 12 channels or more.
+        the plan, as for partitioners; updates, copies of weights (in the modes ``stash`` and
+        ``vertical_sync``), and loading, which is part of the first stage's forwards, count where
+        all profiles have them. The gradient across a cut counts as large as the activation, though
+        a sparse activation's coordinates do not come back.
 
         Raises:
             ProfileError: a device has no profile.
@@ -145,8 +134,8 @@ class Workload:
 
     @classmethod
     def expected(cls, plan: Plan) -> Workload | None:
-        """The times that a plan's search expected of its ranks, a grid by its first one, loading as
-        part of the first stage's forwards; None where it expected none.
+        """The times that a plan's search expected of its ranks (of a grid, its first one), if any;
+        loading is part of the first stage's forwards.
         """
         times = rank_times(plan)
         stages = []
@@ -164,7 +153,7 @@ class Workload:
         return cls(plan=plan.without_grids, stages=tuple(stages)) if stages else None
 
     def recomputing(self, spans: StageSpans, profiles: Mapping[str, Profile]) -> Workload:
-        """The same where backwards run spans of layers forward once more."""
+        """The workload with recomputed spans of layers, which prolong backwards."""
         stages = [
             _recomputing(costs, stage, own, profiles) if own else costs
             for costs, stage, own in zip(self.stages, self.plan.stages, spans, strict=True)
@@ -172,13 +161,12 @@ class Workload:
         return replace(self, stages=tuple(stages))
 
     def split(self, microbatches: int, *, batches: int = 1) -> Workload:
-        """The same for microbatches: each takes and sends its share of a minibatch of ``batches``
-        together.
+        """The workload of microbatches, each of which takes and sends its share of a minibatch of
+        ``batches`` together.
         """
         share = batches / microbatches
-
-        def shared(stage: StageCosts) -> StageCosts:
-            return replace(
+        stages = [
+            replace(
                 stage,
                 forward_s=tuple(seconds * share for seconds in stage.forward_s),
                 backward_s=tuple(seconds * share for seconds in stage.backward_s),
@@ -187,8 +175,9 @@ class Workload:
                 stored_bytes=stage.stored_bytes * share,
                 recomputed_bytes=stage.recomputed_bytes * share,
             )
-
-        return replace(self, stages=tuple(map(shared, self.stages)))
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
 
 
 def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
@@ -238,7 +227,6 @@ def _costs(
 def _recomputing(
     costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
-    """The costs of a stage some of whose layers run forward once more in each backward."""
     first, last = stage.layers
     held = [_profile(device, profiles) for device in stage.devices]
     again = {layer for span in spans for layer in span}

@@ -19,7 +19,7 @@ from sparsepipe.config.schema import SearchChoice, Synchronous
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans, spans_in_plan
 from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.search import memory_model
 from sparsepipe.profiling import Profile

@@ -21,7 +21,7 @@ from sparsepipe.config.build import build_data, num_classes_of, ready_data
 from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.models import DomainSeparation
-from sparsepipe.partition.memory.microbatches import check_microbatches
+from sparsepipe.partition.memory import check_microbatches
 from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
 from sparsepipe.planning.devices import (
     devices_beside,

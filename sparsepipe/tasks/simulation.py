@@ -12,7 +12,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.schema import MICROBATCHES_KEY, Parallel
 from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.partition.activation_checkpointing.setting import spans_in_plan
-from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.planning.given_plan import data_parallel
 from sparsepipe.plots import style
 from sparsepipe.plots.timeline import lanes, some_ranks, timelines_figure

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model
-from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
-from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
+from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool
+from sparsepipe.partition.memory import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.profiling import LayerProfile, Profile
 
@@ -158,3 +160,12 @@ def _pool(rng: random.Random, kinds: tuple[DeviceKind, ...]) -> DevicePool:
         return DevicePool(kinds=kinds, inside=dict.fromkeys(hosts, speed), between=speed)
     inside = {host: rng.choice([1.0, 2.0, 4.0]) for host in hosts}
     return DevicePool(kinds=kinds, inside=inside, between=rng.choice([0.5, 1.0, 2.0]))
+
+
+def slices(pool: DevicePool, order: Sequence[int]) -> Iterator[list[Counts]]:
+    """The sorted list of devices, cut anywhere."""
+    devices = [kind for kind in order for _ in range(pool.kinds[kind].count)]
+    for stages in range(1, len(devices) + 1):
+        for cuts in combinations(range(1, len(devices)), stages - 1):
+            bounds = pairwise([0, *cuts, len(devices)])
+            yield [tuple(devices[a:b].count(k) for k in range(len(pool.kinds))) for a, b in bounds]

@@ -10,11 +10,11 @@ from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model, plan_times
 from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
-from sparsepipe.partition.memory.microbatches import Microbatches
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, Microbatches
 from sparsepipe.partition.problem import Problem, SynchronousStages
 from sparsepipe.partition.search import exhaustive as brute
 from sparsepipe.profiling import LayerProfile, Profile
+from tests.support.instances import slices
 
 SLACK = 1 + 1e-9
 """What may be kept beyond a limit, for being added up in another order."""
@@ -121,9 +121,10 @@ def network_of(num_layers: int) -> Problem:
 
 def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
     """Time of the best of all plans with the best of all choices; infinite where none fits."""
-    plans = brute._plans(problem.spans.num_layers, problem.pool, order)
-    named = problem.synchronous.distinct_stages if problem.synchronous else 0
-    times_s = (seconds_of(problem, plan) for plan in plans if len(plan) >= named)
+    pool, layers = problem.pool, problem.spans.num_layers
+    groups = brute.divisions(pool.counts) if order is None else slices(pool, order)
+    plans = (p for p in brute.plans(layers, groups) if len(p) >= problem.distinct_stages)
+    times_s = (seconds_of(problem, plan) for plan in plans)
     return min(times_s, default=float("inf"))
 
 

@@ -1,11 +1,6 @@
-"""The chapters that a report can have: tables and figures of papers, and those of other packages.
-
-A package adds a chapter as an entry point of the group ``sparsepipe.report_chapters``. It has the
-name of the experiment whose runs fill the chapter, and leads to a
-:class:`~sparsepipe.report.chapter.Chapter` of that name::
-
-    [project.entry-points."sparsepipe.report_chapters"]
-    my_study = "my_package.my_study:CHAPTER"
+"""The chapters that a report can have: tables and figures of papers, and those of other packages,
+which add a :class:`~sparsepipe.report.chapter.Chapter` as an entry point of the group
+``sparsepipe.report_chapters``, by the name of the experiment whose runs fill it.
 """
 
 from __future__ import annotations
@@ -18,28 +13,19 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.report.chapter import Chapter
 
 GROUP = "sparsepipe.report_chapters"
-_HERE = {
-    "table1": "table1:TABLE1",
-    "table2": "table2:TABLE2",
-    "table3": "table3:TABLE3",
-    "fig7": "fig7:FIG7",
-    "fig8": "fig8:FIG8",
-    "fig9": "fig9:FIG9",
-    "pipeline_depth": "pipeline_depth:PIPELINE_DEPTH",
-    "bigconv": "bigconv:BIGCONV",
-    "convnext_tp": "convnext_tp:CONVNEXT_TP",
-    "multi_dsn": "multi_dsn:MULTI_DSN",
-    "multi_dsn_memory": "multi_dsn:MULTI_DSN_MEMORY",
-}
-"""Chapters of this package, in the order of a report of all."""
+_HERE = (
+    *("table1", "table2", "table3", "fig7", "fig8", "fig9", "pipeline_depth"),
+    *("bigconv", "convnext_tp", "multi_dsn", "multi_dsn_memory"),
+)
+"""Chapters of this package, in the order of a report of all; constants of modules of that name."""
 
 
 @cache
 def _points() -> Mapping[str, EntryPoint]:
-    here = {
-        name: EntryPoint(name=name, group=GROUP, value=f"{__name__}.{value}")
-        for name, value in _HERE.items()
-    }
+    here = {}
+    for name in _HERE:
+        module = f"{__name__}.{name.removesuffix('_memory')}"
+        here[name] = EntryPoint(name=name, group=GROUP, value=f"{module}:{name.upper()}")
     return here | {each.name: each for each in entry_points(group=GROUP) if each.name not in here}
 
 

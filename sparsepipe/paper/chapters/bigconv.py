@@ -17,20 +17,18 @@ from sparsepipe.paper.chapters.measured_steps import (
 from sparsepipe.paper.printed import CITATION_OF_BIGCONV, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter
 from sparsepipe.report.measurements import unlike_notes
-from sparsepipe.report.tables import SweepCommand
 from sparsepipe.runs.ledger_table import Row
 
 _OF_CELLS = ("paper/network", "paper.workers", "parallel.devices", "parallel.grid")
 
 
-def _bigconv_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _bigconv_blocks(rows: Sequence[Row]) -> list[Block]:
     """Two blocks of a table: memory at each size, and the largest sizes."""
     blocks = []
     printed_workers: dict[str, set[int]] = {}
     for row in printed("bigconv"):
         printed_workers.setdefault(row["network"], set()).add(int(row["workers"]))
     for title, scale, runs in tables_of_steps(rows, _OF_CELLS):
-        command = sweep.like(runs, _OF_CELLS)
         memory: list[Cell] = []
         largest: list[Cell] = []
         notes: list[str] = []
@@ -39,7 +37,7 @@ def _bigconv_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
             alone = [row for row in own if row["study.cell.workers"] == 1]
             for count in sorted(workers | {row["study.cell.workers"] for row in own}):
                 those = [row for row in own if row["study.cell.workers"] == count]
-                if scale == "smoke" and not those:  # which does not sweep all of them
+                if scale == "smoke" and not those:  # it sweeps only some
                     continue
                 largest += largest_cells((network, "largest", str(count)), those, alone)
                 notes += [
@@ -49,11 +47,9 @@ def _bigconv_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
                     label = (network, size_text(size), str(count))
                     memory += memory_cells(label, size, those, alone, ranks=count)
         if memory:
-            blocks.append(
-                Block(title=title, cells=tuple(memory), notes=tuple(notes), sweep=command)
-            )
+            blocks.append(Block(title=title, cells=tuple(memory), notes=tuple(notes)))
         budget = f"{title}; budget: {budget_text(runs)}"
-        blocks.append(Block(title=budget, cells=tuple(largest), sweep=command))
+        blocks.append(Block(title=budget, cells=tuple(largest)))
     return blocks
 
 

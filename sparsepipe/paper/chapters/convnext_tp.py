@@ -31,7 +31,6 @@ from sparsepipe.report.measurements import (
     unlike_notes,
     words,
 )
-from sparsepipe.report.tables import SweepCommand
 from sparsepipe.runs.ledger_table import Row
 
 STEP = Column(key="step", heading="step", unit="ms", form="{:,.0f}", printed=False)
@@ -44,14 +43,12 @@ RunsOfDevices = Mapping[int, Sequence[Row]]
 """Runs by their numbers of devices."""
 
 
-def _convnext_tp_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _convnext_tp_blocks(rows: Sequence[Row]) -> list[Block]:
     """Three blocks of a table: memory and time at each size, largest sizes, and ratios of times."""
     blocks = []
     for title, scale, table in tables_of_steps(
         rows, _OF_CELLS, of_scale={"paper": "model=convnext_xl"}
     ):
-        threads = () if scale == "paper" else ("OMP_NUM_THREADS=1",)
-        command = sweep.like(table, _OF_CELLS, environment=threads)
         memory: list[Cell] = []
         largest: list[Cell] = []
         notes: list[str] = []
@@ -74,7 +71,7 @@ def _convnext_tp_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]
             }
             sizes = sizes_of(own)
             for devices, those in runs.items():
-                if scale == "smoke" and not those:  # which does not sweep all of them
+                if scale == "smoke" and not those:  # it sweeps only some
                     continue
                 if devices > 1 and not own:
                     row = (name, "of the widest image, and of one that grows", str(devices))
@@ -92,9 +89,7 @@ def _convnext_tp_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]
             ratios += _ratios(name, runs, sizes)
         budget = f"{title}; budget: {budget_text(table)}"
         found = (title, memory), (budget, largest), (f"{title}; times as ratios", ratios)
-        blocks += [
-            Block(title=title, cells=tuple(cells), sweep=command) for title, cells in found if cells
-        ]
+        blocks += [Block(title=title, cells=tuple(cells)) for title, cells in found if cells]
         blocks[-1] = replace(blocks[-1], notes=tuple(notes))
     return blocks
 

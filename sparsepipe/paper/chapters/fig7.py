@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from collections.abc import Iterator, Sequence
 
 from sparsepipe.paper.chapters.trainings import data_text, threads_text
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.plots import style
-from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
-from sparsepipe.report.dot_plot import wrapped
-from sparsepipe.report.tables import SweepCommand, overrides_beside
+from sparsepipe.report.tables import overrides_beside
 from sparsepipe.runs.ledger_table import Row
 
 _LAYERS = 52
 """Layers of the paper's VGG16; rows end at its poolings."""
 _COLUMNS = {
-    "layers_compute_s": ("compute", "compute time"),
-    "layers_activation_bytes": ("activation", "activation size"),
-    "layers_parameter_bytes": ("parameter", "parameter size"),
+    key: Column(
+        key=f"{name}_share", heading=heading, unit="%", form="{:.1f}", compare=Compare.DIFFERENCE
+    )
+    for key, name, heading in (
+        ("layers_compute_s", "compute", "compute time"),
+        ("layers_activation_bytes", "activation", "activation size"),
+        ("layers_parameter_bytes", "parameter", "parameter size"),
+    )
 }
-"""Names by the keys of a profile's result with a value for each layer."""
+"""Columns by the keys of a profile's result with a value for each layer."""
 _IN_TITLE = (
     *("data", "data.batch_size", "data.num_points", "data.resolution", "model", "model.width"),
 )
-"""Settings that the title of a block has in words."""
+"""Settings that the title of a block has as text."""
 _PAPER = printed("fig7")
 _DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
-_TITAN = "TITAN Xp, the authors'"
 
 
-def _fig7_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _fig7_blocks(rows: Sequence[Row]) -> list[Block]:
     """A block for each profile of the paper's network."""
     runs = [
         row
@@ -45,10 +43,8 @@ def _fig7_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
     blocks = []
     for run, title in zip(runs, titles, strict=True):
         own = title if titles.count(title) == 1 else f"{title}; run {run.get('run_id')}"
-        cells = tuple(cell for paper in _PAPER for cell in _fig7_cells(paper, run))
-        blocks.append(Block(title=own, cells=cells, sweep=sweep.like([run], ())))
-    without = tuple(cell for paper in _PAPER for cell in _fig7_cells(paper, None))
-    return blocks or [Block(cells=without, sweep=sweep.text())]
+        blocks.append(Block(title=own, cells=tuple(_fig7_cells(run))))
+    return blocks or [Block(cells=tuple(_fig7_cells(None)))]
 
 
 def _title(run: Row) -> str:
@@ -66,53 +62,18 @@ def _title(run: Row) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _fig7_cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
-    last = int(paper["last_layer"])
-    for key, (name, heading) in _COLUMNS.items():
-        column = Column(
-            key=f"{name}_share", heading=heading, unit="%", form="{:.1f}",
-            compare=Compare.DIFFERENCE,
-        )  # fmt: skip
-        text = f"{float(paper[f'{name}_percent']):.1f}"
-        yield Cell(
-            row=(f"0 to {last}",),
-            column=column,
-            paper=Printed(text=text, derived=_DERIVED),
-            ours=None if run is None else _share(run, key, last),
-        )
-
-
-def _share(run: Row, key: str, last: int) -> Ours:
-    values = [float(value) for value in run[key]]
-    return Ours(value=100 * sum(values[: last + 1]) / (sum(values) or 1.0), runs=(run,))
-
-
-def _draw_fig7(block: Block) -> Figure | None:
-    """Our curves, and the authors' at the ends of rows."""
-    if not block.runs:
-        return None
-    (run,) = block.runs
-    costs = LayerShares(
-        compute_s=run["layers_compute_s"],
-        activation_bytes=run["layers_activation_bytes"],
-        parameter_bytes=run["layers_parameter_bytes"],
-    )
-    figure = accumulated_shares_figure({block.title: costs})
-    axes = figure.axes[0]
-    axes.set_title(wrapped(block.title, 50), fontsize=style.TICK_PT, color=style.INK)
-    places = [int(paper["last_layer"]) for paper in _PAPER]
-    look: dict[str, Any] = {
-        "linestyle": "none",
-        "markeredgecolor": style.INK,
-        "markerfacecolor": "white",
-    }
-    for (name, heading), marker in zip(_COLUMNS.values(), ("o", "s", "^"), strict=True):
-        shares = [float(paper[f"{name}_percent"]) for paper in _PAPER]
-        label = f"{heading}, {_TITAN}"
-        axes.plot(places, shares, marker=marker, zorder=4, clip_on=False, label=label, **look)
-    figure.legends[0].remove()
-    figure.legend(fontsize=style.TICK_PT, frameon=False, loc="outside lower center", ncols=2)
-    return figure
+def _fig7_cells(run: Row | None) -> Iterator[Cell]:
+    for paper in _PAPER:
+        last = int(paper["last_layer"])
+        for key, column in _COLUMNS.items():
+            ours = None
+            if run is not None:
+                values = [float(value) for value in run[key]]
+                share = 100 * sum(values[: last + 1]) / (sum(values) or 1.0)
+                ours = Ours(value=share, runs=(run,))
+            text = f"{float(paper[column.key.replace('share', 'percent')]):.1f}"
+            printed_ = Printed(text=text, derived=_DERIVED)
+            yield Cell(row=(f"0 to {last}",), column=column, paper=printed_, ours=ours)
 
 
 FIG7 = Chapter(
@@ -128,5 +89,5 @@ FIG7 = Chapter(
     heads=("layers",),
     find=_fig7_blocks,
     citation=CITATION,
-    draw=_draw_fig7,
+    pictured=tuple(column.key for column in _COLUMNS.values()),
 )

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sparsepipe.paper.chapters.trainings import TEST, TRAIN, blocks_of
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.plots import style
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Ours, Printed
-from sparsepipe.report.dot_plot import wrapped
 from sparsepipe.report.measurements import mean_of, unlike_notes, words
-from sparsepipe.report.tables import SweepCommand, cell_of, of_training
+from sparsepipe.report.tables import cell_of, of_training
 from sparsepipe.runs.ledger_table import Row
 
 RATE = Column(
@@ -35,16 +28,16 @@ _PAPER: Mapping[tuple[int, str], Mapping[str, str]] = {
 }
 
 
-def _fig8_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _fig8_blocks(rows: Sequence[Row]) -> list[Block]:
     trainings = [
         row
         for row in rows
         if row["task_name"] == "train_if_fits" and row.get("study.cell.point_ratio", 1) == 1
     ]
-    return blocks_of(trainings, sweep, of_cells=_OF_CELLS, make=_fig8_block)
+    return blocks_of(trainings, of_cells=_OF_CELLS, make=_fig8_block)
 
 
-def _fig8_block(rows: Sequence[Row], command: str) -> Block:
+def _fig8_block(rows: Sequence[Row]) -> Block:
     cells: list[Cell] = []
     notes: list[str] = []
     for grid, network in _ROWS:
@@ -52,7 +45,7 @@ def _fig8_block(rows: Sequence[Row], command: str) -> Block:
         runs = [row for row in rows if cell_of(row, "resolution", "network") == place]
         cells += _fig8_cells(place, runs)
         notes += [f"{network} at {grid}³: {note}" for note in unlike_notes(runs, of_training)]
-    return Block(cells=tuple(cells), notes=tuple(notes), sweep=command)
+    return Block(cells=tuple(cells), notes=tuple(notes))
 
 
 def _fig8_cells(place: tuple[int, str], runs: Sequence[Row]) -> Iterator[Cell]:
@@ -92,66 +85,6 @@ def _refused(runs: Sequence[Row]) -> Ours | None:
     return words("does not fit", runs, f"{step} does not fit: {why}{limit}")
 
 
-_LOOKS: Mapping[str, Mapping[str, Any]] = {
-    # Line, marker and filling distinguish them without colour.
-    "dense": {
-        "color": style.VERMILION, "linestyle": "--", "marker": "s", "markerfacecolor": "white",
-        "markeredgewidth": 1.6,
-    },
-    "sparse": {"color": style.BLUE, "linestyle": "-", "marker": "o"},
-}  # fmt: skip
-_PAPER_LOOKS: Mapping[str, Mapping[str, Any]] = {
-    network: {
-        "marker": "D", "markersize": 8, "linestyle": "none", "markeredgecolor": style.INK,
-        "markerfacecolor": face,
-    }
-    for network, face in (("dense", "white"), ("sparse", style.INK))
-}  # fmt: skip
-
-
-def _draw_fig8(block: Block) -> Figure | None:
-    """A panel for each column that has figures of ours; None where none has."""
-    shown = list(dict.fromkeys(cell.column for cell in block.cells if cell.number is not None))
-    if not shown:
-        return None
-    figure = style.new_figure(width_in=3.2 * len(shown), height_in=3.9)
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, column in zip(panels, sorted(shown, key=block.columns.index), strict=True):
-        _draw_panel(axes, column, block)
-    figure.suptitle(wrapped(block.title, 34 * len(shown)), fontsize=style.TICK_PT)
-    looks = {f"{name}, ours": look for name, look in _LOOKS.items()}
-    if any(cell.paper is not None for cell in block.cells):
-        looks |= {f"{name}, the paper's": look for name, look in _PAPER_LOOKS.items()}
-    figure.legend(
-        handles=[Line2D([], [], label=label, **look) for label, look in looks.items()],
-        fontsize=style.TICK_PT, frameon=False, loc="outside lower center", ncols=4,
-    )  # fmt: skip
-    return figure
-
-
-def _draw_panel(axes: Axes, column: Column, block: Block) -> None:
-    style.tidy(axes)
-    grids = list(dict.fromkeys(grid for grid, _ in block.rows))
-    below = ["grid"]
-    for network, look in _LOOKS.items():
-        cells = [block.rows[grid, network][column] for grid in grids]
-        ours = [(place, cell.number) for place, cell in enumerate(cells) if cell.number is not None]
-        axes.plot([place for place, _ in ours], [value for _, value in ours], zorder=3, **look)
-        in_words: dict[str, list[str]] = {}
-        for place, cell in enumerate(cells):
-            if cell.paper is not None and cell.paper.value is not None:
-                axes.plot([place], [cell.paper.value], zorder=2, **_PAPER_LOOKS[network])
-            if cell.ours is not None and isinstance(cell.ours.value, str):
-                in_words.setdefault(cell.ours.value, []).append(grids[place])
-        below += [f"{network} {text}: {', '.join(places)}" for text, places in in_words.items()]
-    axes.set_xticks(range(len(grids)), grids)
-    axes.set_xlim(-0.4, len(grids) - 0.6)
-    axes.margins(y=0.15)
-    style.from_zero(axes, "y")
-    axes.set_xlabel("\n".join(below), fontsize=style.LABEL_PT, color=style.INK)
-    axes.set_ylabel(column.title, fontsize=style.LABEL_PT, color=style.INK)
-
-
 FIG8 = Chapter(
     name="fig8",
     title="Fig. 8: accuracy, inference rate and memory over the resolution",
@@ -164,5 +97,5 @@ FIG8 = Chapter(
     heads=("grid", "network"),
     find=_fig8_blocks,
     citation=CITATION,
-    draw=_draw_fig8,
+    pictured=(TRAIN.key, TEST.key, RATE.key, MEMORY.key),
 )

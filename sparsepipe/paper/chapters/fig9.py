@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from matplotlib.figure import Figure
-
 from sparsepipe.paper.printed import CITATION, printed
-from sparsepipe.plots.speedups import Bar, SpeedupMark, speedups_figure
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.measurements import mean_of, unlike_notes
-from sparsepipe.report.tables import SweepCommand, cell_of, is_below, overrides_beside, tables_of
+from sparsepipe.report.tables import cell_of, is_below, overrides_beside, tables_of
 from sparsepipe.runs.ledger_table import Row, plan_text
 
 STRATEGIES: Mapping[str, str] = {
@@ -30,22 +27,10 @@ _OF_CELLS = ("task", "hardware", "parallel", "task.link_bytes_per_s", "task.netw
 _PARALLEL = {"MP": "paper_mp", "HETE-MP": "hete_mp"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaperSpeedup:
-    """A bar of the paper."""
-
-    text: str
-    source: str
-    derived: bool = False
-
-    @property
-    def value(self) -> float:
-        return float(self.text)
-
-
-PRINTED: Mapping[tuple[int, str], PaperSpeedup] = {
-    (int(row["num_gpus"]), _PARALLEL[row["strategy"]]): PaperSpeedup(
-        text=row["speedup_over_dp"], source=row["source"], derived=row["derived"] == "yes"
+PRINTED: Mapping[tuple[int, str], Printed] = {
+    (int(row["num_gpus"]), _PARALLEL[row["strategy"]]): Printed(
+        text=row["speedup_over_dp"],
+        derived=f"not printed: {row['source']}" if row["derived"] == "yes" else "",
     )
     for row in printed("fig9")
     if row["num_gpus"] != "any"
@@ -55,7 +40,7 @@ PRINTED: Mapping[tuple[int, str], PaperSpeedup] = {
 (SMALLEST_HETE_MP,) = (
     float(row["speedup_over_dp"]) for row in printed("fig9") if row["num_gpus"] == "any"
 )
-"""Printed of HETE-MP over 5 to 8 GPUs, not of which: by the others, of 6 or 7."""
+"""The printed smallest speedup of HETE-MP over 5 to 8 GPUs: by the others, on 6 or 7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +49,9 @@ class Fig9Setting:
 
     Attributes:
         kind: ``simulated`` or ``emulated``.
-        link_bytes_per_s: between hosts; None if unknown.
-        network: of what is emulated, ``namespaces`` or ``loopback``.
-        overrides: beside those that choose a bar or one of these.
+        link_bytes_per_s: bandwidth between hosts, if known.
+        network: ``namespaces`` or ``loopback`` for emulations.
+        overrides: overrides beside those that choose a bar or one of these.
     """
 
     kind: str
@@ -76,7 +61,6 @@ class Fig9Setting:
 
     @property
     def title(self) -> str:
-        """The setting as text."""
         link = "link unknown"
         if self.link_bytes_per_s is not None:
             link = f"{self.link_bytes_per_s / 1e6:g} MB/s between hosts"
@@ -85,23 +69,8 @@ class Fig9Setting:
         kind = self.kind if self.network is None else f"{self.kind} ({self.network})"
         return "; ".join((f"{kind}, {link}", *self.overrides))
 
-    @property
-    def task(self) -> tuple[str, ...]:
-        """Overrides of the task that makes such figures."""
-        option = "emulated"
-        if self.kind == "simulated":
-            option = f"simulated_{(self.link_bytes_per_s or 0) / 1e6:g}"
-        if replace(self, overrides=()) in _SWEPT:
-            return (f"task=paper/fig9_{option}",)
-        option = "emulated" if self.kind == "emulated" else "simulated_125"
-        network = (f"task.network={self.network}",) if self.network else ()
-        link = self.link_bytes_per_s
-        speed = (f"task.link_bytes_per_s={link:g}",) if link is not None else ()
-        return (f"task=paper/fig9_{option}", *network, *speed)
-
     @classmethod
     def of(cls, row: Row) -> Fig9Setting:
-        """The setting of a simulation or an emulation."""
         is_simulated = row["kind"] == "simulated"
         link = row.get("task.link_bytes_per_s" if is_simulated else "link_bytes_per_s")
         link = link or row.get("hardware.value.link.bytes_per_s")
@@ -117,7 +86,7 @@ _SWEPT = (
     *(Fig9Setting(kind="simulated", link_bytes_per_s=link) for link in (50e6, 100e6, 125e6)),
     Fig9Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
 )
-"""Settings of the whole sweep, which have a block whether there are runs or not."""
+"""Settings of the whole sweep, which have a block even without runs."""
 
 SPEEDUP = Column(key="speedup", heading="speedup over DP", unit="x", compare=Compare.RATIO)
 APART = Column(
@@ -135,7 +104,7 @@ Bars = Mapping[tuple[int, str], Sequence[Row]]
 """Runs of a setting, by GPUs and strategy."""
 
 
-def _fig9_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _fig9_blocks(rows: Sequence[Row]) -> list[Block]:
     bars = [
         row
         for row in rows
@@ -155,12 +124,10 @@ def _fig9_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
         for row in found[setting]:
             places.get(cell_of(row, "gpus", "parallel"), []).append(row)
         by_bar[setting] = places
-    return [_fig9_block(setting, by_bar, sweep) for setting in by_bar]
+    return [_fig9_block(setting, by_bar) for setting in by_bar]
 
 
-def _fig9_block(
-    setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars], sweep: SweepCommand
-) -> Block:
+def _fig9_block(setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars]) -> Block:
     bars = by_bar[setting]
     simulated = None
     if setting.network == "namespaces":
@@ -172,15 +139,7 @@ def _fig9_block(
         for (gpus, strategy), runs in bars.items()
         for note in unlike_notes(runs, lambda key: is_below(key, ("parallel", "task")))
     ]
-    loopback = replace(setting, network="loopback")
-    if setting.network == "namespaces" and not any(bars.values()) and loopback in by_bar:
-        notes.append(
-            "There are such runs on loopback, whose links are not limited. A run's identity does "
-            "not include the user: as root, who may make namespaces, the same command skips what "
-            "is finished; give it force=true."
-        )
-    command = sweep.text(*setting.task, *setting.overrides)
-    return Block(title=setting.title, cells=tuple(cells), notes=tuple(notes), sweep=command)
+    return Block(title=setting.title, cells=tuple(cells), notes=tuple(notes))
 
 
 def _fig9_cells(
@@ -217,13 +176,11 @@ def _fig9_cells(
         plan_text(str(row.get("plan_config") or gpus), row.get("plan_cuts") or ()) for row in own
     )
     found.append((PLAN, Ours(value=" or ".join(plans), runs=tuple(own)) if own else None))
-    paper = PRINTED.get(place)
-    source = f"not printed: {paper.source}" if paper and paper.derived else ""
     for column, ours in found:
         yield Cell(
             row=(str(gpus), STRATEGIES[strategy]),
             column=column,
-            paper=Printed(text=paper.text, derived=source) if paper and column is SPEEDUP else None,
+            paper=PRINTED.get(place) if column is SPEEDUP else None,
             ours=ours,
             # Where the bar has runs, others lack its ratio to a bar without any.
             expected=not own or column in (SPEEDUP, OVER_HETE_MP, OFF),
@@ -235,7 +192,7 @@ def _minibatch_s(row: Row) -> float:
 
 
 def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> Ours | None:
-    """How many times as fast as the base in the mean, whose runs are among the sources."""
+    """The mean speedup over a base, whose runs are among the sources."""
     if not base_s:
         return None
     found = mean_of(rows, lambda row: fmean(base_s) / _minibatch_s(row))
@@ -243,31 +200,6 @@ def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> 
         return None
     others = [run for run in base if not any(run is each for each in found.runs)]
     return replace(found, runs=(*found.runs, *others))
-
-
-def _draw_fig9(block: Block) -> Figure | None:
-    """Bars by GPUs and strategy, as in the paper; None if no run of ours exists."""
-    bars: dict[tuple[str, str], Bar] = {}
-    marks: dict[tuple[str, str], SpeedupMark] = {}
-    for (gpus, strategy), cells in block.rows.items():
-        place, cell = (f"{gpus} GPUs", strategy), cells[SPEEDUP]
-        if cell.number is not None:
-            apart = cells.get(APART)
-            bars[place] = Bar(value=cell.number, frame=apart.number if apart else None)
-        if cell.paper is not None and cell.paper.value is not None:
-            marks[place] = SpeedupMark(value=cell.paper.value, derived=bool(cell.paper.derived))
-    if not bars:
-        return None
-    return speedups_figure(
-        block.title,
-        bars,
-        marks,
-        groups=[f"{gpus} GPUs" for gpus in GPUS],
-        strategies=list(STRATEGIES.values()),
-        bar_label=SPEEDUP.title,
-        frame_label="over DP without overlap",
-        mark_label="the paper's",
-    )
 
 
 FIG9 = Chapter(
@@ -285,5 +217,5 @@ FIG9 = Chapter(
     heads=("GPUs", "strategy"),
     find=_fig9_blocks,
     citation=CITATION,
-    draw=_draw_fig9,
+    pictured=(SPEEDUP.key, APART.key),
 )

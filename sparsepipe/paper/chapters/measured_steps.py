@@ -33,7 +33,7 @@ TIMES_LARGER = Column(
 )
 
 _ELEMENTS = ("values", "pixels", "voxels")
-"""What samples of one, two and three dimensions consist of."""
+"""Elements of samples of one, two and three dimensions."""
 _LOOKS: Sequence[Mapping[str, Any]] = (
     {"color": style.INK, "marker": "o"},
     {"color": style.BLUE, "marker": "s", "markerfacecolor": "white"},
@@ -41,7 +41,7 @@ _LOOKS: Sequence[Mapping[str, Any]] = (
     {"color": style.GREEN, "marker": "D", "markerfacecolor": "white"},
     {"color": style.PURPLE, "marker": "v"},
 )
-"""Of numbers of ranks; marker and filling distinguish them without colour."""
+"""Looks of numbers of ranks; marker and filling distinguish them without colour."""
 
 
 def tables_of_steps(
@@ -56,8 +56,8 @@ def tables_of_steps(
     Args:
         rows: finished runs of an exhibit.
         of_cells: keys and groups that choose a cell.
-        task: whose runs count.
-        of_scale: an override that a scale implies.
+        task: name of the task whose runs count.
+        of_scale: an override that a scale implies, by the scale.
     """
     implied = of_scale or {}
     tables = tables_of(
@@ -81,7 +81,7 @@ def tables_of_steps(
 
 
 def sets_apart(key: str) -> bool:
-    """Whether a key of the configuration affects what steps take."""
+    """Whether a key of the configuration affects the figures of steps."""
     return of_training(key) or key.startswith("task.")
 
 
@@ -116,15 +116,7 @@ def memory_cells(
     *,
     ranks: int,
 ) -> list[Cell]:
-    """Cells of a number of ranks at a size.
-
-    Args:
-        label: of the row.
-        size: of a sample.
-        runs: on that number of ranks.
-        alone: those on one.
-        ranks: their number.
-    """
+    """Cells of ``runs`` on a number of ranks at a size, beside those ``alone`` on one rank."""
     peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
     base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
     refused = [run for run in runs if values_at(size, "fits")(run) is False]
@@ -182,13 +174,10 @@ def budget_text(runs: Sequence[Row]) -> str:
 
 
 def over_sizes(block: Block, *, of: str) -> Figure | None:
-    """Memory over the size, a panel for each group of rows and a line for each number of ranks.
+    """Memory over the size, a panel for each group and a line for each number of ranks.
 
-    Dotted lines are the memory of one rank divided by the number of ranks, dashed ones budgets.
-
-    Args:
-        block: with rows of a group, a size and a number of ranks.
-        of: what ranks are called.
+    A row's labels are group, size and number of ranks, which are called ``of``. Dotted lines are
+    the memory of one rank divided by the number of ranks, dashed ones budgets.
     """
     found: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for (group, size, ranks), cells in block.rows.items():
@@ -228,12 +217,7 @@ def _draw_ranks(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -> None:
-    """Memory over the size, both logarithmic.
-
-    Args:
-        axes: that they are drawn on.
-        curves: by their labels, sizes as text with MB.
-    """
+    """Memory over the size, both logarithmic; ``curves`` by label are sizes as text with MB."""
     style.tidy(axes)
     sizes = {size: _elements(size) for points in curves.values() for size, _ in points}
     units = dict.fromkeys(size.rpartition(" ")[2] for size in sizes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -22,7 +21,6 @@ from sparsepipe.paper.printed import CITATION_OF_BIGCONV
 from sparsepipe.plots import style
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Ours
 from sparsepipe.report.measurements import mean_of, ratio_of, unlike_notes
-from sparsepipe.report.tables import SweepCommand
 from sparsepipe.runs.ledger_table import Row
 
 _TARGETS: Mapping[str, tuple[str, ...]] = {
@@ -52,27 +50,26 @@ _GAIN = Column(
     key="gain", heading="DSN over source only", unit="points", form="{:+.1f}", printed=False
 )
 _SWEPT = {"digit_domains": tuple(_METHODS), "shape_domains": ("source_only", "dsn")}
-"""Methods that the commands of the experiment train, and a table lacks where no run has."""
+"""Methods that the experiment's commands train."""
 _OF_ACCURACIES = ("paper/network", "paper.training", "data.source")
 
 
-def _accuracies(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _accuracies(rows: Sequence[Row]) -> list[Block]:
     blocks = []
     for title, scale, table in tables_of_steps(rows, _OF_ACCURACIES, task="train"):
         for network, targets in _TARGETS.items():
             runs = [row for row in table if row["study.cell.network"] == network]
             if not table or runs:
                 block = _accuracy_block(runs, targets, _SWEPT[network] if scale != "smoke" else ())
-                name = network.replace("_", " ")
-                chosen = [f"paper/network={network}"]
-                if network == "shape_domains":
-                    chosen.append("paper.training=source_only,dsn")
-                command = sweep.like(runs, _OF_ACCURACIES, *chosen)
-                if network == "digit_domains" and scale != "smoke":
-                    labels = f"data.source={','.join(targets)}"
-                    supervised = (*chosen, "paper.training=supervised", labels)
-                    command += f" && {sweep.like(runs, _OF_ACCURACIES, *supervised)}"
-                blocks.append(replace(block, title=f"{title}; {name}", sweep=command))
+                chosen = f"paper/network={network}"
+                overrides = [f"{chosen} paper.training=source_only,dsn"]
+                if network == "digit_domains":
+                    overrides = [chosen]
+                    if scale != "smoke":
+                        labels = f"data.source={','.join(targets)}"
+                        overrides.append(f"{chosen} paper.training=supervised {labels}")
+                name = f"{title}; {network.replace('_', ' ')}"
+                blocks.append(replace(block, title=name, overrides=tuple(overrides)))
     return blocks
 
 
@@ -103,7 +100,7 @@ def _accuracy_block(rows: Sequence[Row], targets: Sequence[str], swept: Sequence
 
 
 def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
-    """Accuracy on a target with its labels, over seeds; or the mean of such over all targets."""
+    """The mean over targets of the accuracy of runs with that target's labels, over seeds."""
     found = []
     for target in targets:
         own = [row for row in runs if row.get("study.cell.labels") == target]
@@ -118,7 +115,7 @@ def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
 
 
 def _gain(by_method: Mapping[str, Sequence[Row]], key: str) -> Ours | None:
-    """Points that DSN is above training on the source alone, seed by seed."""
+    """Points by which DSN exceeds training on the source alone, seed by seed."""
     alone = {row.get("seed"): row for row in by_method["source_only"] if key in row}
     both = [(row, alone[row.get("seed")]) for row in by_method["dsn"] if row.get("seed") in alone]
     points = [100 * (float(own[key]) - float(base[key])) for own, base in both if key in own]
@@ -130,42 +127,6 @@ def _gain(by_method: Mapping[str, Sequence[Row]], key: str) -> Ours | None:
         count=len(points),
         runs=tuple(run for pair in both for run in pair),
     )
-
-
-_LOOKS: Mapping[str, Mapping[str, Any]] = {
-    "source_only": {"marker": "o", "color": style.INK, "markerfacecolor": "white"},
-    "dsn": {"marker": "s", "color": style.BLUE},
-    "supervised": {"marker": "^", "color": style.GREEN, "markerfacecolor": "white"},
-}
-
-
-def _draw_accuracies(block: Block) -> Figure | None:
-    rows = list(block.rows.items())
-    if not any(cell.number is not None for cell in block.cells):
-        return None
-    figure = style.new_figure(width_in=6.6, height_in=1.4 + 0.36 * len(rows))
-    axes = figure.subplots()
-    style.tidy(axes)
-    for method, look in _LOOKS.items():
-        shown = [
-            (place, cell.ours)
-            for place, (_, cells) in enumerate(rows)
-            if (cell := cells.get(_METHODS[method])) is not None and cell.ours is not None
-        ]
-        for place, ours in shown:
-            if ours.spread is not None:
-                axes.plot(ours.spread, [place] * 2, color=look["color"], linewidth=2, zorder=2)
-        values = [float(ours.value) for _, ours in shown]
-        places = [place for place, _ in shown]
-        axes.plot(
-            values, places, linestyle="none", label=_METHODS[method].heading, zorder=3, **look
-        )
-    axes.set_yticks(range(len(rows)), [label for (label,), _ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 102)
-    axes.set_xlabel(f"test accuracy (%); {block.title}", fontsize=style.LABEL_PT, color=style.INK)
-    axes.legend(fontsize=style.TICK_PT, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
 
 
 MULTI_DSN = Chapter(
@@ -183,7 +144,7 @@ MULTI_DSN = Chapter(
     heads=("target",),
     find=_accuracies,
     citation=CITATION_OF_BIGCONV,
-    draw=_draw_accuracies,
+    pictured=("source_only", "dsn", "supervised"),
 )
 
 
@@ -194,7 +155,7 @@ _OVER_TWO = Column(
 _OF_MEMORY = ("parallel.devices",)
 
 
-def _memory(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _memory(rows: Sequence[Row]) -> list[Block]:
     blocks = []
     for title, scale, table in tables_of_steps(rows, _OF_MEMORY):
         cells: list[Cell] = []
@@ -204,7 +165,7 @@ def _memory(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
             for workers in _WORKERS
         }
         for workers, runs in by_workers.items():
-            if scale == "smoke" and table and not runs:  # which does not sweep all of them
+            if scale == "smoke" and table and not runs:  # it sweeps only some
                 continue
             notes += [f"{workers} workers: {note}" for note in unlike_notes(runs, sets_apart)]
             two = by_workers[2] if workers > 1 else ()
@@ -223,8 +184,7 @@ def _memory(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
                 cells.append(Cell(row=label, column=MEMORY, ours=peak))
                 cells.append(Cell(row=label, column=_OVER_TWO, ours=over_two, expected=False))
                 cells.append(Cell(row=label, column=SAVED, ours=saved, expected=False))
-        command = sweep.like(table, _OF_MEMORY)
-        blocks.append(Block(title=title, cells=tuple(cells), notes=tuple(notes), sweep=command))
+        blocks.append(Block(title=title, cells=tuple(cells), notes=tuple(notes)))
     return blocks
 
 

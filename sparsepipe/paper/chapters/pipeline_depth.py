@@ -10,7 +10,6 @@ from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Our
 from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of, unlike_notes, words
 from sparsepipe.report.tables import (
     Key,
-    SweepCommand,
     cell_of,
     of_training,
     overrides_beside,
@@ -53,7 +52,7 @@ _PARTITIONS = {"variance": "variance", "straight": "ours"}
 
 
 class DepthRow(NamedTuple):
-    """A row of the table, by what ``study.cell`` of its runs has."""
+    """A row of the table, by the values of ``study.cell``."""
 
     depth: int
     emulated: bool
@@ -85,7 +84,7 @@ ROWS = tuple(
 )
 """Rows of the whole table."""
 _SERIAL_COUNTED = DepthRow(1, emulated=True)
-"""The row whose memory counts on one device, which does not depend on who counts it."""
+"""The row whose memory counts on one device."""
 
 _OF_CELLS = ("paper/schedule", "paper/depth", "paper.partition")
 _PARTS = "parallel.strategy.microbatches"
@@ -99,7 +98,7 @@ _EFFORT = (
 _IN_TITLE = (_PARTS, "data", "data.batch_size", "model.convolutions", "model.width", _PROFILES)
 
 
-def _pipeline_depth_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _pipeline_depth_blocks(rows: Sequence[Row]) -> list[Block]:
     runs = [row for row in rows if row["task_name"] in ("train", "train_emulated")]
     tables = tables_of(runs, _key_of) or [(_key_of({}), [])]
     blocks = []
@@ -127,18 +126,8 @@ def _pipeline_depth_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Blo
         named = sorted(word for word in of_effort if word.partition("=")[0] in _EFFORT)
         if named:
             notes.append(f"Some runs were made with {', '.join(named)}.")
-        blocks.append(
-            Block(
-                title="; ".join(title),
-                cells=tuple(
-                    cell
-                    for entry in entries
-                    for cell in _pipeline_depth_cells(entry, parts, by_row)
-                ),
-                notes=tuple(notes),
-                sweep=_command(sweep, table, parts),
-            )
-        )
+        cells = (cell for entry in entries for cell in _pipeline_depth_cells(entry, parts, by_row))
+        blocks.append(Block(title="; ".join(title), cells=tuple(cells), notes=tuple(notes)))
     return blocks
 
 
@@ -155,15 +144,6 @@ def _key_of(row: Row) -> Key:
     if row.get("kind") == "emulated":
         key["profile"] = row.get(f"{_PROFILES}.core")
     return key
-
-
-def _command(sweep: SweepCommand, table: Sequence[Row], parts: int) -> str:
-    """The sweep of all rows; two sweeps where T is set, which not all schedules take."""
-    command = sweep.like(table, (*_OF_CELLS, _PARTS))
-    if parts == MICROBATCHES:
-        return command
-    others = f"{command} paper/schedule=serial,asynchronous"
-    return f"{command} paper/schedule=gpipe,sync_1f1b,eager_1f1b {_PARTS}={parts} && {others}"
 
 
 def _pipeline_depth_cells(

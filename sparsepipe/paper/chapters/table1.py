@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Printed
 from sparsepipe.report.measurements import mean_of, unlike_notes
-from sparsepipe.report.tables import SweepCommand, tables_of
+from sparsepipe.report.tables import tables_of
 from sparsepipe.runs.ledger_table import Row
 
 FLOPS = Column(
@@ -18,10 +18,10 @@ BANDWIDTH = Column(
     key="bandwidth", heading="memory bandwidth", unit="GB/s", form="{:.3g}", compare=Compare.RATIO
 )
 _COUNTS = ("task.repeats", "task.warmups", "threads_per_rank", "torch")
-"""Keys that runs which are averaged are to have in common, beside those of their block."""
+"""Keys that averaged runs should have in common, beside those of their block."""
 
 
-def _table1_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _table1_blocks(rows: Sequence[Row]) -> list[Block]:
     runs = [row for row in rows if row["task_name"] == "table1" and row.get("measured_device")]
     tables = tables_of(
         runs,
@@ -39,11 +39,11 @@ def _table1_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
             f"copies of {key['copied'] / 1e6:,.0f} MB" if key["copied"] else "",
         ]
         title = "; ".join(part for part in parts if part)
-        blocks.append(_table1_block(measured, title=title, command=sweep.like(measured, ())))
-    return blocks or [_table1_block([], title="", command=sweep.text())]
+        blocks.append(_table1_block(measured, title))
+    return blocks or [_table1_block([], "")]
 
 
-def _table1_block(rows: Sequence[Row], *, title: str, command: str) -> Block:
+def _table1_block(rows: Sequence[Row], title: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
@@ -53,21 +53,19 @@ def _table1_block(rows: Sequence[Row], *, title: str, command: str) -> Block:
         label = (paper["gpu"], f"server {paper['server']}, {paper['count']} of them")
         own = [each for each in measured if each[0].casefold().endswith(paper["gpu"].casefold())]
         runs = [run for each in own for run in measured.pop(each)]
-        cells += _table1_cells(
-            label, paper, runs, expected=False
-        )  # such a GPU is measured where it is
+        cells += _table1_cells(label, paper, runs)
         averaged.append((label, runs))
     if not rows:
         measured["this machine", "measured here"] = []
     for label, runs in measured.items():
-        cells += _table1_cells(label, None, runs, expected=True)
+        cells += _table1_cells(label, None, runs)
         averaged.append((label, runs))
     notes = [
         f"{', '.join(label)}: {note}"
         for label, runs in averaged
         for note in unlike_notes(runs, lambda key: key in _COUNTS)
     ]
-    return Block(title=title, cells=tuple(cells), notes=tuple(notes), sweep=command)
+    return Block(title=title, cells=tuple(cells), notes=tuple(notes))
 
 
 def _where(row: Row) -> str:
@@ -80,7 +78,7 @@ def _where(row: Row) -> str:
 
 
 def _table1_cells(
-    label: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row], *, expected: bool
+    label: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row]
 ) -> list[Cell]:
     found = (
         (FLOPS, "single_precision_tflops", "flops_per_s", 1e-12),
@@ -93,7 +91,7 @@ def _table1_cells(
             column=column,
             paper=None if paper is None else Printed(text=paper[name]),
             ours=mean_of(runs, key, scale=scale),
-            expected=expected,
+            expected=paper is None,  # GPUs of the paper may not be at hand
         )
         for column, name, key, scale in found
     ]

@@ -16,7 +16,7 @@ from sparsepipe.paper.chapters.trainings import (
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of, unlike_notes, words
-from sparsepipe.report.tables import SweepCommand, cell_of, of_memory, of_training, overrides_beside
+from sparsepipe.report.tables import cell_of, of_memory, of_training
 from sparsepipe.runs.ledger_table import Row
 
 TIME = Column(key="epoch_time", heading="epoch time", unit="s")
@@ -39,29 +39,18 @@ _PAPER: Mapping[Place, Mapping[str, str]] = {
 _ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"
 
 
-def _table2_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
-    def make(runs: Sequence[Row], command: str) -> Block:
-        of_searches = [row for row in runs if row["task_name"] == FITTING]
-        beside = [word for row in of_searches for word in overrides_beside(row, _OF_CELLS)]
-        if any(word.startswith("task.") for word in beside):  # which trainings refuse
-            searches = sweep.like(of_searches, _OF_CELLS, "paper/trial=largest_batch")
-            command = f"{command} paper/trial=one_device,four_devices && {searches}"
-        return _table2_block(runs, command)
-
-    return blocks_of(rows, sweep, of_cells=_OF_CELLS, make=make)
-
-
-def _table2_block(rows: Sequence[Row], command: str) -> Block:
+def _table2_block(rows: Sequence[Row]) -> Block:
     trainings: dict[Place, list[Row]] = {place: [] for place in _PAPER}
     searches: dict[Place, list[Row]] = {place: [] for place in _PAPER}
     names = ("resolution", "devices", "network", "point_ratio")
     for row in rows:
         found = {FITTING: searches, "train": trainings}.get(row["task_name"], {})
         found.get(cell_of(row, *names), []).append(row)
-    notes = []
     budgets = {row["budget_bytes"] for row in rows if "budget_bytes" in row}
-    for budget in sorted(budgets):
-        notes.append(f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB.")
+    notes = [
+        f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
+        for budget in sorted(budgets)
+    ]
     for place in _PAPER:
         label = ", ".join(_label(place))
         notes += [f"{label}: {note}" for note in unlike_notes(trainings[place], of_training)]
@@ -72,7 +61,6 @@ def _table2_block(rows: Sequence[Row], command: str) -> Block:
     return Block(
         cells=tuple(cell for place in _PAPER for cell in _table2_cells(place, trainings, searches)),
         notes=tuple(notes),
-        sweep=command,
     )
 
 
@@ -131,7 +119,7 @@ TABLE2 = Chapter(
         "epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
-    find=_table2_blocks,
+    find=lambda rows: blocks_of(rows, of_cells=_OF_CELLS, make=_table2_block),
     citation=CITATION,
     pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
 )

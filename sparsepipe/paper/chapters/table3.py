@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sparsepipe.paper.printed import CITATION, printed, stages_of
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
-from sparsepipe.report.tables import SweepCommand
 from sparsepipe.runs.ledger_table import Row
 
 SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
@@ -15,13 +14,13 @@ BOTTLENECK = Column(key="bottleneck", heading="bottleneck", unit="ms", form="{:.
 _COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
 
 
-def _table3_blocks(rows: Sequence[Row], sweep: SweepCommand) -> list[Block]:
+def _table3_blocks(rows: Sequence[Row]) -> list[Block]:
     """A block for each run, which has all rows."""
     runs = [row for row in rows if row["task_name"] == "table3"]
-    return [_table3_block(run, sweep) for run in runs] or [_table3_block({}, sweep)]
+    return [_table3_block(run) for run in runs or [{}]]
 
 
-def _table3_block(run: Row, sweep: SweepCommand) -> Block:
+def _table3_block(run: Row) -> Block:
     title = ""
     if run:
         title = (
@@ -29,11 +28,8 @@ def _table3_block(run: Row, sweep: SweepCommand) -> Block:
             f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
             f"{run['task.order']}"
         )
-    return Block(
-        title=title,
-        cells=tuple(cell for paper in printed("table3") for cell in _table3_cells(paper, run)),
-        sweep=sweep.like([run], ()),
-    )
+    cells = tuple(cell for paper in printed("table3") for cell in _table3_cells(paper, run))
+    return Block(title=title, cells=cells)
 
 
 def _table3_cells(paper: Mapping[str, str], run: Row) -> Iterator[Cell]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsepipe.report.chapter import Block, Column, Compare, Ours
 from sparsepipe.report.measurements import words
-from sparsepipe.report.tables import Key, SweepCommand, of_memory, overrides_beside, tables_of
+from sparsepipe.report.tables import Key, of_memory, overrides_beside, tables_of
 from sparsepipe.runs.ledger_table import Row
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
@@ -30,50 +30,32 @@ IN_TITLES = (
     *("data.source.test_per_class", "model.width", "trainer.max_epochs"),
     "trainer.limit_train_batches",
 )
-"""Settings that the title of a table has in words."""
+"""Settings that the title of a table has as text."""
 
-Make = Callable[[Sequence[Row], str], Block]
-"""Makes a block of runs and of the command that fills it."""
+Make = Callable[[Sequence[Row]], Block]
+"""Makes the cells and notes of a block from its runs."""
 
 
-def blocks_of(
-    rows: Sequence[Row], sweep: SweepCommand, *, of_cells: Sequence[str], make: Make
-) -> list[Block]:
+def blocks_of(rows: Sequence[Row], *, of_cells: Sequence[str], make: Make) -> list[Block]:
     """A block for each table of trainings; one without figures if no run exists.
 
-    Args:
-        rows: finished runs of the exhibit.
-        sweep: makes the command that fills a block.
-        of_cells: keys and groups that choose a cell.
-        make: makes the cells and notes of a block.
+    ``of_cells`` are the keys and groups that choose a cell.
     """
     measured = [row for row in rows if row["task_name"] in ("train", "train_if_fits", FITTING)]
     if not measured:
-        return [_comparable(make([], sweep.text()), None)]
+        return [_comparable(make([]), None)]
     tables = tables_of(measured, lambda row: _key_of(row, (*of_cells, *IN_TITLES, "data")))
     alike = Counter(_title({**key, "trial": ()}) for key, _ in tables)
     blocks = []
     for key, runs in sorted(tables, key=lambda table: [*map(str, _ordered(table[0]))]):
         is_alone = alike[_title({**key, "trial": ()})] == 1
         title = _title({**key, "trial": ()} if is_alone else key)
-        trainings = [row for row in runs if row["task_name"] != FITTING]
-        threads = {
-            int(row["threads_per_rank"])
-            for row in trainings
-            if row.get("ranks") == 1
-            and row.get("hardware_accelerator") == "cpu"
-            and row.get("threads_per_rank")
-            and row["threads_per_rank"] < (row.get("machine_cores") or 0)
-        }
-        environment = [f"OMP_NUM_THREADS={limit}" for limit in sorted(threads)[:1]]
-        command = sweep.like(trainings or runs, of_cells, environment=environment)
-        block = replace(make(runs, command), title=title)
-        blocks.append(_comparable(block, key["data"]))
+        blocks.append(_comparable(replace(make(runs), title=title), key["data"]))
     return blocks
 
 
 def _key_of(row: Row, left_out: Sequence[str]) -> Key:
-    """What a training shares with others of its table; the largest batch depends on less of it."""
+    """Values that runs of a table share; fewer for searches for the largest batch."""
     overrides = overrides_beside(row, left_out)
     of_size = [word for word in overrides if of_memory(word.partition("=")[0])]
     names = str(row.get("hardware_devices", "")).split(", ")
@@ -179,7 +161,7 @@ def _comparable(block: Block, source: str | None) -> Block:
 
 
 OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
-"""Values of ``limited_by`` that say that memory ended the search."""
+"""Values of ``limited_by`` where memory ended the search."""
 OTHERS = {
     "most": "larger ones were not to be tried (task.most)",
     "data": "there are no more shapes to train on",
@@ -194,9 +176,9 @@ class BatchSearches:
     Attributes:
         runs: the searches.
         sizes: the largest size that was seen to fit, for each seed.
-        most: the largest size that may fit, the mean over the seeds; None where memory has not
-            ended a search for each.
-        ended: why searches for other seeds have ended.
+        most: the largest size that may fit, mean over the seeds; None unless memory has ended a
+            search for each seed.
+        ended: why other searches have ended.
     """
 
     runs: tuple[Row, ...]
@@ -206,7 +188,6 @@ class BatchSearches:
 
     @property
     def least(self) -> float:
-        """The largest size that was seen to fit, the mean over the seeds."""
         return fmean(self.sizes)
 
     @property
@@ -232,10 +213,8 @@ class BatchSearches:
 
 
 def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
-    """Summary of batch searches; None without any.
-
-    Searches with the same seed are combined: the largest size that any found to fit, and the
-    smallest that any found not to.
+    """Combined batch searches, if there are any: for each seed the largest size that any found to
+    fit, and the smallest that any found not to.
     """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:

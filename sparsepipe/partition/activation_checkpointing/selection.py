@@ -1,6 +1,13 @@
 """The layers of a plan's stages to recompute such that each stage fits its devices.
 
-For synchronous schedules: weights have one version, and what is in flight are microbatches.
+For synchronous schedules: weights have one version, and microbatches are in flight. With a price
+for each byte that one of them keeps, and a cap on the bytes inside of the largest span, the best
+choice of spans is a shortest path through the layers. The quickest path of many prices and caps is
+taken with which the stage fits; its spans then give layers back, the slowest first, while it fits.
+A choice that takes a few percent less time may be missed.
+
+Shape suffixes: I places a model can be cut at, of two the first is where a stage begins and the
+second where it ends; F first layers of stages, P prices, C caps.
 """
 
 from __future__ import annotations
@@ -8,31 +15,170 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.activation_checkpointing.cheapest_spans import Recomputation, cheapest
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
-from sparsepipe.partition.memory.microbatches import Microbatches
-from sparsepipe.partition.memory.model import MIB, MemoryModel, room_bytes
+from sparsepipe.partition.costs.layers import Floats
+from sparsepipe.partition.memory import MIB, MemoryModel, Microbatches, room_bytes
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
+
+Paths = NDArray[np.float64]
+"""Paths [4, F, P, C] to a place: cost, bytes kept, seconds, and most bytes in a span."""
+
+
+class SpanChoices:
+    """Choices of spans for all stages of a chain of layers."""
+
+    def __init__(self, chain: StageCost) -> None:
+        self._chain = chain
+        layers, length = chain.layers, len(chain.layers)
+        self._until_s_I = np.cumsum([0.0, *(layer.forward_s for layer in layers)])
+        saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
+        begin_I = np.array([layer.begin_bytes for layer in layers])
+        end_I = np.array([layer.end_bytes for layer in layers])
+        anew_I = np.array([chain.inside_bytes(range(first, first)) for first in range(length)])
+        self._inside_II = saved_I[None, :] - saved_I[:-1, None] + anew_I[:, None]
+        self._plain_II = (saved_I[1:] + end_I)[None, :] - (saved_I[:-1] - begin_I)[:, None]
+        sizes = np.unique(self._inside_II[np.triu_indices(length, 1, length + 1)])
+        places = np.linspace(0, len(sizes) - 1, min(len(sizes), max(12, min(64, 1600 // length))))
+        self._caps_C: Floats = sizes[np.ceil(places).astype(np.intp)]
+        # From bytes alone, ties by seconds, to seconds nearly alone.
+        seconds, kept = float(self._until_s_I[-1]) or 1.0, float(saved_I[-1]) or 1.0
+        self._second_cost_P = np.array([1e-9, *np.geomspace(1e-3, 1e3, 47)]) / seconds
+        self._byte_cost = 1.0 / kept
+        self._ends: list[Paths] = []
+
+    def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
+        """Seconds of recomputing for each stage, before spans give layers back; infinite where
+        the stage does not fit the memory for its backwards.
+        """
+        length = len(self._chain.layers)
+        if not self._ends:
+            self._ends = self._walk(range(length), length)
+        found_II = np.zeros(room_II.shape)
+        for end, paths in enumerate(self._ends, 1):
+            room_F = room_bytes(1.0) * room_II[:end, end]
+            _, kept, time_s, inside = paths[:, :end]
+            fits_FPC = in_flight * kept + inside <= room_F[:, None, None]
+            seconds_F = np.where(fits_FPC, time_s, np.inf).min(axis=(1, 2))
+            is_plain_F = in_flight * self._plain_II[:end, end - 1] <= room_F
+            found_II[:end, end] = np.where(is_plain_F, 0.0, seconds_F)
+        return found_II
+
+    def cheapest(
+        self, first: int, end: int, limit_bytes: float, *, in_flight: float
+    ) -> list[range] | None:
+        """Recomputed spans, numbered from ``first``, of the stage from there to before ``end``;
+        None where none are known to fit.
+        """
+        limit = room_bytes(limit_bytes)
+        if in_flight * self._plain_II[first, end - 1] <= limit:
+            return []
+        paths = self._walk(range(first, first + 1), end, marks=end)[-1][:, 0]
+        fits_PC = in_flight * paths[1] + paths[3] <= limit
+        stage = StageCost(
+            layers=self._chain.layers[first:end],
+            input_bytes=self._chain.border_bytes(first, True),
+            in_flight=in_flight,
+        )
+        found = []
+        for marks in np.unique(paths[4 + first :, fits_PC], axis=1).T:
+            starts = np.flatnonzero(marks == _STARTS).tolist()
+            is_over = np.append(marks != _GOES_ON, True)
+            ends = [start + 1 + int(is_over[start + 1 :].argmax()) for start in starts]
+            found.append(_given_back(stage, list(map(range, starts, ends)), limit))
+        return min(
+            found, key=lambda spans: (stage.time_s(spans), stage.kept_bytes(spans)), default=None
+        )
+
+    def _walk(self, firsts: range, last: int, *, marks: int = 0) -> list[Paths]:
+        """The best paths of stages that begin at each of ``firsts``, to each end up to ``last``,
+        with a mark for each of the first ``marks`` layers behind the figures of a path.
+        """
+        chain, ends, begun = self._chain, list[Paths](), dict[int, Paths]()
+        shape = 4 + marks, len(firsts), len(self._second_cost_P), len(self._caps_C)
+        kept, again = np.full(shape, np.inf), np.full(shape, np.inf)
+        for place in range(firsts.start, last + 1):
+            if place > firsts.start:
+                layer = chain.layers[place - 1]
+                kept = _better(
+                    self._plus(kept, layer.saved_bytes),
+                    self._plus(again, layer.saved_bytes + layer.begin_bytes),
+                )
+                again = np.full(shape, np.inf)
+                for begin, paths in begun.items():
+                    seconds = float(self._until_s_I[place] - self._until_s_I[begin])
+                    inside = self._inside_II[begin, place]
+                    longer = self._plus(paths, 0.0, seconds)
+                    longer[0] = np.where(self._caps_C < inside, np.inf, longer[0])
+                    longer[3] = np.maximum(longer[3], inside)
+                    if marks:
+                        longer[4 + begin], longer[5 + begin : 4 + place] = _STARTS, _GOES_ON
+                    again = _better(again, longer)
+                ends.append(
+                    _better(
+                        self._plus(kept, layer.end_bytes), self._plus(again, layer.output_bytes)
+                    )
+                )
+            if place in firsts:  # as if the layer before were recomputed
+                again[:, place - firsts.start] = 0.0
+            if place < last:
+                begun[place] = _better(
+                    self._plus(kept, chain.border_bytes(place, False)),
+                    self._plus(again, chain.border_bytes(place, True)),
+                )
+        return ends
+
+    def _plus(self, paths: Paths, num_bytes: float, time_s: float = 0.0) -> Paths:
+        longer = paths.copy()
+        longer[0] += self._byte_cost * num_bytes + (self._second_cost_P * time_s)[:, None]
+        longer[1] += num_bytes
+        longer[2] += time_s
+        return longer
+
+
+_STARTS, _GOES_ON = 2.0, 1.0
+"""Marks of a layer that starts a span, and of one that a span goes on with."""
+
+
+def _better(one: Paths, other: Paths) -> Paths:
+    return np.where(one[0] <= other[0], one, other)
+
+
+def _given_back(stage: StageCost, spans: list[range], limit: float) -> list[range]:
+    """The spans without layers that need not be recomputed, the slowest given back first."""
+    slowest = sorted(
+        (layer for span in spans for layer in span), key=lambda n: -stage.layers[n].forward_s
+    )
+    for layer in slowest:
+        number = next(n for n, span in enumerate(spans) if layer in span)
+        span = spans[number]
+        parts = [part for part in (range(span.start, layer), range(layer + 1, span.stop)) if part]
+        fewer = [*spans[:number], *parts, *spans[number + 1 :]]
+        if stage.peak_bytes(fewer) <= limit:
+            spans = fewer
+    return spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStage:
     """A stage on its devices, for the choice of layers to recompute.
 
-    Where these differ, a layer takes as long, and keeps as much, as on the one where that is most,
-    and the smallest of them is to hold it: all recompute the same layers.
+    All devices recompute the same layers: each layer counts as on the device where it takes
+    longest and keeps most, and the smallest device has to hold the stage.
 
     Args:
-        last: its last one, inclusive.
-        replicas: r, how many devices it has; 2 may stand for any number above 1.
-        limit_bytes: memory of the smallest of them; infinite where unknown.
-        in_flight: microbatches that a device has begun and not ended, at most; smaller ones than
-            the largest count less.
-        share: size of the largest of these over that of the profiles' batch.
+        last: the last layer, inclusive.
+        replicas: r, number of devices; 2 may stand for any number above 1.
+        limit_bytes: memory of the smallest device; infinite where unknown.
+        in_flight: most microbatches that a device has begun and not ended; smaller ones than the
+            largest count less.
+        share: size of the largest microbatch over that of the profiles' batch.
     """
 
     first: int
@@ -43,52 +189,16 @@ class PlacedStage:
     in_flight: float
     share: float
 
-    def cost(self) -> StageCost:
-        """The costs of its microbatches, each the worst of its devices."""
-        return StageCost.worst(
-            [
-                StageCost.of(
-                    profile,
-                    first=self.first,
-                    last=self.last,
-                    in_flight=self.in_flight,
-                    share=self.share,
-                )
-                for profile in self.profiles
-            ]
-        )
-
-    def beside_bytes(self, memory: MemoryModel | None) -> float:
-        """Bytes that a device keeps beside those for backwards; 0 where memory does not count."""
-        if memory is None:
-            return 0.0
-        weights = max(
-            sum(layer.parameter_bytes for layer in profile.layers[self.first : self.last + 1])
-            for profile in self.profiles
-        )
-        return memory.beside_bytes(weights, replicas=self.replicas)
-
-    def room_bytes(self, memory: MemoryModel | None) -> float:
-        """Bytes that a device has for what backwards need."""
-        if memory is None:
-            return float("inf")
-        return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
-
-    def cheapest(self, memory: MemoryModel | None) -> Recomputation | None:
-        """The spans that take least time of those with which it fits; None where none does."""
-        room = self.room_bytes(memory)
-        return None if room < 0 else cheapest(self.cost(), limit_bytes=room)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedLayers:
-    """Layers to recompute, with the seconds and bytes that result.
+    """Layers to recompute, with the seconds and bytes that result for each stage.
 
     Attributes:
-        times_s: that recomputing takes each stage's slowest device, for a batch of the profiles.
-        peaks_bytes: that a device of each stage keeps for its backwards, at most.
-        rooms_bytes: that it has for that.
-        beside_bytes: that it keeps beside that.
+        times_s: seconds of recomputing on the slowest device, for a batch of the profiles.
+        peaks_bytes: most bytes that a device keeps for its backwards.
+        rooms_bytes: bytes that it has for them.
+        beside_bytes: bytes that it keeps beside them; 0 where memory does not count.
     """
 
     spans: StageSpans
@@ -106,7 +216,7 @@ def choose_spans(
     memory: MemoryModel,
     microbatches: Microbatches,
 ) -> RecomputedLayers:
-    """The spans that take least time of those with which all stages fit, see :func:`cheapest_of`.
+    """The quickest known spans with which all stages of a plan fit.
 
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
@@ -125,44 +235,66 @@ def choose_spans(
                 share=microbatches.share(plan.replicas(0)),
             )
         )
-    return cheapest_of(stages, memory)
+    return recompute_stages(stages, memory)
 
 
-def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> RecomputedLayers:
-    """The spans that take least time of those with which stages fit."""
-    spans = []
+def recompute_stages(
+    stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans | None = None
+) -> RecomputedLayers:
+    """Seconds and bytes of recomputing ``spans``, whether stages fit with them or not; without
+    them, of the quickest known spans with which all stages fit.
+
+    Raises:
+        ConfigError: spans are to be chosen, and a stage does not fit, whatever is recomputed.
+    """
+    found, times_s, peaks, rooms, besides = [], [], [], [], []
     for number, stage in enumerate(stages):
-        own = stage.cheapest(memory)
-        if own is None:
-            cost = stage.cost()
-            whole = [range(len(cost.layers))]
-            least = min(cost.peak_bytes(whole), cost.peak_bytes(()))
+        cost = StageCost.worst(
+            [
+                StageCost.of(
+                    profile,
+                    first=stage.first,
+                    last=stage.last,
+                    in_flight=stage.in_flight,
+                    share=stage.share,
+                )
+                for profile in stage.profiles
+            ]
+        )
+        beside, room = 0.0, float("inf")
+        if memory is not None:
+            own = slice(stage.first, stage.last + 1)
+            parameters = (
+                sum(layer.parameter_bytes for layer in profile.layers[own])
+                for profile in stage.profiles
+            )
+            beside = memory.beside_bytes(max(parameters), replicas=stage.replicas)
+            room = room_bytes(stage.limit_bytes) - beside
+        chosen: list[range] | None = None
+        if spans is not None:
+            chosen = moved(spans[number], -stage.first)
+        elif room >= 0:
+            length = len(cost.layers)
+            chosen = SpanChoices(cost).cheapest(0, length, room, in_flight=stage.in_flight)
+        if chosen is None:
+            least = min(cost.peak_bytes([range(len(cost.layers))]), cost.peak_bytes(()))
             raise ConfigError(
                 f"recompute=auto: stage {number} does not fit its devices: beside weights they "
-                f"have {max(0.0, stage.room_bytes(memory)) / MIB:,.1f} MiB for its activations, "
-                f"of which it keeps {least / MIB:,.1f} MiB with all or none of its layers "
-                "recomputed",
+                f"have {max(0.0, room) / MIB:,.1f} MiB for its activations, and with all or none "
+                f"of its layers recomputed these take {least / MIB:,.1f} MiB",
                 remedy=f"use {MORE_ROOM}",
             )
-        spans.append(tuple(moved(own.spans, stage.first)))
-    return counted(stages, memory, tuple(spans))
-
-
-def counted(
-    stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans
-) -> RecomputedLayers:
-    """Seconds and bytes of recomputing given spans, whether all stages fit or not."""
-    times_s, peaks = [], []
-    for stage, every in zip(stages, spans, strict=True):
-        cost, own = stage.cost(), moved(every, -stage.first)
-        times_s.append(cost.time_s(own) / stage.share)
-        peaks.append(cost.peak_bytes(own))
+        found.append(tuple(moved(chosen, stage.first)))
+        times_s.append(cost.time_s(chosen) / stage.share)
+        peaks.append(cost.peak_bytes(chosen))
+        rooms.append(room)
+        besides.append(beside)
     return RecomputedLayers(
-        spans=spans,
+        spans=tuple(found),
         times_s=tuple(times_s),
         peaks_bytes=tuple(peaks),
-        rooms_bytes=tuple(stage.room_bytes(memory) for stage in stages),
-        beside_bytes=tuple(stage.beside_bytes(memory) for stage in stages),
+        rooms_bytes=tuple(rooms),
+        beside_bytes=tuple(besides),
     )
 
 

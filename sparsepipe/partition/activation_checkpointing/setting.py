@@ -10,39 +10,33 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
 
 Setting = str | Mapping[str, Sequence[Any]]
-"""``none``, ``all``, or a mapping: ``stages``, a list of numbers of stages, and ``layers``, a list
-of numbers of layers and of spans [first, last], the last one inclusive as in a plan file."""
+"""``none``, ``all``, ``auto``, or a mapping: ``stages``, a list of numbers of stages, and
+``layers``, a list of numbers of layers and of spans [first, last], the last one inclusive."""
 
 OwnSpans = tuple[range, ...]
 """The recomputed spans of a stage in order, of which only the input is kept."""
 
 StageSpans = tuple[OwnSpans, ...]
-"""The same, of each stage."""
-
+"""The recomputed spans of each stage."""
 
 _EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "rank_times_s", "memory_bytes")
-"""Entries of a plan file that its search expected, and that depend on the recomputed layers."""
+"""Expectations in a plan file that depend on the recomputed layers."""
 
 
 def check_setting(setting: object) -> None:
-    """Refuses settings that suit no model and plan; ``auto`` passes.
-
-    Raises:
-        ConfigError: it is something else, or names a layer or a stage twice.
-    """
+    """Refuses settings that are malformed or name a layer twice; ``auto`` passes."""
     if setting not in ("none", "all", "auto"):
         _parsed(setting)
 
 
 def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
-    """The spans of the stages of a plan that are recomputed.
+    """The recomputed spans of a plan's stages.
 
-    A stage that is named is one span. Of the list of layers those that follow one another make one
-    span, and each [first, last] is one by itself; where a stage ends spans are cut.
+    A named stage is one span; named layers that follow one another make one span, and each
+    [first, last] is a span by itself. Spans are cut where a stage ends.
 
     Raises:
-        ConfigError: the setting is malformed, or names a layer or stage twice or one that the plan
-            lacks.
+        ConfigError: the setting is malformed, or names a layer twice or one that the plan lacks.
     """
     stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
     if setting in ("none", "all"):
@@ -68,18 +62,13 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
 
 
 def spans_in_plan(plan: Plan) -> StageSpans:
-    """The spans of a plan file's entry ``recomputed``, a list of [first, last].
-
-    Raises:
-        ConfigError: the plan has no such layers, or one twice.
-    """
+    """The spans of a plan file's entry ``recomputed``, a list of [first, last]."""
     return recomputed_spans({"layers": plan.details.get("recomputed", [])}, plan)
 
 
 def with_spans(plan: Plan, spans: StageSpans) -> Plan:
-    """The plan with these recomputed layers in its details.
-
-    What a search has expected of it with other layers to recompute is left out.
+    """The plan with these recomputed layers in its details, without expectations that a search
+    had of it with others.
     """
     bounds = bounds_of(spans)
     if bounds == bounds_of(spans_in_plan(plan)):
@@ -87,13 +76,6 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
     left_out = ("recomputed", *_EXPECTED)
     details = {key: value for key, value in plan.details.items() if key not in left_out}
     return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
-
-
-def as_setting(spans: StageSpans) -> Setting:
-    """The setting that names these spans, such as a search has chosen."""
-    if not any(spans):
-        return "none"
-    return {"layers": bounds_of(spans)}
 
 
 def bounds_of(spans: StageSpans) -> list[list[int]]:
@@ -111,17 +93,17 @@ def in_words(spans: StageSpans) -> str:
 def _parsed(setting: object) -> tuple[list[int], list[range]]:
     """Numbers of stages, and spans of layers in order; consecutive single layers are joined."""
     if not isinstance(setting, Mapping) or not {*setting} <= {"stages", "layers"}:
-        raise _refusal(f"{setting!r} does not say which layers are recomputed")
+        raise _refusal(f"{setting!r} does not name layers")
     stages, layers = ([*(setting.get(name) or ())] for name in ("stages", "layers"))
-    entries = [entry if isinstance(entry, Sequence) else (entry, entry) for entry in layers]
-    numbers = [*stages, *(number for entry in entries for number in entry)]
+    pairs = [entry if isinstance(entry, Sequence) else (entry, entry) for entry in layers]
+    numbers = [*stages, *(number for pair in pairs for number in pair)]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise _refusal(f"{setting!r} holds what is not a number of a stage or a layer")
-    if any(len(entry) != 2 or entry[0] > entry[1] for entry in entries):
-        raise _refusal(f"{setting!r} holds a span that is not [first, last]")
+        raise _refusal(f"{setting!r} contains something else than numbers of stages and layers")
+    if any(len(pair) != 2 or pair[0] > pair[1] for pair in pairs):
+        raise _refusal(f"{setting!r} contains a span that is not [first, last]")
     found: list[range] = []
     may_join = False
-    ordered = sorted(zip(entries, layers, strict=True), key=lambda each: each[0][0])
+    ordered = sorted(zip(pairs, layers, strict=True), key=lambda each: each[0][0])
     for (first, last), given in ordered:
         if found and first < found[-1].stop:
             raise _refusal(f"layer {first} is named twice")
@@ -130,8 +112,6 @@ def _parsed(setting: object) -> tuple[list[int], list[range]]:
         start = found.pop().start if joins else first
         found.append(range(start, last + 1))
         may_join = alone
-    if len({*stages}) < len(stages):
-        raise _refusal(f"{setting!r} names a stage twice")
     return stages, found
 
 

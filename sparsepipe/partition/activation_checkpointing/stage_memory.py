@@ -1,9 +1,8 @@
 """Bytes that a stage keeps for its backwards where some of its layers are recomputed.
 
-Of a span of layers that is recomputed each minibatch in flight keeps the input only, and for one
-minibatch at a time what the layers save is there as well, while the span is recomputed and goes
-backward. A stage with m minibatches in flight so keeps m times what one of them keeps, and the
-most that is inside of a span. Each layer that is recomputed costs its forward once more.
+Each minibatch in flight keeps only the input of a recomputed span; what the span's layers save
+exists for one minibatch at a time, while it is recomputed and goes backward. A stage with m
+minibatches in flight so keeps m times what one of them keeps, and the most inside of a span.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ class LayerCost:
     """Cost and savings of recomputing a layer, for a minibatch (or a microbatch).
 
     Args:
-        saved_bytes: what it keeps for its backward.
-        begin_bytes: what it keeps beside that if nothing before it does: its input, and kernel
+        saved_bytes: bytes kept for its backward.
+        begin_bytes: bytes kept beside them if no layer before it keeps any: its input, and kernel
             maps that it builds anew.
-        end_bytes: of its output, as far as it is not in ``saved_bytes`` of it or of layers before.
+        end_bytes: bytes of its output that no ``saved_bytes`` of it or of layers before contain.
     """
 
     forward_s: float
@@ -35,12 +34,12 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """A stage's layers, with what they are given.
+    """Costs of a stage's layers.
 
     Args:
-        input_bytes: of the first one's input.
-        in_flight: m, minibatches that have gone forward and not yet backward, at most; smaller
-            ones count less.
+        input_bytes: bytes of the first layer's input.
+        in_flight: m, most minibatches that have gone forward and not yet backward; smaller ones
+            count less.
     """
 
     layers: tuple[LayerCost, ...]
@@ -98,7 +97,8 @@ class StageCost:
             elif number not in inside:
                 total += layer.saved_bytes + before * layer.begin_bytes
             before = number in inside
-        return total + self.last_bytes(before)
+        last = self.layers[-1]
+        return total + (last.output_bytes if before else last.end_bytes)
 
     def inside_bytes(self, span: range) -> float:
         """Bytes in use beside a span's input, which is kept anyway, while it is recomputed."""
@@ -118,18 +118,12 @@ class StageCost:
         layer = self.layers[first - 1]
         return layer.output_bytes if before else layer.end_bytes
 
-    def last_bytes(self, recomputed: bool) -> float:
-        """The stage's output, which its backward begins with."""
-        return self.layers[-1].output_bytes if recomputed else self.layers[-1].end_bytes
-
 
 def most_kept(
     profiles: Sequence[Profile], spans: Sequence[range], *, first: int, last: int
 ) -> tuple[float, float]:
-    """Bytes that a minibatch keeps in a stage, and those inside of its largest span.
-
-    Each is that of the device where it is most. Choices of layers go by :meth:`StageCost.worst`,
-    which is no less: it adds up layers of which each may be worst on another device.
+    """Bytes that a minibatch keeps in a stage, and those inside of its largest span, each on the
+    device where it is most.
     """
     own = moved(spans, -first)
     held = [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in profiles]
@@ -138,5 +132,5 @@ def most_kept(
 
 
 def moved(spans: Sequence[range], by: int) -> list[range]:
-    """Spans of layers that are numbered from another one on."""
+    """Spans whose numbers of layers are ``by`` larger."""
     return [range(by + span.start, by + span.stop) for span in spans]

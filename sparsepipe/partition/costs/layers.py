@@ -27,13 +27,13 @@ class Spans:
     Attributes:
         compute_s_KI: forward and backward on each kind of device; where the profiles of all kinds
             have them, also the update of layers, and with the first one the loading of its input.
-        parameter_bytes_I: of parameters.
-        stored_bytes_I: what a minibatch in flight keeps for its backward.
-        begin_bytes_I: what it keeps beside that if a stage begins here; not a sum.
-        end_bytes_I: what it keeps beside that if a stage ends here; not a sum.
-        cut_bytes_I: what crosses a cut here; not a sum.
-        nested_II: whether one place comes before another: a span may begin at the first and end
-            at the second. None for a chain of layers, where that is the order of the places.
+        parameter_bytes_I: bytes of parameters.
+        stored_bytes_I: bytes that a minibatch in flight keeps for its backward.
+        begin_bytes_I: bytes that it keeps in addition if a stage begins here; not a sum.
+        end_bytes_I: bytes that it keeps in addition if a stage ends here; not a sum.
+        cut_bytes_I: bytes that cross a cut here; not a sum.
+        nested_II: whether a span may begin at the first place and end at the second; None for a
+            chain of layers, where the order of the places says so.
     """
 
     compute_s_KI: Floats
@@ -43,16 +43,6 @@ class Spans:
     nested_II: NDArray[np.bool_] | None = None
     begin_bytes_I: Floats | None = None
     end_bytes_I: Floats | None = None
-
-    def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            found = np.max(getattr(self, name), initial=0.0)
-            if not found < most:
-                raise ProfileError(
-                    f"the layers have {found:.3g} of {name.rpartition('_')[0]} in all, and the "
-                    f"most that can be is {most:.3g}",
-                    remedy="correct the profile's numbers, or measure it again with task=profile",
-                )
 
     @property
     def num_layers(self) -> int:
@@ -83,16 +73,6 @@ class Spans:
         return begin_I, end_I
 
 
-_MOST_BYTES = 2.0**63  # that 64 bits can address; multiples of it still have MiB as differences
-_MOST = {
-    "compute_s_KI": float("inf"),
-    "parameter_bytes_I": _MOST_BYTES,
-    "stored_bytes_I": _MOST_BYTES,
-    "cut_bytes_I": _MOST_BYTES,
-}
-"""Which sums are less than what: searches halve distances between them until these are small."""
-
-
 def spans_of(profiles: Sequence[Profile]) -> Spans:
     """Sums over a model's layers, or the states of a branching graph.
 
@@ -105,10 +85,9 @@ def spans_of(profiles: Sequence[Profile]) -> Spans:
 
 
 def chain_spans(profiles: Sequence[Profile]) -> Spans:
-    """Sums over the layers of a chain.
+    """Sums over the layers of a chain; bytes are those of the profile where they are most.
 
-    Bytes are those of the profile where they are most, so that a plan does not promise more
-    than a device can hold. Layers without ``saved_bytes`` count as saving their input.
+    Layers without ``saved_bytes`` count as saving their input.
 
     Raises:
         ProfileError: they have unequal numbers of layers.
@@ -125,15 +104,26 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
     ]
     for own_s, load_s in zip(compute_s_KL, loads_s(profiles), strict=True):
         own_s[0] += load_s
-    parameters_L = _most([[layer.parameter_bytes for layer in p.layers] for p in profiles])
-    activations_L = _most([[layer.activation_bytes for layer in p.layers] for p in profiles])
+
+    def most(name: str) -> Floats:
+        return _most([[getattr(layer, name) or 0.0 for layer in p.layers] for p in profiles])
+
+    stored_KL = []
+    for own in profiles:
+        inputs = [own.input_bytes, *(layer.activation_bytes for layer in own.layers[:-1])]
+        stored_KL.append(
+            [
+                before if layer.saved_bytes is None else layer.saved_bytes
+                for layer, before in zip(own.layers, inputs, strict=True)
+            ]
+        )
     return Spans(
         compute_s_KI=_sums(np.array(compute_s_KL)),
-        parameter_bytes_I=_sums(parameters_L),
-        stored_bytes_I=_sums(_most([_stored(p) for p in profiles])),
-        cut_bytes_I=np.array([0.0, *activations_L[:-1], 0.0]),
-        begin_bytes_I=np.array([*_most([_border(p, "begin_bytes") for p in profiles]), 0.0]),
-        end_bytes_I=np.array([0.0, *_most([_border(p, "end_bytes") for p in profiles])]),
+        parameter_bytes_I=_sums(most("parameter_bytes")),
+        stored_bytes_I=_sums(_most(stored_KL)),
+        cut_bytes_I=np.array([0.0, *most("activation_bytes")[:-1], 0.0]),
+        begin_bytes_I=np.array([*most("begin_bytes"), 0.0]),
+        end_bytes_I=np.array([0.0, *most("end_bytes")]),
     )
 
 
@@ -166,18 +156,6 @@ def state_spans(states: Sequence[Sequence[State]]) -> Spans:
         cut_bytes_I=of("cut_bytes"),
         nested_II=wide & ~np.eye(len(places), dtype=np.bool_),
     )
-
-
-def _border(profile: Profile, name: str) -> list[float]:
-    return [getattr(layer, name) or 0.0 for layer in profile.layers]
-
-
-def _stored(profile: Profile) -> list[float]:
-    inputs = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
-    return [
-        before if layer.saved_bytes is None else layer.saved_bytes
-        for layer, before in zip(profile.layers, inputs, strict=False)
-    ]
 
 
 def _most(rows: Sequence[Sequence[float]]) -> Floats:

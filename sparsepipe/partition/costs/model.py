@@ -4,11 +4,10 @@ Zhai et al., SparsePipe, Eq. 4, for layers i to j on the m devices S(m)::
 
     Q = (1/m) (max over a in S(m) of the sum of t_a + 2 (m-1) (sum of p) / BW)
 
-and Eq. 5 counts a / BW for the activation a that crosses a cut. The optimizers that the figures
-come from, PipeDream's and those of the paper's authors, divide the bytes that each device sends
-by the m devices that share an all-reduce, let a gradient cross each cut as well, and differ in
+and Eq. 5 counts a / BW for the activation a that crosses a cut. The published optimizers divide
+the bytes of an all-reduce by its m devices, let a gradient cross each cut as well, and differ in
 how often they count a parameter and in whether receiving replicas share a transfer. None of them
-has a latency: that of a link in the inventory does not count here.
+has a latency.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ from sparsepipe.utils.extensions import by_name
 class CostModel:
     """Seconds a minibatch of stages and of cuts.
 
-    All of it follows from :meth:`sync_s_per_byte` and :meth:`cut_s_per_byte`, which a subclass may
-    replace: a cost model of one's own.
+    A subclass may replace :meth:`sync_s_per_byte` and :meth:`cut_s_per_byte`.
 
     Args:
-        sync: times that a parameter byte is counted in an all-reduce.
+        sync: how often a parameter byte is counted in an all-reduce.
         sync_is_shared: whether the devices of a stage share these bytes.
-        cut: times that an activation byte is counted in a transfer.
+        cut: how often an activation byte is counted in a transfer.
         cut_is_shared: whether the receiving replicas share the transfer.
     """
 
@@ -44,12 +42,7 @@ class CostModel:
     cut_is_shared: bool
 
     def sync_s_per_byte(self, replicas: int, *, bytes_per_s: float) -> float:
-        """Seconds of all-reduce that a parameter byte adds to ``replicas`` times a stage.
-
-        Args:
-            replicas: m, devices of the stage.
-            bytes_per_s: BW, between them.
-        """
+        """Seconds of all-reduce that a parameter byte adds to m times a stage on m ``replicas``."""
         times = self.sync * (replicas - 1)
         return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
 
@@ -66,12 +59,7 @@ class CostModel:
         )
 
     def cut_s_per_byte(self, receivers: int, *, bytes_per_s: float) -> float:
-        """Seconds that an activation byte takes across a cut.
-
-        Args:
-            receivers: m', devices of the stage behind the cut.
-            bytes_per_s: BW, across it.
-        """
+        """Seconds that an activation byte takes across a cut to a stage of m' ``receivers``."""
         return self.cut / (bytes_per_s * receivers if self.cut_is_shared else bytes_per_s)
 
 
@@ -92,13 +80,12 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
 
 
 def cost_model(name: str | CostModel) -> CostModel:
-    """A preset by its name; ``4_whole``, ``2_shared`` and the like name the two settings.
+    """A cost model by its name.
 
     Args:
-        name: of a preset, or the times a parameter byte counts (``2`` or ``4``), ``_``, and
-            ``whole`` or ``shared``; or the dotted path of a subclass of :class:`CostModel` that
-            takes no arguments, or of a function that gives a cost model. One that is a cost model
-            already is handed back.
+        name: a preset's, or how often a parameter byte counts (``2`` or ``4``), ``_``, and
+            ``whole`` or ``shared``; or the dotted path of a subclass of :class:`CostModel` or of
+            a function, without arguments. A cost model is handed back.
 
     Raises:
         ConfigError: the name is unknown, or the path leads to no cost model.
@@ -112,7 +99,7 @@ def cost_model(name: str | CostModel) -> CostModel:
     model = found if isinstance(found, CostModel) else found()
     if not isinstance(model, CostModel):
         raise ConfigError(
-            f"{name} gives no cost model, but {model!r}",
+            f"{name} returns {model!r} instead of a cost model",
             remedy="name a subclass of sparsepipe.partition.costs.model.CostModel",
         )
     return model
@@ -128,13 +115,8 @@ def plan_times(
 ) -> tuple[list[float], list[float]]:
     """Seconds of each stage, and of the transfer behind each stage but the last.
 
-    Args:
-        plan: the stages.
-        spans: costs of layers.
-        pool: the devices.
-        model: how costs make times.
-        by_hosts: receivers on one host share its link, as for PipeDream's optimizer for levels; by
-            default each of them counts as a link.
+    With ``by_hosts`` receivers on one host share its link, as in PipeDream's optimizer for levels;
+    by default each of them counts as a link.
     """
     stages, cuts = [], []
     for number, stage in enumerate(plan):
@@ -166,7 +148,7 @@ def bottleneck_s(plan: Sequence[Choice], spans: Spans, pool: DevicePool, model: 
 
 
 EQUAL = 1e-9
-"""Times that differ by this share are equal."""
+"""Relative difference up to which times count as equal."""
 
 EXACT = 1e-11
-"""Share by which a bottleneck that was found may be above the least one."""
+"""Relative difference up to which a found bottleneck may exceed the least one."""

@@ -15,10 +15,9 @@ All but ``exhaustive`` and ``variance`` are one search (:mod:`~.bisection`) over
 of devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits
 and all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce
 runs at its slowest link, and a transfer between stages that are not on one and the same host at the
-link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they
-look at; ``variance`` (:mod:`~.baselines`) looks for something else. Where stages recompute layers,
-times and memory are counted with that. Where the memory chooses these layers, they are those of the
-shortest paths of :mod:`~.cheapest_spans`, which may miss a few percent of a stage's time.
+link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among their plans. Times
+and memory include recomputed layers; where the memory chooses these layers, the choice may miss a
+few percent of a stage's time.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs.layers import Spans
-from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool
+from sparsepipe.partition.devices import Choice, Counts, DevicePool
 from sparsepipe.partition.problem import (
     Problem,
     Solution,
@@ -41,12 +41,15 @@ from sparsepipe.partition.problem import (
     equal_kinds,
     merged,
 )
-from sparsepipe.partition.search.baselines import ends_for, least_variance
+from sparsepipe.partition.search.baselines import least_variance
 from sparsepipe.partition.search.bisection import best_plan
+from sparsepipe.partition.search.checkpointed_stages import (
+    RecomputationCosts,
+    check_memory,
+    no_fit_error,
+)
 from sparsepipe.partition.search.exhaustive import exhaustive as all_plans
-from sparsepipe.partition.search.infeasible import check_memory, no_fit_error
 from sparsepipe.partition.search.lattice import Lattice, prefixes, stages_between_subsets, subsets
-from sparsepipe.partition.search.stage_costs import RecomputationSeconds
 from sparsepipe.utils.extensions import by_name
 
 Order = str | Sequence[str]
@@ -59,14 +62,13 @@ def dp(problem: Problem) -> Solution:
 
 
 def mp(problem: Problem, *, device: str) -> Solution:
-    """PipeDream's optimizer: all devices count as one that is named.
+    """PipeDream's optimizer: all devices count as the named one, and all links as the slowest.
 
-    Stages take the devices in the inventory's order. Where links differ, all count as the
-    slowest.
+    Stages take the devices in the inventory's order.
 
     Raises:
-        ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
-            not fit the real devices, which this search does not see, whatever is recomputed.
+        ConfigError: the device is unknown, or layers are to be chosen and a stage does not fit the
+            real devices, whatever is recomputed.
         PlanError: no plan fits the memory, or the best one does not fit the real devices.
     """
     alike = as_uniform(problem, device)
@@ -79,24 +81,25 @@ def mp(problem: Problem, *, device: str) -> Solution:
 def variance(problem: Problem, *, device: str) -> Solution:
     """Zhang and Sun's heuristic: a stage for each device, with the least variance of their costs.
 
-    Stages take the devices in the inventory's order. Transfers do not count.
+    Stages take the devices in the inventory's order. Transfers do not count, nor does
+    recomputation.
 
     Raises:
-        ConfigError: as of :func:`mp`.
+        ConfigError: as :func:`mp`.
         PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
             not fit the real devices, which this search does not see.
     """
     alike = as_uniform(problem, device)
     (kind,) = alike.pool.kinds
-    check_states(alike, kind.count)
     spans, number = alike.spans, kind.count
-    ends = ends_for(alike, stages=number)
+    ends = None
+    if problem.synchronous is None:
+        room = kind.memory_bytes
+        ends = least_variance(spans, stages=number, memory=alike.memory, room=room)
+    elif problem.synchronous.microbatches.least_readers == 1:  # else one reads too few samples
+        ends = least_variance(spans, stages=number)
     if ends is None and least_variance(spans, stages=number) is None:
-        raise PlanError(
-            f"{spans.num_layers} layers do not make a stage for each of {number} devices, as "
-            "variance has it",
-            remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
-        )
+        raise _too_few_layers(spans, number, "variance")
     if ends is None:
         raise no_fit_error(alike)
     stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
@@ -117,12 +120,16 @@ def straight(problem: Problem) -> Solution:
     each = [kind for kind in kinds for _ in range(problem.pool.counts[kind])]
     alone = [tuple(int(kind == one) for kind in kinds) for one in each]
     if len(alone) > problem.spans.num_layers:
-        raise PlanError(
-            f"{problem.spans.num_layers} layers do not make a stage for each of {len(alone)} "
-            "devices, as straight has it",
-            remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
-        )
+        raise _too_few_layers(problem.spans, len(alone), "straight")
     return replace(best_cuts(problem, alone), strategy="straight")
+
+
+def _too_few_layers(spans: Spans, devices: int, name: str) -> PlanError:
+    return PlanError(
+        f"{spans.num_layers} layers do not make a stage for each of {devices} devices, as {name} "
+        "requires",
+        remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
+    )
 
 
 def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
@@ -165,12 +172,12 @@ def exhaustive(problem: Problem) -> Solution:
     if problem.synchronous is None:
         stages = all_plans(problem.spans, problem.pool, problem.model, problem.memory)
     else:
-        counted_s = RecomputationSeconds(problem)
+        runs = RecomputationCosts(problem)
         least = problem.synchronous.microbatches.least_readers
 
         def more_s(plan: Sequence[Choice]) -> list[float]:
             has_samples = sum(plan[0].counts) >= least
-            return counted_s(plan) if has_samples else [float("inf")] * len(plan)
+            return runs.seconds_s(plan) if has_samples else [float("inf")] * len(plan)
 
         stages = all_plans(problem.spans, problem.pool, problem.model, None, more_s=more_s)
     if stages is None:
@@ -197,46 +204,39 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 def search_by_name(name: str) -> Search:
     """One of :data:`SEARCHES`, or another package's by its dotted path.
 
-    Theirs is called with the problem alone. It gives a :class:`Solution`, or stages as
-    :class:`~sparsepipe.partition.devices.Choice`, the first one first; whether these use each
-    device once and fit the memory is checked.
+    Theirs is called with the problem alone, and gives a :class:`Solution`, or stages as
+    :class:`~sparsepipe.partition.devices.Choice`, the first one first. They have to use each
+    device once and to fit the memory.
 
     Raises:
         ConfigError: the search is unknown.
     """
-    found: Search = by_name(name, SEARCHES, kind="search")
+    found: Callable[..., Any] = by_name(name, SEARCHES, kind="search")
     if name in SEARCHES:
         return found
 
     def checked(problem: Problem) -> Solution:
-        result = found(problem)
-        solution = (
-            result
-            if isinstance(result, Solution)
-            else Solution(stages=tuple(result), strategy=name)
-        )
-        _check_stages(solution.stages, problem, name)
-        spans = check_memory(solution.stages, problem)
+        solution = found(problem)
+        if not isinstance(solution, Solution):
+            solution = Solution(stages=tuple(solution), strategy=name)
+        stages, num_layers = solution.stages, problem.spans.num_layers
+        bounds = [0, *(stage.end for stage in stages)]
+        used = tuple(map(sum, zip(*(stage.counts for stage in stages), strict=True)))
+        if (
+            [stage.first for stage in stages] != bounds[:-1]
+            or any(stage.end <= stage.first or not any(stage.counts) for stage in stages)
+            or bounds[-1] != num_layers
+            or used != problem.pool.counts
+        ):
+            raise PlanError(
+                f"the result of {name} is not a plan: {list(stages)}",
+                remedy=f"let stages follow one another from layer 0 to before layer {num_layers}, "
+                f"and use each of the devices {problem.pool.counts} once",
+            )
+        spans = check_memory(stages, problem)
         return replace(solution, spans=solution.spans if spans is None else spans)
 
     return checked
-
-
-def _check_stages(stages: Sequence[Choice], problem: Problem, name: str) -> None:
-    """Refuses stages of another package's search that are no plan."""
-    bounds = [0, *(stage.end for stage in stages)]
-    used = tuple(map(sum, zip(*(stage.counts for stage in stages), strict=True)))
-    if (
-        [stage.first for stage in stages] != bounds[:-1]
-        or any(stage.end <= stage.first or not any(stage.counts) for stage in stages)
-        or bounds[-1] != problem.spans.num_layers
-        or used != problem.pool.counts
-    ):
-        raise PlanError(
-            f"what {name} has found is no plan: {list(stages)}",
-            remedy=f"let stages follow one another from layer 0 to before layer "
-            f"{problem.spans.num_layers}, and use each of the devices {problem.pool.counts} once",
-        )
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
@@ -281,78 +281,68 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
     """Numbers of the kinds, in the order in which stages take their devices.
 
     Args:
-        order: ``by_count``, the model first of which there are most over all hosts, which gives the
-            paper's Table III;
-            ``by_speed``, those first that run the whole model fastest; ``by_tflops``; or a list
-            of the kinds' names. Ties keep the inventory's order.
+        order: ``by_count``, most devices of a model over all hosts first, as in the paper's Table
+            III; ``by_speed``, those first that run the whole model fastest; ``by_tflops``; or a
+            list of the kinds' names. Ties keep the inventory's order.
         pool: the devices.
-        spans: what layers cost on each kind.
+        spans: costs of layers on each kind.
 
     Raises:
         ConfigError: the order is unknown, or a list does not name each kind once.
     """
-    kinds = list(enumerate(pool.kinds))
+    kinds = pool.kinds
     if not isinstance(order, str):
-        return _listed(list(order), pool.kinds)
-    if order == "by_count":
-        of_name: Counter[str] = Counter()
-        for kind in pool.kinds:
-            of_name[kind.name] += kind.count
-        first = {kind.name: k for k, kind in reversed(kinds)}
-        return [
-            k
-            for k, kind in sorted(
-                kinds, key=lambda entry: (-of_name[entry[1].name], first[entry[1].name])
-            )
-        ]
-    if order == "by_speed":
-        return [k for k, _ in sorted(kinds, key=lambda entry: spans.compute_s_KI[entry[0], -1])]
-    if order == "by_tflops":
-        unknown = [kind.name for kind in pool.kinds if kind.tflops is None]
-        if unknown:
-            raise ConfigError(
-                f"the inventory does not give the TFLOP/s of {', '.join(unknown)}",
-                remedy="write tflops into the hardware inventory, or use by_speed",
-            )
-        return [k for k, kind in sorted(kinds, key=lambda entry: -(entry[1].tflops or 0))]
-    raise ConfigError(
-        f"unknown order of devices {order!r}",
-        remedy=f"use {', '.join(ORDERS)}, or a list of the devices' names",
-    )
-
-
-def _listed(names: list[str], kinds: Sequence[DeviceKind]) -> list[int]:
-    left = list(range(len(kinds)))
-    found = []
-    for name in names:
-        matching = [k for k in left if name in (kinds[k].name, f"{kinds[k].host}/{kinds[k].name}")]
-        found += matching
-        left = [k for k in left if k not in matching]
-        if not matching:
-            raise _no_order(names, kinds)
-    if left:
-        raise _no_order(names, kinds)
-    return found
-
-
-def _no_order(names: Sequence[str], kinds: Sequence[DeviceKind]) -> ConfigError:
-    there = ", ".join(dict.fromkeys(kind.name for kind in kinds))
-    return ConfigError(
-        f"the order {list(names)} does not name each kind of device once: there are {there}",
-        remedy="list each of them, or HOST/NAME where several hosts have the same device",
-    )
+        found: list[int] = []
+        for name in order:
+            new = [
+                k
+                for k, kind in enumerate(kinds)
+                if name in (kind.name, f"{kind.host}/{kind.name}") and k not in found
+            ]
+            found += new
+            if not new:
+                break
+        else:
+            if len(found) == len(kinds):
+                return found
+        known = ", ".join(dict.fromkeys(kind.name for kind in kinds))
+        raise ConfigError(
+            f"the order {list(order)} does not name each kind of device once: known are {known}",
+            remedy="list each of them, or HOST/NAME where several hosts have the same device",
+        )
+    of_name: Counter[str] = Counter()
+    for kind in kinds:
+        of_name[kind.name] += kind.count
+    first = {kind.name: k for k, kind in reversed(list(enumerate(kinds)))}
+    keys: dict[str, Callable[[int], Any]] = {
+        "by_count": lambda k: (-of_name[kinds[k].name], first[kinds[k].name]),
+        "by_speed": lambda k: spans.compute_s_KI[k, -1],
+        "by_tflops": lambda k: -(kinds[k].tflops or 0),
+    }
+    if order not in keys:
+        raise ConfigError(
+            f"unknown order of devices {order!r}",
+            remedy=f"use {', '.join(keys)}, or a list of the devices' names",
+        )
+    unknown = [kind.name for kind in kinds if kind.tflops is None]
+    if order == "by_tflops" and unknown:
+        raise ConfigError(
+            f"the inventory does not give the TFLOP/s of {', '.join(unknown)}",
+            remedy="write tflops into the hardware inventory, or use by_speed",
+        )
+    return sorted(range(len(kinds)), key=keys[order])
 
 
 MOST_WINDOWS = 100_000_000
-"""Stages times places that ``exact`` looks at, or any search times pairs of a graph's states, or of
-layers where some are recomputed: about a minute on one core, and 1 GB."""
+"""Most pairs of a stage and a place of the model for ``exact``, or of a stage and two states of a
+graph (or layers, where some are recomputed) for any search: about a minute and 1 GB."""
 
 MOST_WALKS = 20_000_000
 """Sets of kinds times layers cubed where memory chooses what is recomputed: about a minute."""
 
 
 def check_subsets(problem: Problem) -> None:
-    """Refuses problems that would take ``exact`` much more than a minute."""
+    """Refuses problems that would take ``exact`` many minutes."""
     pool, places = problem.pool, problem.spans.num_layers + 1
     stages = stages_between_subsets(pool)
     if stages * places <= MOST_WINDOWS:
@@ -367,16 +357,15 @@ def check_subsets(problem: Problem) -> None:
 
 
 def check_states(problem: Problem, stages: int) -> None:
-    """Refuses problems with too many pairs of a stage's begin and end for this number of stages.
-
-    A chain of layers that recomputes none is never refused: no pairs are looked at.
+    """Refuses problems with too many pairs of a stage's begin and end for this number of stages;
+    chains of layers without recomputation need no pairs.
     """
     states, synchronous, kinds = problem.spans.num_layers, problem.synchronous, problem.pool.kinds
     if synchronous is None:
         pairs = stages * states**2 if problem.spans.nested_II is not None else 0
     else:
         pairs = stages * states**2 * len(problem.numbers_of_readers) * synchronous.recomputes
-        if synchronous.is_automatic:
+        if synchronous.setting == "auto":
             walks = min(stages, 2 ** len(kinds) - 1) * states**3
             pairs = max(pairs, walks * MOST_WINDOWS // MOST_WALKS)
     if pairs > MOST_WINDOWS:

@@ -10,8 +10,10 @@ Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", c
 that the variance of what stages cost is least. Each of K equal devices is a stage. The mean is
 what all layers cost over K, whatever the cuts are, so that the sum of squared deviations from it
 is one of single stages, and a dynamic program over (stages left, place) finds the least. The cost
-of a stage is that of its layers: transfers do not count. Nor does recomputation that depends on
-the cuts, as where the memory chooses the layers: the mean would depend on the cuts as well.
+of a stage is that of its layers: transfers do not count.
+
+Both are for asynchronous pipelines: what a synchronous one recomputes, and the memory of its
+microbatches, do not influence their choice; plans that do not fit are refused.
 
 Shape suffixes: S stages; I = L + 1 places a model can be cut at; [i, j] is the span from i to
 before j.
@@ -19,19 +21,19 @@ before j.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.costs.layers import Bools, Floats, Ints, Spans
+from sparsepipe.partition.costs.layers import Floats, Ints, Spans
 from sparsepipe.partition.costs.model import EQUAL
 from sparsepipe.partition.devices import Choice
-from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem, Solution, as_uniform
-from sparsepipe.partition.search.checkpointed_stages import LayerTables, RecomputationCosts
-from sparsepipe.partition.search.infeasible import check_memory
+from sparsepipe.partition.search.checkpointed_stages import (
+    check_memory,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +41,9 @@ class _Split:
     """How the best pipelines on a number of machines end.
 
     Attributes:
-        time_s_II: of the best pipeline of each span; infinite where none exists.
+        time_s_II: time of the best pipeline of each span; infinite where none exists.
         cut_II: where its last stage begins.
-        machines_II: of its last stage.
+        machines_II: machines of its last stage.
     """
 
     time_s_II: Floats
@@ -50,16 +52,14 @@ class _Split:
 
 
 def mp_by_levels(problem: Problem, *, device: str) -> Solution:
-    """PipeDream's plan for hosts of equally many devices, all counted as one that is named.
+    """PipeDream's plan for hosts of equally many devices that all count as the named one.
 
-    Of plans that cost the same the one whose last stages have most machines is taken. Second runs
-    of layers count as far as they do not depend on the stages: not those that the memory chooses.
+    Of plans that cost the same the one whose last stages have most machines is taken.
 
     Raises:
-        PlanError: the hosts have different numbers of devices, there are too many layers for so
-            many, or the plan does not fit the memory, which this search does not look at.
-        ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
-            not fit, whatever is recomputed.
+        PlanError: the hosts have different numbers of devices, the search would take too long, or
+            the plan does not fit the memory, which this search does not look at.
+        ConfigError: the device is unknown, or a stage does not fit, whatever is recomputed.
     """
     pool, alike, layers = problem.pool, as_uniform(problem, device), problem.spans.num_layers
     numbers = dict.fromkeys(pool.inside, 0)
@@ -77,8 +77,6 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
             remedy="partition them flat (task.levels=false), or with hete_mp",
         )
     compute_s_I = alike.spans.compute_s_KI[0]
-    if alike.synchronous is not None:
-        compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(pool.inside.values()))
     between = _level(alike, inside[each].time_s_II, machines=hosts, bytes_per_s=pool.between)
@@ -156,50 +154,23 @@ def _best_stages(
     return stages
 
 
-def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
-    """The places at which stages end, on devices that are all alike, each of which is a stage.
-
-    Returns:
-        As :func:`least_variance`; None as well where what one device reads is too little to be cut
-        into so many microbatches.
-    """
-    spans, (kind,) = problem.spans, problem.pool.kinds
-    if problem.synchronous is None:
-        room = kind.memory_bytes
-        return least_variance(spans, stages=stages, memory=problem.memory, room=room)
-    if problem.synchronous.microbatches.least_readers > 1:
-        return None  # a single device reads too few samples
-    tables = LayerTables(problem)
-    runs = RecomputationCosts(tables, problem.memory)
-    spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)
-    classes = [
-        runs.class_of((1,), left=stages - number, stage=number, readers=1)
-        for number in range(stages)
-    ]
-    fits_SII = [np.isfinite(runs.seconds_II(own)) for own in classes]
-    return least_variance(spans, stages=stages, fits_SII=fits_SII)
-
-
 def least_variance(
     spans: Spans,
     *,
     stages: int,
     memory: MemoryModel | None = None,
     room: float | None = None,
-    fits_SII: Sequence[Bools] | None = None,
 ) -> list[int] | None:
     """The places at which stages end, of the cuts with the least variance.
 
-    Variances count as equal where stages that differ by a billionth of their mean make the
-    difference; of these cuts those are taken whose first stage ends first, then the second, and
-    so on.
+    Variances count as equal where stages differ by a billionth of their mean; of equal cuts those
+    are taken whose first stage ends first, then the second, and so on.
 
     Args:
-        spans: of the model on one kind of device.
+        spans: costs on one kind of device.
         stages: K.
         memory: what stages keep; None: memory is no limit.
         room: bytes of each device; None: unknown.
-        fits_SII: for each stage, whether it fits by its begin and its end, in place of the memory.
 
     Returns:
         K places, the last of which is behind the last layer; None where no cuts fit the memory,
@@ -216,9 +187,7 @@ def least_variance(
     costs: list[Floats] = [squares_II] * stages
     for stage in reversed(range(stages)):
         fits_II = np.ones_like(allowed_II)
-        if fits_SII is not None:
-            fits_II = fits_SII[stage]
-        elif memory is not None and room is not None:
+        if memory is not None and room is not None:
             in_flight = memory.in_flight(1, stages - stage)
             weights_I = memory.per_parameter_byte(in_flight, replicas=1) * spans.parameter_bytes_I
             before_I, after_I = (

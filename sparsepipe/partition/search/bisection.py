@@ -5,8 +5,8 @@ determines which places of the model can be reached with which devices (Eq. 5 as
 test). Of the plans that reach it :func:`~.reachability.best_of_ties` chooses one.
 
 In a synchronous pipeline memory depends on the number of devices of the first stage, so that plans
-are searched for one such number after another. What stages recompute is in their times, exactly
-where a setting names the layers, and nearly where the memory chooses them (``cheapest_spans.py``).
+are searched for one such number after another. Times include what stages recompute, exactly where
+a setting names the layers, and nearly where the memory chooses them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.costs.model import EQUAL, EXACT
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search.checkpointed_stages import LayerTables, RecomputationCosts
+from sparsepipe.partition.search.checkpointed_stages import RecomputationCosts
 from sparsepipe.partition.search.lattice import Lattice
 from sparsepipe.partition.search.reachability import (
     ChainReachability,
@@ -30,20 +30,19 @@ _TINY_S = 1e-300
 
 
 def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSpans | None] | None:
-    """Stages of the best plan, the first one first, and the layers that are chosen for them.
+    """Stages of the best plan, and the layers that the memory chooses for them (None where it does
+    not choose); None where no plan fits the memory.
 
-    Of plans that take as long the one whose first stage has more devices is taken, where memory
-    counts in a synchronous pipeline.
-
-    Returns:
-        None where no plan fits the memory, and no layers where that does not choose them.
+    Of equal plans of a synchronous pipeline the one whose first stage has more devices is taken.
     """
+    runs: RecomputationCosts | None = None
     if problem.synchronous is None:
-        stages = search(Costs(problem.spans, lattice, problem.model, problem.memory))
-        return None if stages is None else (stages, None)
-    runs = RecomputationCosts(LayerTables(problem), problem.memory)
+        every = iter([Costs(problem.spans, lattice, problem.model, problem.memory)])
+    else:
+        runs = RecomputationCosts(problem)
+        every = costs_by_readers(problem, lattice, runs)
     best: tuple[float, Costs, ChainReachability | PairReachability] | None = None
-    for costs in costs_by_readers(problem, lattice, runs):
+    for costs in every:
         windows = reachability_of(costs)
         most_s = float("inf") if best is None else best[0] * (1 - EQUAL)
         found_s = _least_bottleneck(costs, windows, most_s=most_s)
@@ -52,37 +51,30 @@ def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSp
     if best is None:
         return None
     stages = best_of_ties(best[1], best[2], best[0])
-    return stages, runs.spans(stages)
-
-
-def search(costs: Costs) -> list[Choice] | None:
-    """Stages of the best plan, the first one first; None where no plan fits the memory."""
-    windows = reachability_of(costs)
-    bottleneck_s = _least_bottleneck(costs, windows)
-    return None if bottleneck_s is None else best_of_ties(costs, windows, bottleneck_s)
+    return stages, None if runs is None else runs.spans(stages)
 
 
 def _least_bottleneck(
-    costs: Costs, windows: ChainReachability | PairReachability, *, most_s: float = float("inf")
+    costs: Costs, windows: ChainReachability | PairReachability, *, most_s: float
 ) -> float | None:
     """The least time that a plan keeps to; None where none fits the memory within ``most_s``."""
+
+    def is_feasible(bound_s: float) -> bool:
+        return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())
+
     low_s, high_s = costs.bounds_s()
     high_s = min(high_s, most_s)
-    if not _feasible(costs, windows, high_s):
+    if not is_feasible(high_s):
         return None
-    if _feasible(costs, windows, 0.0):
+    if is_feasible(0.0):
         return 0.0
     low_s = max(low_s, _TINY_S)
     while high_s > low_s * (1 + EXACT):
         # Halves the ratio of the two times while that is large, the distance when it is small.
         is_far = high_s > 2 * low_s
         middle_s = low_s**0.5 * high_s**0.5 if is_far else (low_s + high_s) / 2
-        if _feasible(costs, windows, middle_s):
+        if is_feasible(middle_s):
             high_s = middle_s
         else:
             low_s = middle_s
     return high_s
-
-
-def _feasible(costs: Costs, windows: ChainReachability | PairReachability, bound_s: float) -> bool:
-    return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

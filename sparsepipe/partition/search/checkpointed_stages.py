@@ -1,8 +1,8 @@
-"""Seconds and bytes of stages that recompute layers, by where they begin and end.
+"""Seconds and bytes of stages that recompute layers, by where they begin and end; whether they fit.
 
-Recomputed layers add their forward to the stage's time, each as long as it takes on the slowest of
-the stage's devices, and reduce what the stage keeps. Tables are made when they
-are first needed, for the kinds of devices that a stage has.
+Recomputed layers add their forward on the slowest of the stage's devices to the stage's time, and
+reduce what the stage keeps. Tables are made when they are first needed, for a stage's kinds of
+devices.
 
 Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
 """
@@ -15,18 +15,19 @@ from functools import cache
 
 import numpy as np
 
-from sparsepipe.partition.activation_checkpointing.cheapest_spans import SpanChoices
+from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.activation_checkpointing.selection import (
+    MORE_ROOM,
     PlacedStage,
     RecomputedLayers,
-    cheapest_of,
-    counted,
+    SpanChoices,
+    recompute_stages,
 )
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans, recomputed_spans
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
 from sparsepipe.partition.costs.layers import Floats
 from sparsepipe.partition.devices import Choice
-from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MIB, plan_bytes, room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.schedule import Plan
 
@@ -43,19 +44,6 @@ class LayerTables:
         self.named = cache(self._named)
         self.sums = cache(self._sums)
 
-    @property
-    def anywhere_I(self) -> Floats:
-        """Seconds of recomputation that do not depend on the stages, summed over the first layers.
-
-        They are those on the first kind of device.
-        """
-        chain, num_layers = self.chain((0,)), self.problem.spans.num_layers
-        named = {layer for span in self.synchronous.spans(num_layers) for layer in span}
-        every = self.synchronous.setting == "all"
-        seconds = [own.forward_s * (every or n in named) for n, own in enumerate(chain.layers)]
-        sums_I: Floats = np.cumsum([0.0, *seconds])
-        return sums_I
-
     def _chain(self, kinds: tuple[int, ...]) -> StageCost:
         """The layers' costs for a batch, each the worst of these kinds of devices."""
         profiles, last = self.problem.profiles, self.problem.spans.num_layers - 1
@@ -64,11 +52,8 @@ class LayerTables:
         )
 
     def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Bytes by places for a batch: those that backwards need, and those of parameters.
-
-        A stage that recomputes nothing keeps for its backward the second of its end less the first
-        of its begin (``Spans.stored_between``). The third is of parameters, a stage's being those
-        of its end less those of its begin.
+        """Bytes by places for a batch: those for backwards (as ``Spans.stored_between``), and those
+        of the parameters of the layers before.
         """
         layers = self.chain(kinds).layers
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
@@ -79,10 +64,8 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Bytes that stages keep, most bytes inside a span, and seconds, of the layers that the
-        setting names; seconds are infinite where a named stage has a layer that is named as well.
-
-        Stages from each first layer are made longer layer by layer.
+        """Bytes that stages keep, most bytes inside a span, and seconds, where the layers that the
+        setting names are recomputed; infinite seconds where a named stage has a named layer.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         spans = self.synchronous.spans(places - 1)
@@ -111,13 +94,13 @@ class LayerTables:
 
 @dataclass(frozen=True, slots=True)
 class StageClass:
-    """Stages that differ in where they begin and end only, for what they recompute.
+    """Stages that, for what they recompute, differ only in where they begin and end.
 
     Attributes:
-        in_flight: microbatches, smaller ones than the largest counted less.
-        share: size of the largest of these over that of the profiles' batch.
-        replicas: of each of them; 2 stands for any number above 1.
-        whole: whether the setting has them as one span each.
+        in_flight: microbatches in flight, smaller ones than the largest counted less.
+        share: size of the largest microbatch over that of the profiles' batch.
+        replicas: devices of each stage; 2 stands for any number above 1.
+        whole: whether the setting names these stages.
     """
 
     kinds: tuple[int, ...]
@@ -130,67 +113,66 @@ class StageClass:
 class RecomputationCosts:
     """Seconds that recomputed layers add to the stages of a problem's plans.
 
-    Args:
-        memory: what devices keep beside activations; None: it does not count.
-
     Attributes:
-        most_s: that a stage takes longer for what it recomputes, at most.
+        most_s: most seconds that recomputation adds to a stage.
     """
 
-    def __init__(self, tables: LayerTables, memory: MemoryModel | None) -> None:
-        self.tables, self._memory = tables, memory
-        self._what, self._pool = tables.synchronous, tables.problem.pool
+    def __init__(self, problem: Problem) -> None:
+        self.tables = tables = LayerTables(problem)
+        self._memory, self._pool = problem.memory, problem.pool
+        self._what = tables.synchronous
         self.microbatches = self._what.microbatches
         self._in_flight = cache(self.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
         whole = tables.chain(tuple(range(len(self._pool.kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
 
-    def has_work_for(self, replicas: int) -> bool:
-        """Whether each device of a stage has a microbatch: the strategy refuses others."""
-        return replicas <= self.microbatches.count
-
-    def class_of(self, counts: Sequence[int], *, left: int, stage: int, readers: int) -> StageClass:
-        """The class of a stage with such counts of devices, of which ``left`` are its own and those
-        of all after it.
+    def class_of(
+        self, kinds: Sequence[int], replicas: int, at_once: int, stage: int, readers: int
+    ) -> StageClass:
+        """The class of a stage whose devices each have ``at_once`` microbatches.
 
         ``stage`` is its number, or any for which ``SynchronousStages.is_whole`` is the same.
         """
-        kinds, replicas = [kind for kind, count in enumerate(counts) if count], sum(counts)
-        at_once = int(self.microbatches.at_once(replicas, left))
-        return self.class_with(
-            kinds, replicas=replicas, at_once=at_once, stage=stage, readers=readers
-        )
-
-    def class_with(
-        self, kinds: Sequence[int], *, replicas: int, at_once: int, stage: int, readers: int
-    ) -> StageClass:
-        """The same of a stage with so many devices of some kinds, in order, each with ``at_once``
-        microbatches.
-        """
-        what = self._what
         readers = 1 if self._memory is None else readers
         return StageClass(
             kinds=tuple(kinds),
             in_flight=self._in_flight(replicas, at_once, readers=readers),
             share=self.microbatches.share(readers),
             replicas=min(replicas, 2),
-            whole=what.is_whole(stage),
+            whole=self._what.is_whole(stage),
         )
 
     def classes_of(self, plan: Sequence[Choice]) -> list[StageClass]:
         """The class of each stage of a plan."""
         readers, left, found = sum(plan[0].counts), sum(sum(s.counts) for s in plan), []
         for number, stage in enumerate(plan):
-            found.append(self.class_of(stage.counts, left=left, stage=number, readers=readers))
-            left -= sum(stage.counts)
+            kinds = [kind for kind, count in enumerate(stage.counts) if count]
+            replicas = sum(stage.counts)
+            at_once = int(self.microbatches.at_once(replicas, left))
+            found.append(self.class_of(kinds, replicas, at_once, number, readers))
+            left -= replicas
         return found
+
+    def seconds_s(self, plan: Sequence[Choice]) -> list[float]:
+        """Extra seconds of each stage of a plan, shared by its replicas.
+
+        All are infinite where a stage does not fit or has more devices than there are microbatches
+        (the strategy refuses it), or the plan lacks a stage that the setting names.
+        """
+        most = max(sum(stage.counts) for stage in plan)
+        if len(plan) < self.tables.problem.distinct_stages or most > self.microbatches.count:
+            return [float("inf")] * len(plan)
+        return [
+            float(self.seconds_II(own)[stage.first, stage.end]) / sum(stage.counts)
+            for own, stage in zip(self.classes_of(plan), plan, strict=True)
+        ]
 
     def seconds_II(self, own: StageClass) -> Floats:
         """Extra seconds of each stage for a batch; infinite where it does not fit."""
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
-            if self._what.is_automatic:
+            if self._what.setting == "auto":
                 choices = self.tables.choices(own.kinds)
                 self._seconds[own] = choices.seconds_II(room_II, in_flight=own.in_flight)
             else:
@@ -201,7 +183,7 @@ class RecomputationCosts:
 
     def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
         """The cheapest layers of each stage; None where the memory does not choose them."""
-        if not self._what.is_automatic:
+        if self._what.setting != "auto":
             return None
         found = []
         for own, stage in zip(self.classes_of(plan), plan, strict=True):
@@ -210,21 +192,8 @@ class RecomputationCosts:
                 stage.first, stage.end, room, in_flight=own.in_flight
             )
             assert best is not None, "the plan would not have been found"
-            found.append(tuple(moved(best.spans, stage.first)))
+            found.append(tuple(moved(best, stage.first)))
         return tuple(found)
-
-    def held(self, own: StageClass, first: int, end: int) -> PlacedStage:
-        """A stage as the memory of its devices has it."""
-        profiles = self.tables.problem.profiles
-        return PlacedStage(
-            first=first,
-            last=end - 1,
-            profiles=tuple(profiles[kind] for kind in own.kinds),
-            replicas=own.replicas,
-            limit_bytes=self.limit_bytes(own),
-            in_flight=own.in_flight,
-            share=own.share,
-        )
 
     def limit_bytes(self, own: StageClass) -> float:
         """Memory of the smallest device of such stages; infinite where unknown."""
@@ -245,25 +214,89 @@ class RecomputationCosts:
 def recomputation_of(
     plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None
 ) -> RecomputedLayers:
-    """The layers that the setting names, or the cheapest ones that fit; and what comes of it.
-
-    A search may have chosen ``spans`` for these stages already.
+    """Seconds and bytes of the layers that the setting names, or of the cheapest ones that fit,
+    unless a search has chosen ``spans``.
 
     Raises:
-        ConfigError: the plan has no such layers or stages; or layers are to be chosen, and a stage
+        ConfigError: the plan lacks named layers or stages; or layers are to be chosen, and a stage
             does not fit, whatever is recomputed.
     """
     assert problem.synchronous is not None
-    runs = RecomputationCosts(LayerTables(problem), problem.memory)
-    each = zip(runs.classes_of(plan), plan, strict=True)
-    stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
-    if spans is None:
-        if problem.synchronous.is_automatic:
-            return cheapest_of(stages, problem.memory)
+    runs = RecomputationCosts(problem)
+    stages = [
+        PlacedStage(
+            first=stage.first,
+            last=stage.end - 1,
+            profiles=tuple(problem.profiles[kind] for kind in own.kinds),
+            replicas=own.replicas,
+            limit_bytes=runs.limit_bytes(own),
+            in_flight=own.in_flight,
+            share=own.share,
+        )
+        for own, stage in zip(runs.classes_of(plan), plan, strict=True)
+    ]
+    if spans is None and problem.synchronous.setting != "auto":
         made = Plan.of(
             config="-".join(str(sum(stage.counts)) for stage in plan),
             cuts=[stage.first for stage in plan[1:]],
             num_layers=plan[-1].end,
         )
         spans = recomputed_spans(problem.synchronous.setting, made)
-    return counted(stages, problem.memory, spans)
+    return recompute_stages(stages, problem.memory, spans)
+
+
+_LOOKING = "a search that looks at the memory of each device: hete_mp or exact"
+
+
+def no_fit_error(problem: Problem) -> PlanError:
+    """An error for a problem that no plan solves, with everything that a plan must satisfy."""
+    if problem.synchronous is None:
+        return PlanError(
+            "no plan fits the memory of the devices",
+            remedy="use devices with more memory, more devices, a smaller data.batch_size, or an "
+            "optimizer with less state",
+        )
+    cut, named = problem.synchronous.microbatches, problem.distinct_stages
+    needs = "no plan fits the memory of the devices with a microbatch for each device"
+    needs += f" ({cut.count})"
+    if cut.least_readers > 1:
+        needs += f" and samples for each microbatch ({cut.least_readers} devices that read)"
+    if named:
+        needs += f" and the stages 0 to {named - 1} that recompute names"
+    return PlanError(
+        needs, remedy=f"use {MORE_ROOM}; fewer microbatches; or parallel.strategy.recompute=auto"
+    )
+
+
+def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
+    """Refuses a plan that does not fit the devices.
+
+    Returns:
+        Layers to recompute with which it fits, where memory chooses them; else None.
+
+    Raises:
+        PlanError: a stage keeps more than its devices hold.
+        ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
+            the plan lacks layers or stages that are to be recomputed.
+    """
+    if problem.memory is None:
+        return None
+    each = plan_bytes(plan, problem.spans, problem.pool, problem.memory)
+    if problem.synchronous is not None:
+        try:
+            chosen = recomputation_of(plan, problem)
+        except ConfigError as error:
+            error.remedy += f"; or {_LOOKING}"
+            raise
+        if problem.synchronous.setting == "auto":
+            return chosen.spans
+        kept = (a + b for a, b in zip(chosen.beside_bytes, chosen.peaks_bytes, strict=True))
+        each = list(zip(kept, (room for _, room in each), strict=True))
+    for number, (own, room) in enumerate(each):
+        if room is not None and own > room_bytes(room):
+            raise PlanError(
+                f"stage {number} keeps {own / MIB:,.0f} MiB on each device, and its smallest "
+                f"holds {room / MIB:,.0f} MiB",
+                remedy=f"use a smaller data.batch_size, or {_LOOKING}",
+            )
+    return None

@@ -23,11 +23,11 @@ class Transitions:
     """All stages that end at one node, E of them; arrays are in the order of their sources.
 
     Attributes:
-        sources_E: numbers of the nodes that they begin at.
-        counts_EK: their devices of each kind.
-        replicas_E: their devices.
-        left_E: devices of this stage and of all after it.
-        sync_E: bytes/s between their devices.
+        sources_E: numbers of the nodes that stages begin at.
+        counts_EK: devices of a stage, by kind.
+        replicas_E: devices of a stage.
+        left_E: devices of a stage and of all after it.
+        sync_E: bytes/s between the devices of a stage.
         cut_E: bytes/s from the stage before.
     """
 
@@ -44,8 +44,8 @@ class LatticeNode:
     """Devices that the stages so far have used.
 
     Args:
-        host: of the last of these stages, where bandwidths differ; else 0.
-        stage: how many these stages are, as far as they are distinguished.
+        host: number of the last stage's host, where bandwidths differ; else 0.
+        stage: number of these stages, as far as they are distinguished.
     """
 
     counts: Counts
@@ -57,11 +57,13 @@ class Lattice:
     """Nodes from no device to all, and the stages that lead from one to another.
 
     Args:
-        counts: what stages may have used when they end, with nothing and everything; in any
-            order.
+        counts: devices that stages may have used when they end, none and all included.
         adjacent: a stage leads only from one of the counts to the next larger one: the devices
             of each stage are given.
         distinct_stages: first stages that are distinguished from one another and from later ones.
+
+    Attributes:
+        last: numbers of the nodes at which all devices are used.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class Lattice:
         adjacent: bool = False,
         distinct_stages: int = 0,
     ) -> None:
-        self.pool = pool
-        self.kinds = pool.kinds
+        self.pool, self.kinds = pool, pool.kinds
         self._distinct_stages = distinct_stages
-        self._distinguishes_hosts = not pool.is_uniform
+        on_KH = [[kind.host == host for host in pool.inside] for kind in pool.kinds]
+        self._hosts_KH = np.array(on_KH, dtype=np.intp)
         order = sorted(set(counts), key=lambda c: (sum(c), c))
         self.all_used = order[-1]
         self._used_UK = np.array(order, dtype=np.intp)
@@ -86,11 +88,7 @@ class Lattice:
             self._first_U.append(len(self.nodes))
             self._add(used, np.arange(max(0, place - 1) if adjacent else 0, place))
         self._first_U.append(len(self.nodes))
-
-    @property
-    def last(self) -> list[int]:
-        """Numbers of the nodes at which all devices are used."""
-        return [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
+        self.last = [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
     def _add(self, used: Counts, earlier_U: Ints) -> None:
         """The nodes at which some devices are used, and the stages that end there."""
@@ -98,7 +96,10 @@ class Lattice:
         below_U = (groups_UK >= 0).all(axis=1)
         befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
         begins_B = [range(self._first_U[used], self._first_U[used + 1]) for used in befores_B]
-        hosts_B = self._hosts(groups_BK)
+        hosts_B: Ints = np.zeros(len(groups_BK), dtype=np.intp)
+        if not self.pool.is_uniform:  # as DevicePool.host_of
+            on_BH = groups_BK @ self._hosts_KH > 0
+            hosts_B = np.where(on_BH.sum(axis=1) == 1, on_BH.argmax(axis=1), SEVERAL)
         distinct = self._distinct_stages
         for host in sorted(set(hosts_B.tolist())) or [0]:
             here = np.flatnonzero(hosts_B == host)
@@ -114,20 +115,6 @@ class Lattice:
                 ]
                 self.nodes.append(LatticeNode(counts=used, host=host, stage=stage))
                 self.ways.append(self._ways(host, sources, groups_BK[here]))
-
-    def _hosts(self, groups_BK: Ints) -> Ints:
-        """Hosts of the devices of each group, as ``DevicePool.host_of``; 0 if all are alike."""
-        if not self._distinguishes_hosts:
-            return np.zeros(len(groups_BK), dtype=np.intp)
-        on_BH = groups_BK @ self._hosts_KH > 0
-        hosts_B: Ints = np.where(on_BH.sum(axis=1) == 1, on_BH.argmax(axis=1), SEVERAL)
-        return hosts_B
-
-    @property
-    def _hosts_KH(self) -> Ints:
-        """Whether a kind is on a host, as 0 and 1."""
-        on_KH = [[kind.host == host for host in self.pool.inside] for kind in self.kinds]
-        return np.array(on_KH, dtype=np.intp)
 
     def _ways(self, host: int, sources_B: list[list[int]], groups_BK: Ints) -> Transitions:
         """Stages of some devices, one for each node that they may begin at.

@@ -1,18 +1,17 @@
 """Which places of a model can be reached with which devices, within a bound on all times.
 
 In a chain of layers the ends that fit a begin follow one another: a stage that begins at i may end
-behind it up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up to the
-last one that its devices' memory lets it. So some stage ends at j if, of the stages that may begin
-before j, one may end at j or behind it.
+at any later place up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up
+to the last one that its devices' memory allows. So some stage ends at j if, of the stages that may
+begin before j, one may end at j or later.
 
-The memory makes an exception of a few places. Where an output that no layer saves is larger than
-what the next layers save, a stage that ends with it keeps more than one that goes on. The ends
-behind it, up to where as much is saved, are tested for each begin.
+Memory makes an exception of a few places: where an output that no layer saves is larger than what
+the next layers save, a stage that ends with it keeps more than one that goes on. The ends behind
+it, up to where as much is saved, are tested for each begin.
 
 Of several plans with the same bottleneck (times that differ by a billionth count as equal) those
 with the fewest stages are better; of these, those whose second-worst stage takes less time; of
-these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that make no
-difference out of the text.)
+these, the one whose text comes first, stage by stage.
 
 Shape suffixes: E stages that end at one node of the lattice; V nodes; I places a model can be cut
 at; P some of them, where stages begin; J places where they may end; R, C and M rows of sums, of
@@ -21,7 +20,7 @@ stages and of memory (see ``stage_costs.py``); T rates of transfers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -50,10 +49,8 @@ class ChainReachability:
         self._exceptions: list[
             tuple[int, slice]
         ] = []  # ends outside of windows, and begins for them
-        self._set_rooms([*map(costs.kept, range(costs.num_rooms))])
-
-    def _set_rooms(self, kept: Sequence[tuple[Floats, Floats, float]]) -> None:
-        """Last ends up to which devices hold what a stage keeps, and ends that these leave out."""
+        # Last ends up to which devices hold what a stage keeps, and ends that these leave out.
+        kept = [*map(costs.kept, range(costs.num_rooms))]
         shape = len(kept), len(self._places_I)
         self._most_MI = np.array([begin_I + room for begin_I, _, room in kept]).reshape(shape)
         self._kept_MI = np.array([end_I for _, end_I, _ in kept]).reshape(shape)
@@ -69,11 +66,12 @@ class ChainReachability:
         most_RI = costs.sums_RI + (bound_s * costs.replicas_R)[:, None]
         last_RI = np.array([_last(*row) for row in zip(costs.sums_RI, most_RI, strict=True)])
         self._last_CI = last_RI[costs.rows_CK].min(axis=1)
-        self._fits_TI = costs.cuts_fit_TI(bound_s)
+        self._fits_TI = costs.cut_s_per_byte_T[:, None] * costs.spans.cut_bytes_I <= bound_s
         self._all_fit = bool(self._fits_TI.all())  # mostly
-        self._exceptions = [
-            (end, self._near(end)) for end in np.flatnonzero(self._alone_I).tolist()
-        ]
+        self._exceptions = []
+        for end in np.flatnonzero(self._alone_I).tolist():
+            nearest = int((self._last_CI[:, :end] >= end).any(axis=0).argmax())
+            self._exceptions.append((end, slice(nearest, end)))
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
@@ -97,9 +95,6 @@ class ChainReachability:
         for end, begins in self._exceptions:
             ends_I[end] = (begin_EI[:, begins] & self._may_end_EP(node, ways, end, begins)).any()
         return ends_I
-
-    def _near(self, end: int) -> slice:
-        return slice(int((self._last_CI[:, :end] >= end).any(axis=0).argmax()), end)
 
     def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
         """For each stage from which begins it may end at a place, by its time and its memory."""
@@ -255,7 +250,6 @@ class _Remainder:
                 self._continue_to(int(node), before_VI, np.flatnonzero(after_VI[node]))
 
     def _continue_to(self, node: int, before_VI: Bools, ends_J: Ints) -> None:
-        """Sets costs of the remaining stages for plans that continue with a stage to a node."""
         sources_E = self._costs.lattice.ways[node].sources_E
         ways_P, begins_P = np.nonzero(before_VI[sources_E])
         worst_J, second_J = self._worst_VI[node, ends_J], self._second_VI[node, ends_J]

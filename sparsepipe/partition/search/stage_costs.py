@@ -25,13 +25,11 @@ from copy import copy
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.costs.layers import Bools, Floats, Ints, Spans
+from sparsepipe.partition.costs.layers import Floats, Ints, Spans
 from sparsepipe.partition.costs.model import EXACT, CostModel
-from sparsepipe.partition.devices import Choice
-from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.checkpointed_stages import (
-    LayerTables,
     RecomputationCosts,
     StageClass,
 )
@@ -81,7 +79,7 @@ class Costs:
         self.replicas_R = np.array([m for _, m, _ in keys])
         pairs, numbers = distinct([replicas_E, self._all("cut_E")])
         each = [model.cut_s_per_byte(int(m), bytes_per_s=speed) for m, speed in pairs.tolist()]
-        self._cut_s_per_byte_T, same = np.unique(each, return_inverse=True)
+        self.cut_s_per_byte_T, same = np.unique(each, return_inverse=True)
         self.rates_E = np.split(same[numbers], self._ends)
         self.num_rooms = 0
         self.rooms_E: list[Ints] = []
@@ -104,15 +102,10 @@ class Costs:
         rows: NDArray[np.float64] = np.concatenate([getattr(w, name) for w in self.lattice.ways])
         return rows
 
-    def cuts_fit_TI(self, bound_s: float) -> Bools:
-        """Places at which stages may begin, for their transfers."""
-        fit_TI: Bools = self._cut_s_per_byte_T[:, None] * self.spans.cut_bytes_I <= bound_s
-        return fit_TI
-
     def bounds_s(self) -> tuple[float, float]:
         """A time that no plan can beat, and one that every plan keeps to."""
         spans = self.spans
-        most_cut = float(self._cut_s_per_byte_T.max())
+        most_cut = float(self.cut_s_per_byte_T.max())
         most_s = float(self.sums_RI[:, -1].max() + most_cut * spans.cut_bytes_I.max())
         least_s = 0.0
         if spans.nested_II is None:  # each layer on the kind that is fastest with it
@@ -133,7 +126,7 @@ class Costs:
         times_PJ = sums_PJ / self.lattice.ways[node].replicas_E[ways_P][:, None]
         nested_II = self.spans.nested_II
         allowed_PJ = begins_P1 < ends_J if nested_II is None else nested_II[begins_P1, ends_J]
-        each_s_P = self._cut_s_per_byte_T[self.rates_E[node][ways_P]]
+        each_s_P = self.cut_s_per_byte_T[self.rates_E[node][ways_P]]
         cuts_fit_P = each_s_P * self.spans.cut_bytes_I[begins_P] <= bound_s
         allowed_PJ = allowed_PJ & (times_PJ <= bound_s) & cuts_fit_P[:, None]
         if self.num_rooms:
@@ -170,7 +163,7 @@ class SynchronousCosts(Costs):
         self._kept: list[tuple[Floats, Floats, float]] = []
 
     def of_readers(self, readers: int | None) -> SynchronousCosts:
-        """The same of plans whose first stage has so many devices; None: any number, where memory
+        """Costs of plans whose first stage has ``readers`` devices; None: any number, where memory
         does not count.
         """
         other = copy(self)
@@ -181,42 +174,34 @@ class SynchronousCosts(Costs):
             is_first_E = left_E == sum(self.lattice.all_used)
             may_E &= ~is_first_E | (replicas_E == readers)
         classes: dict[StageClass, int] = {}
-        numbers_E = np.full(len(replicas_E), -1, dtype=np.intp)  # of stages that are left out
+        numbers_E = np.full(len(replicas_E), -1, dtype=np.intp)
         if may_E.any():
             present_EK = self._all("counts_EK")[may_E] > 0
             at_once = microbatches.at_once(replicas_E[may_E], left_E[may_E])
             rows, same = distinct([replicas_E[may_E], at_once, *present_EK.T])
             each = []
             for replicas, held, *present in rows.tolist():
-                own = self._runs.class_with(
-                    [kind for kind, there in enumerate(present) if there],
-                    replicas=int(replicas),
-                    at_once=int(held),
-                    stage=0,
-                    readers=readers or 1,
-                )
+                kinds = [kind for kind, there in enumerate(present) if there]
+                own = self._runs.class_of(kinds, int(replicas), int(held), 0, readers or 1)
                 each.append(classes.setdefault(own, len(classes)))
             numbers_E[may_E] = np.array(each, dtype=np.intp)[same]
         zeros_I = np.zeros(self.spans.num_layers + 1)
-        other._kept = [*map(self._kept_by, classes), (zeros_I, zeros_I, -np.inf)]
+        other._kept = []
+        for own in classes:
+            memory, limit = self._problem.memory, self._runs.limit_bytes(own)
+            if memory is None or np.isinf(limit):
+                other._kept.append((zeros_I, zeros_I, np.inf))
+                continue
+            before_I, after_I, weights_I = self._runs.tables.sums(own.kinds)
+            each_I = memory.per_parameter_byte(1, replicas=own.replicas) * weights_I
+            batches = own.in_flight * own.share
+            room = room_bytes(limit) - memory.reserved_bytes
+            other._kept.append((each_I + batches * before_I, each_I + batches * after_I, room))
+        other._kept.append((zeros_I, zeros_I, -np.inf))  # of stages that are left out
         other.num_rooms = len(other._kept)
         numbers_E[numbers_E < 0] = len(classes)
         other.rooms_E = np.split(numbers_E, self._ends)
         return other
-
-    def _kept_by(self, own: StageClass) -> tuple[Floats, Floats, float]:
-        memory, limit = self._problem.memory, self._runs.limit_bytes(own)
-        if memory is None or np.isinf(limit):
-            zeros_I = np.zeros(self.spans.num_layers + 1)
-            return zeros_I, zeros_I, np.inf
-        before_I, after_I, weights_I = self._runs.tables.sums(own.kinds)
-        each = memory.per_parameter_byte(1, replicas=own.replicas)
-        batches = own.in_flight * own.share
-        return (
-            each * weights_I + batches * before_I,
-            each * weights_I + batches * after_I,
-            room_bytes(limit) - memory.reserved_bytes,
-        )
 
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
         return self._kept[number]
@@ -241,10 +226,8 @@ class RecomputingCosts(Costs):
         self._each = list(classes)
 
     def _numbers(self, ways: Transitions, classes: dict[StageClass, int]) -> Ints:
-        """The class number of each stage.
-
-        -1: it begins plans of other first stages, ends plans without all stages that the setting
-        names, or has too many devices.
+        """The class number of each stage; -1 for one that begins plans of other first stages, ends
+        plans without all named stages, or has too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
@@ -252,12 +235,13 @@ class RecomputingCosts(Costs):
             left, stage = int(ways.left_E[way]), self.lattice.nodes[source].stage
             is_last = left == sum(counts)
             others = not source and self._readers not in (None, sum(counts))
-            others = others or not self._runs.has_work_for(sum(counts))
+            others = others or sum(counts) > self._runs.microbatches.count
             if others or (is_last and stage + 1 < self._problem.distinct_stages):
                 found.append(-1)
                 continue
-            readers = self._readers or 1
-            own = self._runs.class_of(counts, left=left, stage=stage, readers=readers)
+            kinds, replicas = [kind for kind, count in enumerate(counts) if count], sum(counts)
+            at_once = int(self._runs.microbatches.at_once(replicas, left))
+            own = self._runs.class_of(kinds, replicas, at_once, stage, self._readers or 1)
             found.append(classes.setdefault(own, len(classes)))
         return np.array(found, dtype=np.intp)
 
@@ -283,35 +267,11 @@ class RecomputingCosts(Costs):
         return np.where(times_PJ <= bound_s, times_PJ, np.inf)
 
 
-class RecomputationSeconds:
-    """Seconds that the stages of any plan of a problem spend on recomputing layers."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._runs = RecomputationCosts(LayerTables(problem), problem.memory)
-
-    def __call__(self, plan: Sequence[Choice]) -> list[float]:
-        """Seconds of each stage, its replicas sharing them; infinite where it does not fit.
-
-        Of a plan without all stages that the setting names they are infinite, and of one with a
-        stage of more devices than there are microbatches.
-        """
-        most = max(sum(stage.counts) for stage in plan)
-        if len(plan) < self._problem.distinct_stages or not self._runs.has_work_for(most):
-            return [float("inf")] * len(plan)
-        runs = self._runs
-        return [
-            float(runs.seconds_II(own)[stage.first, stage.end]) / sum(stage.counts)
-            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
-        ]
-
-
 def costs_by_readers(
     problem: Problem, lattice: Lattice, runs: RecomputationCosts
 ) -> Iterator[Costs]:
-    """The costs of plans with each number of devices of the first stage, the largest first.
-
-    Where memory does not count these change nothing: the costs of all plans.
+    """The costs of plans with each number of devices of the first stage, the largest first; the
+    costs of all plans where memory does not count.
     """
     assert problem.synchronous is not None
     if problem.synchronous.recomputes:

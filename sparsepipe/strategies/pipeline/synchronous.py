@@ -20,7 +20,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
     check_setting,
     recomputed_spans,
 )
-from sparsepipe.partition.memory.microbatches import check_microbatches
+from sparsepipe.partition.memory import check_microbatches
 from sparsepipe.runtime.base_worker import Microbatch
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker

@@ -14,7 +14,7 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.launch.job import run_job
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced

@@ -17,7 +17,13 @@ from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem, equal_kinds
 from sparsepipe.partition.search import exhaustive as brute
 from sparsepipe.partition.search.algorithms import exact, hete_mp
-from tests.support.instances import MODELS, like_problem, random_problem, tight_problem
+from tests.support.instances import (
+    MODELS,
+    like_problem,
+    random_problem,
+    slices,
+    tight_problem,
+)
 
 QUICK, ALL = range(120), range(120, 500)
 
@@ -26,7 +32,9 @@ Draw = Callable[[int], tuple[Problem, list[int]]]
 
 
 def all_plans(problem: Problem, order: list[int] | None = None) -> list[Choice] | None:
-    return brute.exhaustive(problem.spans, problem.pool, problem.model, problem.memory, order=order)
+    pool = problem.pool
+    groups = None if order is None else slices(pool, order)
+    return brute.exhaustive(problem.spans, pool, problem.model, problem.memory, groups=groups)
 
 
 def found_by(search: object, *arguments: object, **options: object) -> list[Choice] | None:
@@ -94,11 +102,10 @@ def test_a_plan_that_takes_no_time() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_plans_are_counted_before_they_are_tried(seed: int) -> None:
-    problem, order = random_problem(seed)
+    problem, _ = random_problem(seed)
     layers, pool = problem.spans.num_layers, problem.pool
-    for given in (None, order):
-        plans = sum(1 for _ in brute._plans(layers, pool, given))
-        assert brute.how_many(layers, pool, sorted_=given is not None) == plans
+    every = brute.plans(layers, brute.divisions(pool.counts))
+    assert brute.how_many(layers, pool) == sum(1 for _ in every)
 
 
 @pytest.mark.full
@@ -138,7 +145,7 @@ def test_too_many_plans_are_refused_and_equal_ones_kept_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem, _ = random_problem(1)
-    number = brute.how_many(problem.spans.num_layers, problem.pool, sorted_=False)
+    number = brute.how_many(problem.spans.num_layers, problem.pool)
     monkeypatch.setattr(brute, "MOST_PLANS", number)
     assert all_plans(problem) == found_by(exact, problem)
     monkeypatch.setattr(brute, "MOST_PLANS", number - 1)

@@ -15,7 +15,7 @@ from sparsepipe.partition.costs.layers import Spans, state_spans
 from sparsepipe.partition.costs.model import bottleneck_s, cost_model
 from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import explain
-from sparsepipe.partition.memory.model import MemoryModel, fits
+from sparsepipe.partition.memory import MemoryModel, fits
 from sparsepipe.partition.problem import Problem, as_uniform
 from sparsepipe.partition.search.algorithms import best_cuts, hete_mp, variance
 from sparsepipe.partition.search.baselines import least_variance

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from sparsepipe.partition.activation_checkpointing.cheapest_spans import SpanChoices, cheapest
+from sparsepipe.partition.activation_checkpointing.selection import SpanChoices
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
 from tests.support.recomputing_instances import every_choice
@@ -15,8 +15,9 @@ from tests.support.recomputing_instances import every_choice
 
 def spans_of(stage: StageCost, limit_bytes: float) -> tuple[range, ...] | None:
     """The layers that are cheapest to recompute; None where none fit."""
-    found = cheapest(stage, limit_bytes=limit_bytes)
-    return None if found is None else found.spans
+    choices = SpanChoices(stage)
+    found = choices.cheapest(0, len(stage.layers), limit_bytes, in_flight=stage.in_flight)
+    return None if found is None else tuple(found)
 
 
 def random_stage(rng: random.Random, length: int) -> StageCost:
@@ -91,10 +92,10 @@ def test_a_plan_takes_at_most_five_percent_longer_than_with_the_best_layers(seed
         seconds_II = every.seconds_II(np.full((10, 10), limit), in_flight=stage.in_flight)
         found = every.cheapest(0, 9, limit, in_flight=stage.in_flight)
         assert found is not None, number
-        assert choices[found.spans] <= limit * (1 + 1e-8)
-        assert found.time_s == pytest.approx(stage.time_s(found.spans))
-        assert found.time_s <= seconds_II[0, 9] * (1 + 1e-12), "layers are given back only"
-        assert longer(stage, found.spans, best_s) <= 1.05
+        assert choices[tuple(found)] <= limit * (1 + 1e-8)
+        time_s = stage.time_s(found)
+        assert time_s <= seconds_II[0, 9] * (1 + 1e-12), "layers are given back only"
+        assert longer(stage, tuple(found), best_s) <= 1.05
         recomputed += best_s > 0
     assert recomputed > 8
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling.memory import Alive
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.schedule.asynchronous import asynchronous

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
+from sparsepipe.partition.memory import Microbatches, sizes_of
 from sparsepipe.schedule import SYNCHRONOUS, Action, MinibatchSupply, Plan
 from tests.support.plans import plan_of
 

@@ -13,12 +13,11 @@ from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model, plan_times
 from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import device_names
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, equal_kinds, merged
 from sparsepipe.partition.search.algorithms import exact
-from sparsepipe.partition.search.bisection import search
+from sparsepipe.partition.search.bisection import best_plan
 from sparsepipe.partition.search.lattice import Lattice, stages_between_subsets, subsets
-from sparsepipe.partition.search.stage_costs import Costs
 
 MODELS = ("eq4", "pipedream", "sparsepipe_hete")
 
@@ -55,7 +54,8 @@ def many_hosts(
 def unmerged(problem: Problem) -> list[Choice] | None:
     """By the same search, with each host's devices as a kind of their own."""
     lattice = Lattice(problem.pool, subsets(problem.pool))
-    return search(Costs(problem.spans, lattice, problem.model, problem.memory))
+    found = best_plan(problem, lattice)
+    return None if found is None else found[0]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory import Microbatches
 from sparsepipe.partition.problem import Problem, SynchronousStages
 from sparsepipe.partition.search.algorithms import (
     exact,

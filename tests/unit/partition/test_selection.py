@@ -12,8 +12,7 @@ from sparsepipe.partition.activation_checkpointing.selection import (
     choose_spans,
 )
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_in_plan
-from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, Microbatches, sizes_of
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage

@@ -11,8 +11,7 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.explanation import explain
-from sparsepipe.partition.memory.microbatches import Microbatches
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, Microbatches
 from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
 from sparsepipe.partition.search.algorithms import (
     check_states,

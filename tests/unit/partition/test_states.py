@@ -11,12 +11,12 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import state_spans
 from sparsepipe.partition.costs.model import cost_model, plan_times
 from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search import algorithms as size
 from sparsepipe.partition.search.algorithms import exact, exhaustive, hete_mp
 from sparsepipe.partition.search.baselines import mp_by_levels
-from sparsepipe.partition.search.exhaustive import _divisions
+from sparsepipe.partition.search.exhaustive import divisions
 from sparsepipe.profiling import State, antichain_states, parse_graph
 
 
@@ -65,7 +65,7 @@ def test_any_devices_for_each_stage(seed: int) -> None:
     )
     problem = Problem(pool=pool, spans=state_spans(states), model=cost_model("pipedream"))
     found = bottleneck(problem, list(exact(problem).stages))
-    groups = [list(division) for division in _divisions(pool)]
+    groups = [list(division) for division in divisions(pool.counts)]
     assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], groups)))
 
 
@@ -73,7 +73,7 @@ def test_limits_of_memory_and_a_second_host() -> None:
     without = some = 0
     for seed in range(25):
         problem, states = limited_problem(seed)
-        every = [list(division) for division in _divisions(problem.pool)]
+        every = [list(division) for division in divisions(problem.pool.counts)]
         for search, groups in ((hete_mp, SLICES), (exact, every)):
             plans = all_plans(states, groups)
             fitting = [plan for plan in plans if has_room(problem, plan)]

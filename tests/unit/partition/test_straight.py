@@ -6,7 +6,7 @@ import pytest
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.model import bottleneck_s
-from sparsepipe.partition.memory.model import fits
+from sparsepipe.partition.memory import fits
 from sparsepipe.partition.problem import as_uniform
 from sparsepipe.partition.search.algorithms import straight
 from tests.support.instances import random_problem, tight_problem

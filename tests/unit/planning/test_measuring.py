@@ -14,7 +14,7 @@ from sparsepipe.cluster import Link
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Measuring
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.planning.measuring import link_spec, profile_spec
 from sparsepipe.planning.search import memory_model
 from sparsepipe.tasks.task import task_of

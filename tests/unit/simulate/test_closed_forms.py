@@ -184,26 +184,16 @@ def test_replicas_without_parameters_do_not_meet(
 
 
 @pytest.mark.parametrize(
-    ("known", "message"),
+    "known",
     [
-        (
-            {"layers_parameter_bytes": (50.0, 30.0)},
-            r"on 2 layers, and seconds of \[\]",
-        ),
-        ({"layers_backward_s": ((1.0, 1.0),) * 2}, "on 0 layers"),
-        (
-            {
-                "layers_parameter_bytes": (50.0, 10.0),
-                "layers_backward_s": ((1.0, 1.0),) * 2,
-            },
-            "60 of 80 bytes on 2 layers",
-        ),
+        {"layers_parameter_bytes": (40.0, 40.0)},
+        {"layers_parameter_bytes": (50.0, 10.0), "layers_backward_s": ((1.0, 1.0),) * 2},
     ],
 )
-def test_sums_in_buckets_need_the_layers(known: dict[str, object], message: str) -> None:
+def test_sums_in_buckets_need_the_layers(known: dict[str, object]) -> None:
     costs = StageCosts(forward_s=(1.0,) * 2, backward_s=(2.0,) * 2, parameter_bytes=80.0, **known)  # type: ignore[arg-type]
     workload = Workload(plan=plan_of("2"), stages=(costs,))
     setting = Setting(network=ClusterNetwork.flat(2), bucket_bytes=1.0)
-    with pytest.raises(PlanError, match=message) as caught:
+    with pytest.raises(PlanError, match="bytes and the seconds") as caught:
         pace(workload, 40, setting)
     assert "bucket_bytes, for sums after the backward" in caught.value.remedy

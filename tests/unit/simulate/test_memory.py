@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.schedule import Plan, Schedule, asynchronous, gpipe, peak_predicted, peak_stashed
 from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.schedule import SYNCHRONOUS
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage

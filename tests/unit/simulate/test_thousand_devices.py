@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.plots.timeline import lanes, some_ranks
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.simulate.engine import Record, Setting
 from sparsepipe.simulate.memory import memory_over_time
 from sparsepipe.simulate.network import ClusterNetwork, Sends

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.models import cnn_5x5
-from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.profiling.memory import border_bytes, saved_bytes
 from sparsepipe.runs.rundir import RunDir

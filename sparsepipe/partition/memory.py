@@ -1,0 +1,211 @@
+"""Bytes that a stage keeps in the memory of each of its devices; microbatches in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.costs.layers import Floats, Ints, Spans
+from sparsepipe.partition.devices import Choice, DevicePool
+from sparsepipe.schedule import WARMUPS, Plan
+from sparsepipe.schedule.plan import in_turn
+
+_Bytes = TypeVar("_Bytes", float, Floats)
+
+MIB = 2**20
+"""Bytes; messages give memory in these."""
+
+REPLICA_BUFFERS = 2.0
+"""Most bytes for each byte of parameters that a replica keeps for averaging gradients: the sum that
+it hands on and the parts that it receives."""
+
+
+def room_bytes(limit_bytes: float) -> float:
+    """A memory limit with a tolerance of a billionth, since a search adds up bytes in another order
+    than the check of its plan.
+    """
+    return limit_bytes * (1 + 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Bytes of a stage, from the asynchronous schedule.
+
+    A device of a stage with r replicas, with R devices in this and all later stages, has
+    ``(R - 1) // r + 1`` minibatches in flight. Each keeps what its layers save for the backward,
+    its input and its output, and with weight stashing a version of the weights, the newest of which
+    is in use. Where r > 1, replicas keep up to two vectors of the parameters' size to average
+    gradients.
+
+    Args:
+        stash: one version is kept for each minibatch in flight (weight stashing).
+        predicted: these are predictions, none of which is in use (SpecTrain).
+        optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum,
+            2 for Adam, 0 for plain SGD.
+        gradients: bytes of gradients for each byte of parameters.
+        reserved_bytes: bytes of each device for all else: the framework, kernels' workspaces,
+            buffers of messages.
+    """
+
+    stash: bool = True
+    predicted: bool = False
+    optimizer: float = 1.0
+    gradients: float = 1.0
+    reserved_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("optimizer", "gradients", "reserved_bytes"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise ConfigError(
+                    f"{name.removesuffix('_bytes')} bytes of the memory are {value}",
+                    remedy="give a number that is not negative",
+                )
+
+    def in_flight(self, replicas: int, left: int) -> int:
+        """Minibatches in flight on each device of a stage; ``left`` counts devices of this stage
+        and of those after it.
+        """
+        return (left - 1) // replicas + 1
+
+    def per_parameter_byte(self, in_flight: int, *, replicas: int) -> float:
+        versions = in_flight + self.predicted if self.stash else 1
+        buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
+        return versions + self.optimizer + self.gradients + buffers
+
+    def beside_bytes(self, parameter_bytes: _Bytes, *, replicas: int) -> _Bytes:
+        """Bytes that a device keeps, without those for backwards, with one version of weights."""
+        each = self.per_parameter_byte(1, replicas=replicas)
+        return self.reserved_bytes + each * parameter_bytes
+
+    def stage_bytes(
+        self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
+    ) -> float:
+        """Bytes that each device of a stage keeps; ``stored_bytes`` are those of one minibatch."""
+        in_flight = self.in_flight(replicas, left)
+        weights = self.per_parameter_byte(in_flight, replicas=replicas) * parameter_bytes
+        return self.reserved_bytes + weights + in_flight * stored_bytes
+
+
+def plan_bytes(
+    plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
+) -> list[tuple[float, float | None]]:
+    """Bytes that each device of each stage keeps, and the limit of the smallest one, if known."""
+    found = []
+    for number, stage in enumerate(plan):
+        kept = memory.stage_bytes(
+            spans.parameter_bytes(stage.first, stage.end),
+            spans.stored_bytes(stage.first, stage.end),
+            replicas=sum(stage.counts),
+            left=sum(sum(later.counts) for later in plan[number:]),
+        )
+        rooms = [
+            kind.memory_bytes
+            for kind, count in zip(pool.kinds, stage.counts, strict=True)
+            if count and kind.memory_bytes is not None
+        ]
+        found.append((kept, min(rooms, default=None)))
+    return found
+
+
+def fits(
+    plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel | None
+) -> bool:
+    """Whether each device holds what its stage keeps."""
+    return memory is None or all(
+        room is None or kept <= room_bytes(room)
+        for kept, room in plan_bytes(plan, spans, pool, memory)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatches:
+    """How a synchronous schedule cuts a minibatch.
+
+    Args:
+        schedule: ``gpipe``, ``1f1b``, ``eager_1f1b`` or the dotted path of another one.
+        count: T, number of microbatches of a minibatch over all devices of the first stage.
+        batch_size: samples that each of these devices reads, and of the profiles; None where
+            unknown: microbatches count as equally large then.
+    """
+
+    schedule: str
+    count: int
+    batch_size: int | None
+
+    @property
+    def least_readers(self) -> int:
+        """The least number of first-stage devices that read a sample for each microbatch."""
+        return 1 if self.batch_size is None else -(-self.count // self.batch_size)
+
+    def in_flight(self, plan: Plan, stage: int) -> float:
+        """Most microbatches that a device of a stage has begun and not ended; smaller ones than
+        the largest count less.
+        """
+        left = plan.num_ranks - plan.ranks_of(stage).start
+        at_once = int(self.at_once(plan.replicas(stage), left))
+        return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))
+
+    def at_once(self, replicas: Ints | int, left: Ints | int) -> Ints:
+        """Most microbatches, large or small, that a device of a stage has begun and not ended;
+        ``left`` counts devices of this stage and of those after it.
+        """
+        most = np.asarray(-(-self.count // replicas))
+        if (warmups := WARMUPS.get(self.schedule)) is not None:
+            most = np.minimum(most, warmups * ((left - 1) // replicas) + 1)
+        return most
+
+    def in_flight_of(self, replicas: int, at_once: int, *, readers: int) -> float:
+        """As :meth:`in_flight`, from numbers of devices."""
+        if self.count % readers == 0:
+            return at_once  # all are equally large
+        sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
+        turns = (in_turn(self.count, replica=n, replicas=replicas) for n in range(replicas))
+        each = [[sizes[number] for number in own] for own in turns]
+        held = (
+            sum(own[n : n + at_once]) for own in each for n in range(max(1, len(own) - at_once + 1))
+        )
+        return max(held) / max(sizes)
+
+    def share(self, readers: int) -> float:
+        """Size of the largest microbatch over that of the profiles' batch."""
+        fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
+        return _share(max(1, fewest), self.batch_size)
+
+
+def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
+    """Sizes of all microbatches of a minibatch, each over that of the batch that a device reads.
+
+    Devices of the first stage take turns, and each cuts its batch into its own microbatches, which
+    are equally large where the batch size is unknown.
+    """
+    found = [0.0] * count
+    for reader in range(readers):
+        own = in_turn(count, replica=reader, replicas=readers)
+        for number in own:
+            found[number] = _share(len(own), batch_size)
+    return found
+
+
+def check_microbatches(
+    count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
+) -> None:
+    """Refuses a number of parts of a minibatch."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(
+            f"{name}={count!r} is not a number of parts of a minibatch",
+            remedy="give a whole number, 1 or more",
+        )
+    if (most := max(replicas, default=0)) > count:
+        raise ConfigError(
+            f"{name}={count} are fewer than the {most} devices of stage {replicas.index(most)} "
+            f"(plan {'-'.join(map(str, replicas))}), which take turns at them",
+            remedy=f"set {name} to {most} or more, best to a multiple of each stage's devices",
+        )
+
+
+def _share(count: int, batch_size: int | None) -> float:
+    return 1 / count if batch_size is None else -(-batch_size // count) / batch_size

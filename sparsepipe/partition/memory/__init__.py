@@ -1,1 +1,0 @@
-"""Memory of stages: the model of its use, and microbatches in flight."""
