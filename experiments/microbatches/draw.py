@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sparsepipe.plots.curves import compare
+from sparsepipe.plots import style
+from sparsepipe.plots.curves import comparison_figure
 
 HERE = Path(__file__).parent
 OUTPUTS = Path(os.environ.get("SPARSEPIPE_OUTPUTS", HERE.parents[1] / "outputs"))
@@ -47,14 +48,12 @@ def main() -> None:
         for seed in sorted(found[label].keys() & found[ACCUMULATED].keys()):
             own, other = found[label][seed][1], found[ACCUMULATED][seed][1]
             tell(f"{label:35}seed {seed}: {difference(own, other)}")
-    compare(
-        {
-            label: [path / "metrics.csv" for path, _ in runs.values()]
-            for label, runs in found.items()
-            if runs
-        },
-        HERE / "curves.png",
-    )
+    ways = {
+        label: [path / "metrics.csv" for path, _ in runs.values()]
+        for label, runs in found.items()
+        if runs
+    }
+    style.save_png(comparison_figure(ways), HERE / "curves.png")
 
 
 def read() -> Runs:

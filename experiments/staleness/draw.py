@@ -104,7 +104,8 @@ def keep_rates() -> None:
 
 def study() -> None:
     """Table, figure and a file with a row for each run."""
-    from sparsepipe.plots.curves import compare  # run.sh asks for rates often
+    from sparsepipe.plots import style  # run.sh asks for rates often
+    from sparsepipe.plots.curves import comparison_figure
 
     runs = finished("staleness")
     say(f"{'':18}{'rate':>7}{'runs':>6}{'test accuracy, mean [least .. largest]':>42}")
@@ -118,10 +119,8 @@ def study() -> None:
         writer.writerow(["mode", *KEPT])
         for mode in MODES:
             writer.writerows([mode, *(r.get(key) for key in KEPT)] for r, _ in runs[mode])
-    compare(
-        {MODES[mode]: [path / "metrics.csv" for _, path in runs[mode]] for mode in MODES},
-        HERE / "curves.png",
-    )
+    ways = {MODES[mode]: [path / "metrics.csv" for _, path in runs[mode]] for mode in MODES}
+    style.save_png(comparison_figure(ways), HERE / "curves.png")
 
 
 def main() -> None:

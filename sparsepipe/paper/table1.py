@@ -1,21 +1,19 @@
 """The task ``table1``: the paper's GPUs beside the machine at hand, as it was measured.
 
-Zhai et al., SparsePipe, Table I: two servers with three kinds of GPU. Their figures are those of
-``hardware=paper_8gpu``, which the paper prints and which are data sheets'; ours are what a product
-of matrices and a copy reach, which is less than a data sheet promises.
+Zhai et al., SparsePipe, Table I: two servers with three kinds of GPU (``hardware=paper_8gpu``).
+The printed figures are those of data sheets, ours what a product of matrices and a copy reach.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
-from sparsepipe.cluster import Device, Inventory, Place
+from sparsepipe.cluster import Inventory, Place
 from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.planning.devices import (
     find_device,
@@ -36,15 +34,15 @@ Count = Annotated[int, Field(ge=1, le=2**40)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table1(Task):
-    """The paper's Table I, its GPUs, beside a device of the machine at hand as it is measured.
+    """The GPUs of the paper's Table I beside a measured device of the machine at hand.
 
     Attributes:
         device: name of the inventory's device to measure; None where it has one kind only. A
             processor is measured as a whole, with all threads of this process.
         matrix_size: rows and columns of the float32 matrices that ``torch.mm`` multiplies.
-        copy_bytes: of the tensor that is copied; each byte counts as read and as written.
+        copy_bytes: size of the copied tensor; each byte counts as read and as written.
         warmups: products and copies before those that count.
-        repeats: products and copies that count; medians and quartiles are taken over them.
+        repeats: products and copies of which medians and quartiles are taken.
     """
 
     alone: ClassVar[bool] = True
@@ -64,8 +62,7 @@ class Table1(Task):
         """Measures one device; writes ``table.md`` and ``table.csv``.
 
         Raises:
-            ConfigError: the run has several processes; the inventory has no such device, or
-                several.
+            ConfigError: the inventory has no such device, or several.
             HardwareError: the device is not here.
         """
         place = find_device(run.inventory, self.device)
@@ -76,7 +73,16 @@ class Table1(Task):
         multiplied = multiply_speed(here, size=self.matrix_size, **effort)
         copied = copy_speed(here, size_bytes=self.copy_bytes, **effort)
         rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
-        _write_table(run, rows, _method(self.matrix_size, self.copy_bytes, self.repeats))
+        method = (
+            "The paper's figures are data sheets'. Measured here: products of float32 matrices of "
+            f"{self.matrix_size:,} by {self.matrix_size:,} by torch.mm, 2 n^3 operations each, and "
+            f"copies of {self.copy_bytes:,} bytes, read once and written once; median of "
+            f"{self.repeats} ± the distance between the quartiles."
+        )
+        text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
+        log.info("%s\n\n%s", method, text)
+        write_csv(run.directory.path / "table.csv", rows)
+        write_text_atomic(run.directory.path / "table.md", f"{text}\n\n{method}\n")
         write_result(
             run,
             {
@@ -95,69 +101,45 @@ class Table1(Task):
         return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
 
 
-def _write_table(run: ResolvedRun, rows: Sequence[Mapping[str, str]], method: str) -> None:
-    text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
-    log.info("%s\n\n%s", method, text)
-    write_csv(run.directory.path / "table.csv", rows)
-    write_text_atomic(run.directory.path / "table.md", f"{text}\n\n{method}\n")
-
-
 def table(
     place: Place, inventory: Inventory, *, multiplied: Speed, copied: Speed
 ) -> list[dict[str, str]]:
-    """The paper's rows as columns, and one more."""
-    paper = [
-        (f"{device.name} (paper)", _printed(device))
-        for host in paper_inventory(8).hosts
-        for device in host.devices
-    ]
+    """The paper's rows as columns, and one of ours."""
+    columns = []
+    for device in (device for host in paper_inventory(8).hosts for device in host.devices):
+        rates = (device.tflops, device.memory_bytes, device.memory_bytes_per_s)
+        cells = [
+            "" if rate is None else f"{rate / scale:g}"
+            for rate, scale in zip(rates, (1.0, 1e9, 1e9), strict=True)
+        ]
+        columns.append((f"{device.name} (paper)", [str(device.count), *cells]))
     memory_bytes = _memory_bytes(place, inventory)
     threads = f", {torch.get_num_threads()} threads" if place.accelerator == "cpu" else ""
     ours = (
         f"{place.name}{threads} (measured here)",
-        (
+        [
             "1",
-            _with_spread(multiplied, 1e12, "{:.3g}"),
+            _with_spread(multiplied, 1e12),
             "" if memory_bytes is None else f"{memory_bytes / 1e9:.3g}",
-            _with_spread(copied, 1e9, "{:.3g}"),
-        ),
+            _with_spread(copied, 1e9),
+        ],
     )
     quantities = ("devices", "float32 TFLOP/s", "memory (GB)", "memory bandwidth (GB/s)")
-    columns = [*paper, ours]
     return [
-        {"": quantity, **{name: cells[number] for name, cells in columns}}
+        {"": quantity, **{name: cells[number] for name, cells in [*columns, ours]}}
         for number, quantity in enumerate(quantities)
     ]
 
 
-def _printed(device: Device) -> tuple[str, ...]:
-    rates = (device.tflops, device.memory_bytes, device.memory_bytes_per_s)
-    scales = (1.0, 1e9, 1e9)
-    cells = [
-        "" if rate is None else f"{rate / scale:g}"
-        for rate, scale in zip(rates, scales, strict=True)
-    ]
-    return (str(device.count), *cells)
-
-
-def _with_spread(speed: Speed, scale: float, digits: str) -> str:
-    return f"{digits.format(speed.per_s / scale)} ± {digits.format(speed.spread_per_s / scale)}"
+def _with_spread(speed: Speed, scale: float) -> str:
+    return f"{speed.per_s / scale:.3g} ± {speed.spread_per_s / scale:.3g}"
 
 
 def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
-    """Memory of a GPU; of a processor the host's, which the inventory divides by cores."""
+    """Memory of a GPU, or of a processor's host, which the inventory divides by cores."""
     if place.accelerator != "cpu":
         return memory_of(place, inventory)
     (host,) = [host for host in inventory.hosts if host.name == place.host]
     shares = [(device.count, device.memory_bytes) for device in host.devices]
     known = [count * each for count, each in shares if each is not None]
     return int(sum(known)) if len(known) == len(shares) else None
-
-
-def _method(matrix_size: int, copy_bytes: int, repeats: int) -> str:
-    return (
-        "The paper's figures are data sheets'. Measured here: products of float32 matrices of "
-        f"{matrix_size:,} by {matrix_size:,} by torch.mm, 2 n^3 operations each, and copies of "
-        f"{copy_bytes:,} bytes, read once and written once; median of {repeats} ± the distance "
-        "between the quartiles."
-    )

@@ -1,16 +1,16 @@
 """The task ``table3``: the paper's Table III from its authors' own measurements.
 
 Zhai et al., SparsePipe, Table III: how MP (PipeDream's optimizer) and HETE-MP split a sparse
-VGG16 with batch normalization over 5 to 8 GPUs of three kinds. The profiles and the inventories
-are those of ``hardware=paper_5gpu`` to ``paper_8gpu``. The paper prints no bandwidth, so that one
-is assumed for the whole table, and a second table shows what others yield.
+VGG16 with batch normalization over 5 to 8 GPUs of three kinds (``hardware=paper_5gpu`` to
+``paper_8gpu``). The paper prints no bandwidth: one is assumed for the whole table, and a second
+table shows the effect of others.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, ClassVar
@@ -46,14 +46,14 @@ class Table3(Task):
     """The paper's Table III from its authors' own measurements.
 
     Attributes:
-        bandwidth_bytes_per_s: of all links, for the whole table.
-        mp_cost_model: for all rows of MP.
-        hete_cost_model: for all rows of HETE-MP.
-        order: of HETE-MP's list of devices, for all rows.
-        exact_cost_model: with which ``exact`` is also compared with HETE-MP.
-        exact_bandwidths_bytes_per_s: at which it is; None: 60 MB/s to 10 GB/s.
-        bandwidths_bytes_per_s: of the second table; None: 50 to 125 MB/s.
-        orders: of the second table; None: by_count and by_speed.
+        bandwidth_bytes_per_s: bandwidth of all links for the first table.
+        mp_cost_model: cost model of MP.
+        hete_cost_model: cost model of HETE-MP.
+        order: order of HETE-MP's list of devices.
+        exact_cost_model: cost model of the comparison of ``exact`` with HETE-MP.
+        exact_bandwidths_bytes_per_s: its bandwidths; None: 60 MB/s to 10 GB/s.
+        bandwidths_bytes_per_s: bandwidths of the second table; None: 50 to 125 MB/s.
+        orders: orders of the second table; None: by_count and by_speed.
     """
 
     alone: ClassVar[bool] = True
@@ -70,88 +70,80 @@ class Table3(Task):
 
     def run(self, run: ResolvedRun) -> None:
         """Writes the tables, the effect of other settings, and the paper's MP as plans."""
-        rows = _plan_rows(
-            self.mp_cost_model, self.hete_cost_model, self.bandwidth_bytes_per_s, self.order
-        )
-        others = [
-            _yields(strategy, model, order_, speed)
-            for strategy, model, order_ in _settings(
-                self.mp_cost_model, self.hete_cost_model, self.orders
-            )
-            for speed in self.bandwidths_bytes_per_s
-            or [50e6, 55e6, 60e6, 65e6, 100e6, 110e6, 125e6]
-        ]
+        rows = []
+        for gpus in PAPER:
+            rows.append(_mp_row(gpus, self.mp_cost_model, self.bandwidth_bytes_per_s))
+            settings = gpus, self.hete_cost_model, self.bandwidth_bytes_per_s, self.order
+            gain = _gain(*settings)
+            gained = {
+                "exact_gain": gain["gain"],
+                "exact_gain_over_best_order": gain["gain_over_best_order"],
+            }
+            rows.append({**_hete_row(*settings), **gained})
+        strategies = [("MP", self.mp_cost_model, "")]
+        for model in dict.fromkeys((self.hete_cost_model, "4_whole", "eq4")):
+            for order in self.orders or ("by_count", "by_speed"):
+                strategies.append(("HETE-MP", model, order))
+        speeds = self.bandwidths_bytes_per_s or [50e6, 55e6, 60e6, 65e6, 100e6, 110e6, 125e6]
+        others = [_yields(*strategy, speed) for strategy in strategies for speed in speeds]
         gains = [
             _gain(gpus, self.exact_cost_model, speed, self.order)
             for speed in self.exact_bandwidths_bytes_per_s or [60e6, 100e6, 1.25e9, 10e9]
             for gpus in PAPER
         ]
-        _write(run, rows, others, gains)
-        _write_plans(run, self.mp_cost_model, self.bandwidth_bytes_per_s)
+        self._write(run, rows, others, gains)
         verdicts = [row["verdict"] for row in rows]
         counts = {
             "rows": len(rows),
             "rows_equal": verdicts.count("equal"),
             "rows_co_optimal": verdicts.count("co-optimal"),
         }
-        write_result(run, {"kind": "simulated", **counts, **_flat(rows)})
+        flat = {
+            f"{row['gpus']}gpu/{row['strategy']}/{name}": row[name]
+            for row in rows
+            for name in _KEPT
+        }
+        write_result(run, {"kind": "simulated", **counts, **flat})
 
     def prepare(self, run: ResolvedRun) -> str:
         """A fingerprint of the inventories and profiles."""
         del run
         return "-".join(fingerprint_of(paper_inventory(gpus), MODEL, given={}) for gpus in PAPER)
 
-
-def _flat(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        f"{row['gpus']}gpu/{row['strategy']}/{name}": row[name] for row in rows for name in _KEPT
-    }
-
-
-def _plan_rows(
-    mp_model: str, hete_model: str, bandwidth: float, order: str
-) -> list[dict[str, Any]]:
-    return [
-        row
-        for gpus in PAPER
-        for row in (
-            _mp_row(gpus, mp_model, bandwidth),
-            {
-                **_hete_row(gpus, hete_model, bandwidth, order),
-                **_gains_of(gpus, hete_model, bandwidth, order),
-            },
+    def _write(
+        self,
+        run: ResolvedRun,
+        rows: Sequence[Mapping[str, Any]],
+        others: Sequence[Mapping[str, Any]],
+        gains: Sequence[Mapping[str, Any]],
+    ) -> None:
+        path, speed = run.directory.path, self.bandwidth_bytes_per_s
+        text = "\n\n".join(
+            [
+                f"Table III at {speed / 1e6:g} MB/s between all GPUs; MP: cost model "
+                f"{self.mp_cost_model}, profile of the {MP_DEVICE}; HETE-MP: cost model "
+                f"{self.hete_cost_model}, order {self.order}. Bottlenecks are computed from the "
+                "authors' measured layer times.",
+                _shown(rows),
+                "Rows of the paper that other settings yield:",
+                _shown(others),
+                "What any devices in any stage (exact) would gain over HETE-MP:",
+                _shown(gains),
+            ]
         )
-    ]
+        log.info("%s", text)
+        for name, table in {"table": rows, "settings": others, "exact": gains}.items():
+            write_csv(path / f"{name}.csv", table)
+        write_text_atomic(path / "table.md", text + "\n")
+        for gpus in PAPER:
+            plan = paper_mp_plan(gpus, model=self.mp_cost_model, bandwidth_bytes_per_s=speed)
+            write_text_atomic(path / f"mp_{gpus}gpu.json", plan.to_json())
 
 
-def _settings(
-    mp_model: str, hete_model: str, orders: Sequence[str] | None
-) -> Iterator[tuple[str, str, str]]:
-    """Strategies, cost models and orders of the second table."""
-    yield "MP", mp_model, ""
-    for model in dict.fromkeys((hete_model, "4_whole", "eq4")):
-        for order in orders or ("by_count", "by_speed"):
-            yield "HETE-MP", model, order
-
-
-def _write(
-    run: ResolvedRun,
-    rows: Sequence[Mapping[str, Any]],
-    others: Sequence[Mapping[str, Any]],
-    gains: Sequence[Mapping[str, Any]],
-) -> None:
-    text = _document(run.spec.task.arguments, rows, others, gains)
-    log.info("%s", text)
-    write_csv(run.directory.path / "table.csv", rows)
-    write_csv(run.directory.path / "settings.csv", others)
-    write_csv(run.directory.path / "exact.csv", gains)
-    write_text_atomic(run.directory.path / "table.md", text + "\n")
-
-
-def _write_plans(run: ResolvedRun, model: str, bandwidth: float) -> None:
-    for gpus in PAPER:
-        plan = paper_mp_plan(gpus, model=model, bandwidth_bytes_per_s=bandwidth)
-        write_text_atomic(run.directory.path / f"mp_{gpus}gpu.json", plan.to_json())
+def _shown(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = [name.replace("_", " ") for name in rows[0]]
+    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    return markdown_table(head, cells)
 
 
 def _bottleneck_s(problem: Problem, solution: Solution) -> float:
@@ -164,7 +156,12 @@ def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
     printed = best_paper_cuts(problem, gpus)
     ours_s, printed_s = _bottleneck_s(problem, ours), _bottleneck_s(problem, printed)
     return {
-        **_first(gpus, "MP", problem, ours, ours_s),
+        "gpus": gpus,
+        "strategy": "MP",
+        "config": ours.config,
+        "layers": _layers(ours),
+        "devices": f"{', '.join(ours.config.split('-'))} (all count as {MP_DEVICE})",
+        "bottleneck_ms": 1e3 * ours_s,
         "paper_config": PAPER[gpus].mp,
         "paper_devices": "",
         "paper_layers": _layers(printed),
@@ -178,15 +175,19 @@ def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
 def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
     problem = paper_problem(gpus, model, bandwidth)
     ours = hete_mp(problem, order=order)
-    ours_s = _bottleneck_s(problem, ours)
+    ours_s, printed_s = _bottleneck_s(problem, ours), hete_mp_s(problem, PAPER[gpus])
     printed_devices = PAPER[gpus].hete_mp
     devices = tuple(devices_text(stage.counts, problem.pool.kinds) for stage in ours.stages)
     same = devices == printed_devices and ours.stages[0].end == CUT
-    printed_s = hete_mp_s(problem, PAPER[gpus])
     # Of more than two stages the paper prints no cut behind the first.
     second = f"{CUT}-{problem.spans.num_layers - 1}" if len(printed_devices) == 2 else "..."
     return {
-        **_first(gpus, "HETE-MP", problem, ours, ours_s),
+        "gpus": gpus,
+        "strategy": "HETE-MP",
+        "config": ours.config,
+        "layers": _layers(ours),
+        "devices": ", ".join(devices),
+        "bottleneck_ms": 1e3 * ours_s,
         "paper_config": PAPER[gpus].hete_config,
         "paper_devices": ", ".join(printed_devices),
         "paper_layers": f"0-{CUT - 1}, {second}",
@@ -195,44 +196,14 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
     }
 
 
-def _gains_of(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    gain = _gain(gpus, model, bandwidth, order)
-    return {
-        "exact_gain": gain["gain"],
-        "exact_gain_over_best_order": gain["gain_over_best_order"],
-    }
-
-
-def _first(
-    gpus: int, strategy: str, problem: Problem, ours: Solution, ours_s: float
-) -> dict[str, Any]:
-    kinds = problem.pool.kinds
-    return {
-        "gpus": gpus,
-        "strategy": strategy,
-        "config": ours.config,
-        "layers": _layers(ours),
-        "devices": f"{', '.join(ours.config.split('-'))} (all count as {MP_DEVICE})"
-        if strategy == "MP"
-        else ", ".join(devices_text(stage.counts, kinds) for stage in ours.stages),
-        "bottleneck_ms": 1e3 * ours_s,
-    }
-
-
-def _best_order_s(problem: Problem) -> float:
-    """The bottleneck of HETE-MP with the best order of kinds."""
-    names = [f"{kind.host}/{kind.name}" for kind in problem.pool.kinds]
-    return min(
-        _bottleneck_s(problem, hete_mp(problem, order=list(order))) for order in permutations(names)
-    )
-
-
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
     """How much faster ``exact`` is than HETE-MP in its order, and in the best order of kinds."""
     problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
     kinds = problem.pool.kinds
+    orders = permutations([f"{kind.host}/{kind.name}" for kind in kinds])
+    ordered_s = min(_bottleneck_s(problem, hete_mp(problem, order=list(each))) for each in orders)
     return {
         "cost_model": model,
         "bandwidth_mb_per_s": bandwidth / 1e6,
@@ -242,7 +213,7 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
         "exact": "; ".join(stage.text(kinds) for stage in best.stages),
         "exact_ms": 1e3 * best_s,
         "gain": heuristic_s / best_s,
-        "gain_over_best_order": _best_order_s(problem) / best_s,
+        "gain_over_best_order": ordered_s / best_s,
     }
 
 
@@ -274,30 +245,3 @@ def _verdict(same: bool, printed_s: float, ours_s: float) -> str:
 
 def _layers(solution: Solution) -> str:
     return ", ".join(f"{stage.first}-{stage.end - 1}" for stage in solution.stages)
-
-
-def _document(
-    task: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    others: Sequence[Mapping[str, Any]],
-    gains: Sequence[Mapping[str, Any]],
-) -> str:
-    return "\n\n".join(
-        [
-            f"Table III at {task['bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP: "
-            f"cost model {task['mp_cost_model']}, profile of the {MP_DEVICE}; HETE-MP: cost model "
-            f"{task['hete_cost_model']}, order {task['order']}. Bottlenecks are computed from the "
-            "authors' measured layer times.",
-            _shown(rows),
-            "Rows of the paper that other settings yield:",
-            _shown(others),
-            "What any devices in any stage (exact) would gain over HETE-MP:",
-            _shown(gains),
-        ]
-    )
-
-
-def _shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = [name.replace("_", " ") for name in rows[0]]
-    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
-    return markdown_table(head, cells)

@@ -15,7 +15,8 @@ from sparsepipe.planning.device_profiles import (
     load_profiles,
 )
 from sparsepipe.planning.division import Division, read_plan_file
-from sparsepipe.plots.shares import LayerShares, accumulated_shares, share_rows
+from sparsepipe.plots import style
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure, share_rows
 from sparsepipe.profiling import Profile, check_agreement
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.tables import write_csv
@@ -29,7 +30,7 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
     """
     branches = any(profile.states for profile in profiles.values())
     costs = {device: _costs(profile) for device, profile in profiles.items()}
-    accumulated_shares(costs, path, cuts=() if branches else cuts)
+    style.save_png(accumulated_shares_figure(costs, cuts=() if branches else cuts), path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,9 @@
-"""Confusion matrix and per-class accuracy.
-
-Shape suffixes: K classes.
-"""
+"""Confusion matrix and per-class accuracy. Shape suffixes: K classes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,40 +16,9 @@ _DARK_CELL = 0.55
 """Share from which a cell of the colour map needs white digits."""
 
 
-def confusion_matrix(
-    counts_KK: ArrayLike, classes: Sequence[str], path: str | os.PathLike[str]
-) -> None:
-    """Writes the confusion matrix as a PNG, each row in percent of its class.
-
-    Args:
-        counts_KK: counts, ``counts_KK[true][predicted]``.
-        classes: the K class names in order; made for 2 to 40 of them.
-        path: the picture to write; its directories are made.
-
-    Raises:
-        ValueError: the counts are not a square of non-negative integers with one
-            row per class.
-        DataError: the picture cannot be written.
-    """
-    style.save_png(confusion_figure(counts_KK, classes), path)
-
-
-def per_class_accuracy(
-    counts_KK: ArrayLike, classes: Sequence[str], path: str | os.PathLike[str]
-) -> None:
-    """Writes the accuracy of each class as bars, best first, as a PNG.
-
-    Arguments and errors are those of :func:`confusion_matrix`.
-    """
-    style.save_png(per_class_figure(counts_KK, classes), path)
-
-
 def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
-    """The counts as a table: class, what was predicted, and of how many shapes.
-
-    Arguments and errors are those of :func:`confusion_matrix`.
-    """
-    counts = _checked_counts(counts_KK, classes)
+    """Rows of the counts: true class, predicted class, number of shapes."""
+    counts = np.asarray(counts_KK, np.int64)
     return [
         {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
         for i, actual in enumerate(classes)
@@ -61,7 +27,13 @@ def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[st
 
 
 def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    counts, classes = _checked_counts(counts_KK, classes), list(map(style.drawable, classes))
+    """The confusion matrix, each row in percent of its class.
+
+    Args:
+        counts_KK: counts, ``counts_KK[true][predicted]``.
+        classes: the K class names in order; made for 2 to 40 of them.
+    """
+    counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
     num_classes = len(classes)
     share_KK = _row_shares(counts)
     # Small matrices get roomy cells; at 40 classes two digits must still fit one.
@@ -78,8 +50,20 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
     image = axes.imshow(
         np.nan_to_num(share_KK) * 100, cmap="Blues", vmin=0, vmax=100, aspect="auto"
     )
-    _write_cells(axes, share_KK, font_pt=float(np.clip(cell_in * 20, 6.0, 10.0)))
-    _name_classes(axes, classes, counts.sum(1), font_pt=style.TICK_PT)
+    look: dict[str, Any] = {
+        "ha": "center",
+        "va": "center",
+        "fontsize": float(np.clip(cell_in * 20, 6.0, 10.0)),
+    }
+    for row, shares in enumerate(share_KK):
+        if np.isnan(shares).all():
+            axes.axhspan(row - 0.5, row + 0.5, color=style.FAINT, zorder=2)
+            continue
+        for column, share in enumerate(shares):
+            if share >= 0.005 or row == column:  # the diagonal is always written
+                colour = "white" if share > _DARK_CELL else style.INK
+                axes.text(column, row, f"{100 * share:.0f}", color=colour, **look)
+    _name_classes(axes, classes, counts.sum(1))
     axes.set_title(_summary(counts), fontsize=style.TITLE_PT, color=style.INK, loc="left")
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30)
     bar.set_label("share of the true class (%)", fontsize=style.LABEL_PT, color=style.INK)
@@ -89,7 +73,8 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
 
 
 def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    counts, classes = _checked_counts(counts_KK, classes), list(map(style.drawable, classes))
+    """The accuracy of each class as bars, best first; arguments as :func:`confusion_figure`."""
+    counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
     shown = [k for k in range(len(classes)) if counts[k].sum()]
     accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}
     order = sorted(shown, key=lambda k: (accuracy[k], -k))  # bars are stacked from below
@@ -112,17 +97,6 @@ def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
     return figure
 
 
-def _checked_counts(counts_KK: ArrayLike, classes: Sequence[str]) -> NDArray[np.int64]:
-    counts = np.asarray(counts_KK)
-    shape = (len(classes), len(classes))
-    if not classes or counts.shape != shape:
-        raise ValueError(f"counts of shape {counts.shape} for {len(classes)} classes")
-    whole = counts.astype(np.int64)
-    if (whole != counts).any() or (whole < 0).any():
-        raise ValueError("a confusion matrix holds non-negative integers")
-    return whole
-
-
 def _row_shares(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Rows divided by their sums; the row of a class without samples is NaN."""
     shares = np.full(counts.shape, np.nan)
@@ -142,32 +116,11 @@ def _summary(counts: NDArray[np.int64]) -> str:
     )
 
 
-def _write_cells(axes: Axes, share_KK: NDArray[np.float64], *, font_pt: float) -> None:
-    for row, shares in enumerate(share_KK):
-        if np.isnan(shares).all():
-            axes.axhspan(row - 0.5, row + 0.5, color=style.FAINT, zorder=2)
-            continue
-        for column, share in enumerate(shares):
-            if share < 0.005 and row != column:
-                continue  # what would read "0" is left out, the diagonal never is
-            axes.text(
-                column,
-                row,
-                f"{100 * share:.0f}",
-                ha="center",
-                va="center",
-                fontsize=font_pt,
-                color="white" if share > _DARK_CELL else style.INK,
-            )
-
-
-def _name_classes(
-    axes: Axes, classes: Sequence[str], totals_K: NDArray[np.int64], *, font_pt: float
-) -> None:
+def _name_classes(axes: Axes, classes: Sequence[str], totals_K: NDArray[np.int64]) -> None:
     places = np.arange(len(classes))
-    axes.set_xticks(places, classes, rotation=90, fontsize=font_pt)
+    axes.set_xticks(places, classes, rotation=90, fontsize=style.TICK_PT)
     rows = [f"{name}  ({total:,})" for name, total in zip(classes, totals_K, strict=True)]
-    axes.set_yticks(places, rows, fontsize=font_pt)
+    axes.set_yticks(places, rows, fontsize=style.TICK_PT)
     axes.set_xlabel("predicted class", fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel("true class  (shapes)", fontsize=style.LABEL_PT, color=style.INK)
     axes.tick_params(length=0, labelcolor=style.INK)

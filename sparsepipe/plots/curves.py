@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sparsepipe.errors import DataError
 from sparsepipe.plots import style
-from sparsepipe.runs.metrics import Row, Series, epoch_series, last_value, read_metrics
+from sparsepipe.runs.metrics import Row, epoch_series, last_value, read_metrics
 
 _SPLITS = (
     # split, label, colour, marker: colour never carries the meaning alone
@@ -24,41 +25,56 @@ _SPLITS = (
 _MAX_MARKED_EPOCHS = 30
 
 
-def learning_curves(
-    metrics: str | os.PathLike[str] | Sequence[Row],
-    path: str | os.PathLike[str],
-    *,
-    tested: str = "last",
-) -> None:
-    """Writes loss and accuracy over epochs, training and validation, as a PNG.
+Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
+"""Metrics CSVs, or their rows as mappings, see :mod:`sparsepipe.runs.metrics`."""
+
+
+def learning_curves_figure(
+    metrics: str | os.PathLike[str] | Sequence[Row], *, tested: str = "last"
+) -> Figure:
+    """Loss and accuracy of training and validation over epochs, and those of the test.
 
     Args:
-        metrics: a metrics CSV or its rows as mappings, with any of the columns
+        metrics: a metrics CSV or its rows, with any of the columns
             ``{train,val,test}/{loss,accuracy}``; accuracies are shares of 1.
-            See :mod:`sparsepipe.runs.metrics`.
-        path: the picture to write; its directories are made.
-        tested: which weights were tested, ``best`` or ``last``.
+        tested: the weights that were tested, ``best`` or ``last``.
 
     Raises:
-        DataError: no such file, nothing to draw, or the picture cannot be written.
+        DataError: the file is missing, or there is nothing to draw.
     """
-    rows = read_metrics(metrics) if isinstance(metrics, str | os.PathLike) else list(metrics)
-    style.save_png(learning_curves_figure(rows, tested=tested), path)
-
-
-def learning_curves_figure(rows: Sequence[Row], *, tested: str = "last") -> Figure:
-    """The figure that :func:`learning_curves` writes: left loss, right accuracy."""
+    rows, drawn = _rows(metrics), 0
     panels = (("loss", "cross-entropy loss (nats)", 1.0), ("accuracy", "accuracy (%)", 100.0))
-    drawn = 0
     figure = style.new_figure(width_in=9.6, height_in=3.9)
     for axes, (name, label, scale) in zip(figure.subplots(1, 2), panels, strict=True):
-        for split, split_label, colour, marker in _SPLITS:
-            series = epoch_series(rows, f"{split}/{name}")
-            drawn += _draw_series(axes, series, scale, label=split_label, color=colour, mark=marker)
-        test = last_value(rows, f"test/{name}")
-        if test is not None:
-            drawn += _draw_test(axes, test * scale, tested, in_percent=scale != 1.0)
-        _finish_axes(axes, label, in_percent=scale != 1.0)
+        for split, split_label, colour, mark in _SPLITS:
+            if not (series := epoch_series(rows, f"{split}/{name}")):
+                continue
+            axes.plot(
+                [epoch + 1 for epoch in series.epochs],  # an epoch's mean is known at its end
+                [value * scale for value in series.values],
+                label=split_label,
+                color=colour,
+                linewidth=1.8,
+                marker=mark if len(series) <= _MAX_MARKED_EPOCHS else None,
+                markersize=4.5,
+            )
+        if (test := last_value(rows, f"test/{name}")) is not None:
+            level = f"{test:.3f}" if scale == 1.0 else f"{test * scale:.1f} %"
+            axes.axhline(
+                test * scale,
+                color=style.VERMILION,
+                linewidth=1.8,
+                linestyle=(0, (5, 3)),
+                label=f"test, {tested} weights: {level}",
+            )
+        drawn += len(axes.get_lines())
+        axes.margins(y=0.08)
+        _finish_axes(axes, "epoch", label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if axes.get_lines():
+            if scale != 1.0:
+                axes.set_ylim(top=min(max(axes.get_ylim()[1], 5.0), 100.5))
+            axes.legend(fontsize=style.TICK_PT, framealpha=0.9, edgecolor="none", loc="best")
     if not drawn:
         raise DataError(
             "there is nothing to draw: no loss or accuracy was logged",
@@ -67,69 +83,17 @@ def learning_curves_figure(rows: Sequence[Row], *, tested: str = "last") -> Figu
     return figure
 
 
-def _draw_series(
-    axes: Axes, series: Series, scale: float, *, label: str, color: str, mark: str
-) -> int:
-    if not series:
-        return 0
-    axes.plot(
-        [epoch + 1 for epoch in series.epochs],  # an epoch's mean is known at its end
-        [value * scale for value in series.values],
-        label=label,
-        color=color,
-        linewidth=1.8,
-        marker=mark if len(series) <= _MAX_MARKED_EPOCHS else None,
-        markersize=4.5,
-    )
-    return 1
-
-
-def _draw_test(axes: Axes, level: float, tested: str, *, in_percent: bool) -> int:
-    """The test set is looked at once, by weights of any epoch: a level with its value."""
-    axes.axhline(
-        level,
-        color=style.VERMILION,
-        linewidth=1.8,
-        linestyle=(0, (5, 3)),
-        label=f"test, {tested} weights: {level:.1f} %"
-        if in_percent
-        else f"test, {tested} weights: {level:.3f}",
-    )
-    return 1
-
-
-def _finish_axes(axes: Axes, label: str, *, in_percent: bool) -> None:
+def _finish_axes(axes: Axes, x_label: str, y_label: str) -> None:
     style.tidy(axes)
-    axes.set_xlabel("epoch", fontsize=style.LABEL_PT, color=style.INK)
-    axes.set_ylabel(label, fontsize=style.LABEL_PT, color=style.INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel(x_label, fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel(y_label, fontsize=style.LABEL_PT, color=style.INK)
     if not axes.get_lines():
-        _say_not_logged(axes)
+        axes.set_yticks([])
+        look: dict[str, Any] = {"ha": "center", "fontsize": style.LABEL_PT, "color": style.GREY}
+        axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, **look)
         return
-    axes.margins(y=0.08)
-    style.from_zero(axes, "y")
-    if in_percent:
-        axes.set_ylim(top=min(max(axes.get_ylim()[1], 5.0), 100.5))
-    axes.legend(
-        fontsize=style.TICK_PT,
-        frameon=True,
-        framealpha=0.9,
-        edgecolor="none",
-        loc="best",
-    )
-
-
-def _say_not_logged(axes: Axes) -> None:
-    axes.set_yticks([])
-    axes.text(
-        0.5,
-        0.5,
-        "not logged",
-        transform=axes.transAxes,
-        ha="center",
-        fontsize=style.LABEL_PT,
-        color=style.GREY,
-    )
+    for axis in ("x", "y"):
+        style.from_zero(axes, axis)
 
 
 _LOOKS = (
@@ -149,12 +113,9 @@ _PANELS = (
 TIME = "time/epoch_s"
 """The metric by which an epoch is placed in time: only rows of trained epochs have it."""
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
-"""Units of the axis of time: how many are a minute, and from how many minutes on they are used."""
+"""Units of the axis of time: number in a minute, and minutes from which on they are used."""
 _MARKS = 10
 """Markers on a curve, at most."""
-
-Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
-"""Metrics CSVs, or their rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +124,10 @@ class Curve:
 
     Attributes:
         epochs: numbers from 1: a value is known at its epoch's end.
-        minutes: of training until then, mean over the runs.
-        mean: over the runs.
-        least: smallest of the runs.
-        largest: largest of the runs.
+        minutes: mean training time until then.
+        mean: mean over the runs.
+        least: smallest value of the runs.
+        largest: largest value of the runs.
     """
 
     epochs: tuple[int, ...]
@@ -177,12 +138,8 @@ class Curve:
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
-    """The metric ``name`` over the runs of one way.
-
-    Args:
-        runs: rows of each run's metrics, see :mod:`sparsepipe.runs.metrics`; with a column
-            ``time/epoch_s``, the seconds that an epoch's training took.
-        name: the column.
+    """The metric ``name`` over the runs of one way, from the rows of each run's metrics, which
+    have a column ``time/epoch_s``.
     """
     values = [_by_epoch(rows, name) for rows in runs]
     times = [_minutes(rows) for rows in runs]
@@ -199,31 +156,25 @@ def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
     )
 
 
-def compare(ways: Mapping[str, Runs], path: str | os.PathLike[str]) -> None:
-    """Writes training loss and validation accuracy of several ways to train as a PNG.
+def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
+    """Training loss and validation accuracy of at most seven ways to train, each with its runs.
 
-    Lines are means over a way's runs, bands reach from the least to the largest. On the left
-    over epochs, on the right over the time that training took (without validation), each
-    epoch at the mean of the runs' times.
-
-    Args:
-        ways: label of each way and its runs, at most seven ways.
-        path: the picture to write; its directories are made.
+    Lines are means over a way's runs, bands reach from the least to the largest. On the left over
+    epochs, on the right over the time of training (without validation), each epoch at the mean of
+    the runs' times.
 
     Raises:
-        DataError: a file cannot be read or written, or there is nothing to draw.
+        DataError: a file cannot be read, or there is nothing to draw.
     """
-    style.save_png(comparison_figure(ways), path)
-
-
-def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
-    """The figure that :func:`compare` writes."""
     assert len(ways) <= len(_LOOKS), f"{len(ways)} ways, {len(_LOOKS)} looks"
     read = {label: [_rows(run) for run in runs] for label, runs in ways.items() if runs}
     figure = style.new_figure(width_in=10.4, height_in=7.2)
     panels = figure.subplots(2, 2, sharey="row")
     several = any(len(runs) > 1 for runs in read.values())
-    ways_labels = [_label(way, runs) if several else way for way, runs in read.items()]
+    ways_labels = [
+        f"{way} ({len(runs)} run{'s' if len(runs) != 1 else ''})" if several else way
+        for way, runs in read.items()
+    ]
     found = {name: [curve(runs, name) for runs in read.values()] for name, _, _ in _PANELS}
     longest = max((c.minutes[-1] for each in found.values() for c in each if c.minutes), default=0)
     unit, per_minute, _ = next(each for each in _UNITS if longest >= each[2])
@@ -237,8 +188,12 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
             times = [minutes * per_minute for minutes in line.minutes]
             _draw_run(over_epochs, line, line.epochs, scale, label=way, look=look)
             _draw_run(over_time, line, times, scale, label=way, look=look)
-        _finish_comparison(over_epochs, "epoch", label)
-        _finish_comparison(over_time, f"training time ({unit})", "")
+        for axes, x_label, y_label in (
+            (over_epochs, "epoch", label),
+            (over_time, f"training time ({unit})", ""),
+        ):
+            axes.margins(y=0.05)
+            _finish_axes(axes, x_label, y_label)
         over_epochs.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if not drawn:
         raise DataError(
@@ -273,22 +228,6 @@ def _draw_run(
         markevery=max(1, len(places) // _MARKS),
         linewidth=1.6,
     )
-
-
-def _finish_comparison(axes: Axes, x_label: str, y_label: str) -> None:
-    style.tidy(axes)
-    axes.set_xlabel(x_label, fontsize=style.LABEL_PT, color=style.INK)
-    axes.set_ylabel(y_label, fontsize=style.LABEL_PT, color=style.INK)
-    axes.margins(y=0.05)
-    if not axes.get_lines():
-        _say_not_logged(axes)
-        return
-    for axis in ("x", "y"):
-        style.from_zero(axes, axis)
-
-
-def _label(way: str, runs: Sequence[object]) -> str:
-    return f"{way} ({len(runs)} run{'s' if len(runs) != 1 else ''})"
 
 
 def _rows(run: str | os.PathLike[str] | Sequence[Row]) -> list[Row]:

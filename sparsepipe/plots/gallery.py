@@ -1,16 +1,14 @@
-"""Pictures of shapes with their predicted classes, and their true ones where these are known.
+"""Pictures of shapes with their predicted classes, and of reconstructed samples.
 
-Shape suffixes: N points of one cloud.
+Shape suffixes: N points of one cloud; N samples and C channels of images.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,47 +22,14 @@ _MAX_POINTS = 3000
 _PANEL_IN = (1.9, 2.15)
 _NAME_IN = 0.15
 _NAME_LETTERS = 26
-"""Of a file's name above a shape; those in the middle of longer names are left out."""
+"""Most letters of a file's name above a shape; longer names are cut in the middle."""
+_CELL_IN = 0.8  # of a reconstruction
 _AZIMUTH_DEG, _ELEVATION_DEG = -55.0, 22.0
 _RIGHT = LinearSegmentedColormap.from_list("right", ["#A9D3EE", style.BLUE, "#00304D"])
 _WRONG = LinearSegmentedColormap.from_list("wrong", ["#F6C9A8", style.VERMILION, "#5E2900"])
 
 
-def prediction_gallery(
-    clouds: Sequence[ArrayLike],
-    true: Sequence[int] | None,
-    predicted: Sequence[int],
-    classes: Sequence[str],
-    path: str | os.PathLike[str],
-    *,
-    probabilities: Sequence[float] | None = None,
-    files: Sequence[str] | None = None,
-    columns: int = 6,
-) -> None:
-    """Writes a grid of shapes with true and predicted labels as a PNG.
-
-    A right prediction is blue with a tick, a wrong one vermilion, framed and with a
-    cross; where nobody knows the true class, all are blue. Shapes are seen from the side
-    and a little above, z up, unit by unit undistorted; nearer points are darker.
-
-    Args:
-        clouds: point coordinates [N, 3] of each shape, any N and any unit.
-        true: index into ``classes`` of each shape's label; None without labels.
-        predicted: index into ``classes`` of each shape's prediction.
-        classes: class names.
-        path: the picture to write; its directories are made.
-        probabilities: the probability the network gave to each prediction.
-        files: the file of each shape, or its name; folders are shown where names are alike.
-        columns: shapes in a row.
-
-    Raises:
-        ValueError: no shapes, unequal lengths, or a cloud that is not [N, 3].
-        DataError: the picture cannot be written.
-    """
-    figure = gallery_figure(
-        clouds, true, predicted, classes, probabilities=probabilities, files=files, columns=columns
-    )
-    style.save_png(figure, path)
+Images = NDArray[np.float32]
 
 
 def gallery_figure(
@@ -77,18 +42,25 @@ def gallery_figure(
     files: Sequence[str] | None = None,
     columns: int = 6,
 ) -> Figure:
-    """The figure that :func:`prediction_gallery` writes: one axes per shape."""
+    """A grid of shapes with their true and predicted classes, an axes for each.
+
+    A right prediction is blue with a tick, a wrong one vermilion, framed and with a cross; all are
+    blue where the true classes are unknown. Shapes are seen from the side and a little above, z up,
+    undistorted; nearer points are darker.
+
+    Args:
+        clouds: point coordinates [N, 3] of each shape, any N and any unit.
+        true: index into ``classes`` of each shape's label; None without labels.
+        predicted: index into ``classes`` of each shape's prediction.
+        classes: class names.
+        probabilities: the probability that the network gave to each prediction.
+        files: the file of each shape, or its name; folders are shown where names are equal.
+        columns: shapes in a row.
+    """
     count = len(clouds)
-    given: dict[str, Sequence[Any] | None] = {
-        "labels": true,
-        "predictions": predicted,
-        "probabilities": probabilities,
-        "files": files,
-    }
-    lengths = {name: len(each) for name, each in given.items() if each is not None}
-    if not count or columns < 1 or set(lengths.values()) != {count}:
-        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise ValueError(f"{count} clouds, {counts} in {columns} columns do not make a gallery")
+    given = (true, predicted, probabilities, files)
+    assert count, "a gallery has a shape at least"
+    assert {len(each) for each in given if each is not None} == {count}, "one of each for a shape"
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     names = None if files is None else _ends(files)
@@ -96,20 +68,23 @@ def gallery_figure(
     figure = style.new_figure(
         width_in=max(columns * _PANEL_IN[0], 5.0), height_in=rows * panel_in + 0.5
     )
-    figure.suptitle(
-        _heading(true, predicted, has_probabilities=probabilities is not None),
-        fontsize=style.TITLE_PT,
-        color=style.INK,
-    )
+    shares = "%: probability of the prediction, by the network" if probabilities else ""
+    if true is None:
+        heading = f"Predicted classes of {count} shape{'s' if count > 1 else ''}\n{shares}"
+    else:
+        right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
+        marks = filter(None, ("✓ true class    ✗ true class → prediction", shares))
+        heading = f"Test shapes: {right} of {count} recognised\n" + "    ".join(marks)
+    figure.suptitle(heading, fontsize=style.TITLE_PT, color=style.INK)
     for place in range(count):
         axes = figure.add_subplot(rows, columns, place + 1)
         is_right = true is None or int(true[place]) == int(predicted[place])
         _draw_cloud(axes, clouds[place], is_right=is_right)
-        title = _sample_title(
-            None if true is None else classes[true[place]],
-            classes[predicted[place]],
-            None if probabilities is None else probabilities[place],
-        )
+        title = classes[predicted[place]]
+        if probabilities is not None:
+            title += f"  {100 * float(probabilities[place]):.0f} %"
+        if true is not None:
+            title = f"✓ {title}\n" if is_right else f"✗ {classes[true[place]]}\n→ {title}"
         axes.set_title(
             title if names is None else f"{_shortened(names[place])}\n{title}",
             fontsize=style.TICK_PT,
@@ -119,21 +94,6 @@ def gallery_figure(
             parse_math=False,
         )
     return figure
-
-
-def _heading(
-    true: Sequence[int] | None, predicted: Sequence[int], *, has_probabilities: bool
-) -> str:
-    """Two lines: what is shown, and how to read what stands above a shape."""
-    shares = "%: probability of the prediction, by the network" if has_probabilities else ""
-    if true is None:
-        shapes = "1 shape" if len(predicted) == 1 else f"{len(predicted)} shapes"
-        return f"Predicted classes of {shapes}\n{shares}"
-    right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
-    marks = "✓ true class    ✗ true class → prediction"
-    return f"Test shapes: {right} of {len(predicted)} recognised\n" + "    ".join(
-        filter(None, (marks, shares))
-    )
 
 
 def _ends(files: Sequence[str]) -> list[str]:
@@ -148,8 +108,7 @@ def _ends(files: Sequence[str]) -> list[str]:
 
 
 def _shortened(name: str) -> str:
-    # Letters that are bytes of no text cannot be drawn.
-    name = name.encode("utf-8", "backslashreplace").decode()
+    name = style.drawable(name)
     if len(name) <= _NAME_LETTERS:
         return name
     half = (_NAME_LETTERS - 1) // 2
@@ -176,19 +135,8 @@ def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     return points_N3 @ np.stack([to_the_right, up], axis=1), -(points_N3 @ towards_viewer)
 
 
-def _sample_title(true_name: str | None, predicted_name: str, probability: float | None) -> str:
-    share = "" if probability is None else f"  {100 * float(probability):.0f} %"
-    if true_name is None:
-        return f"{predicted_name}{share}"
-    if true_name == predicted_name:
-        return f"✓ {true_name}{share}\n"
-    return f"✗ {true_name}\n→ {predicted_name}{share}"
-
-
 def _draw_cloud(axes: Axes, cloud: ArrayLike, *, is_right: bool) -> None:
     points_N3 = np.asarray(cloud, dtype=np.float64)
-    if points_N3.ndim != 2 or points_N3.shape[1] != 3:
-        raise ValueError(f"a cloud has shape [N, 3], not {points_N3.shape}")
     points_N3 = points_N3[np.isfinite(points_N3).all(axis=1)]
     stride = max(1, math.ceil(len(points_N3) / _MAX_POINTS))
     flat_N2, depth_N = view(points_N3[::stride])
@@ -198,7 +146,7 @@ def _draw_cloud(axes: Axes, cloud: ArrayLike, *, is_right: bool) -> None:
         flat_N2[far_first, 1],
         c=-depth_N[far_first],
         cmap=_RIGHT if is_right else _WRONG,
-        s=_marker_area(len(flat_N2)),
+        s=float(np.clip(4000 / max(len(flat_N2), 1), 1.6, 14.0)),
         linewidths=0,
     )
     if not len(flat_N2):
@@ -213,5 +161,40 @@ def _draw_cloud(axes: Axes, cloud: ArrayLike, *, is_right: bool) -> None:
         spine.set_linewidth(1.5)
 
 
-def _marker_area(count: int) -> float:
-    return float(np.clip(4000 / max(count, 1), 1.6, 14.0))
+def reconstructions_figure(domains: Mapping[str, Mapping[str, Images]]) -> Figure:
+    """A row for each domain and a block of columns for each kind of picture.
+
+    Args:
+        domains: for each domain, by their kinds (such as ``input`` and ``both``), images
+            [N, C, H, W] or volumes [N, C, D, H, W], which are seen along their first dimension. One
+            channel is drawn in grey, three as colours, of others their mean.
+    """
+    kinds = list(next(iter(domains.values())))
+    count = max(len(each[kinds[0]]) for each in domains.values())
+    figure = style.new_figure(
+        width_in=1.2 + len(kinds) * (count * _CELL_IN + 0.2),
+        height_in=0.5 + len(domains) * _CELL_IN,
+    )
+    axes = figure.subplots(len(domains), len(kinds), squeeze=False)
+    for row, (name, pictures) in zip(axes, domains.items(), strict=True):
+        for place, kind in zip(row, kinds, strict=True):
+            strip = np.concatenate([_picture(each) for each in pictures[kind]], axis=1)
+            place.imshow(strip, cmap="gray", vmin=0, vmax=1)
+            place.set_xticks([])
+            place.set_yticks([])
+            for side in place.spines.values():
+                side.set_color(style.FAINT)
+        row[0].set_ylabel(
+            name, rotation=0, ha="right", va="center", fontsize=style.TICK_PT, color=style.INK
+        )
+    for place, kind in zip(axes[0], kinds, strict=True):
+        place.set_title(kind, fontsize=style.LABEL_PT, color=style.INK)
+    return figure
+
+
+def _picture(sample: Images) -> Images:
+    """A sample [C, ...] as an image [H, W] or [H, W, 3] from 0 to 1."""
+    image = sample.max(axis=1) if sample.ndim == 4 else sample
+    image = image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
+    clipped: Images = np.clip(image, 0, 1)
+    return clipped

@@ -30,16 +30,16 @@ def draw_schedule(
     *,
     slowdowns: Mapping[str, float] | None = None,
 ) -> None:
-    """``timeline.png`` of a pipeline's first minibatches; nothing of one device, or of too many.
+    """Draws ``timeline.png``: a pipeline's first minibatches on 2 to 16 ranks, as expected.
 
     Ranks take the times that the plan's search expected of their devices. Without a search stages
-    are as long as one another at a device's full speed, and the backward is twice the forward.
-    Messages take no time. Nothing of it is measured.
+    are equally long at a device's full speed, and the backward is twice the forward. Messages take
+    no time.
 
     Args:
         directory: the run's directory, with its plan.
         synchronous: its schedule; None: the asynchronous one.
-        slowdowns: how many times slower devices are made, by their names in plan files.
+        slowdowns: factors by which devices are made slower, by their names in plan files.
     """
     if not directory.plan.exists():
         return
@@ -75,13 +75,8 @@ def draw_schedule(
 def draw_measured(
     directory: RunDir, spans: Sequence[Span], synchronous: Synchronous | None = None
 ) -> None:
-    """``timeline_measured.png``: what ranks did, and where a search expected times, below it the
-    same minibatches by these, at one scale.
-
-    Args:
-        directory: the run's directory, with its plan.
-        spans: what ranks did, in order, seconds from 0.
-        synchronous: its schedule; None: the asynchronous one.
+    """Draws ``timeline_measured.png``: what ranks did (``spans``, seconds from 0), and below it the
+    same minibatches by the times that a search expected, if any.
     """
     plan = Plan.load(directory.plan)
     if plan.num_ranks > _MOST_RANKS:
@@ -104,7 +99,7 @@ def draw_measured(
 
 
 def rank_name(plan: Plan, rank: int) -> str:
-    """A rank's stage, replica and device; the device by its model, where no other has that."""
+    """A rank's stage, replica and device; the device by its model, if no other is of that."""
     devices = [device for stage in plan.stages for device in stage.devices]
     models = list(map(device_name, devices))
     alone = models.count(models[rank]) == 1
@@ -132,7 +127,7 @@ def _first_spans(
 def _expected_spans(
     workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
 ) -> list[Span]:
-    """Some minibatches of a pipeline that is full, numbered from ``first``; seconds from 0."""
+    """Some minibatches of a full pipeline, numbered from ``first``; seconds from 0."""
     plan = workload.plan
     before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
     end = before + count
@@ -156,7 +151,7 @@ def _expected_spans(
 
 
 def _stages_alike(plan: Plan, slowdowns: Mapping[str, float]) -> Workload:
-    """Stages that are as long as one another at a device's full speed, a grid by its first rank."""
+    """Equally long stages at a device's full speed, a grid by its first rank."""
     devices = [device for stage in plan.stages for device in stage.devices]
     stages = []
     for number, stage in enumerate(plan.stages):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,12 +14,8 @@ from sparsepipe.plots import style
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShares:
-    """LayerShares of each layer of a network on one device; at least one layer.
-
-    Attributes:
-        compute_s: forward and backward seconds.
-        activation_bytes: of each layer's output.
-        parameter_bytes: of each layer.
+    """Costs of each layer of a network on one device: forward and backward seconds, bytes of the
+    output, and bytes of parameters.
     """
 
     compute_s: Sequence[float]
@@ -39,24 +34,8 @@ _LABEL_SHARE = 0.06
 """Width of the number of a cut, as a share of the panel's."""
 
 
-def accumulated_shares(
-    devices: Mapping[str, LayerShares], path: str | os.PathLike[str], *, cuts: Sequence[int] = ()
-) -> None:
-    """Writes the shares of compute, activations and parameters that lie in the first layers.
-
-    Args:
-        devices: costs by device, one panel each.
-        path: the picture to write; its directories are made.
-        cuts: first layers of the stages behind the first, marked in every panel.
-
-    Raises:
-        DataError: the picture cannot be written.
-    """
-    style.save_png(accumulated_shares_figure(devices, cuts=cuts), path)
-
-
 def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
-    """The data of the figure, a row for each layer: accumulated shares in [0, 1], by device."""
+    """Accumulated shares in [0, 1] by device, a row for each layer."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
         for device, costs in devices.items()
@@ -72,7 +51,10 @@ def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
 def accumulated_shares_figure(
     devices: Mapping[str, LayerShares], *, cuts: Sequence[int] = ()
 ) -> Figure:
-    """The figure that :func:`accumulated_shares` writes."""
+    """Shares of compute, activations and parameters in the first layers, a panel for each device.
+
+    ``cuts`` are the first layers of the stages behind the first, marked in every panel.
+    """
     figure = style.new_figure(width_in=max(5.6, 4.4 * len(devices)), height_in=3.9)
     panels = figure.subplots(1, len(devices), squeeze=False, sharey=True)[0]
     for axes, (device, costs) in zip(panels, devices.items(), strict=True):

@@ -1,9 +1,8 @@
-"""The look all figures share, set figure by figure.
+"""The look that all figures share.
 
-Figures are made with :class:`matplotlib.figure.Figure` and drawn by Agg directly, so
-neither pyplot's registry nor ``rcParams`` is touched and any thread or process may
-draw. Colours are those of Okabe and Ito (2008), which stay apart for the common
-kinds of colour blindness and in grey.
+Figures are drawn by Agg directly, without pyplot's registry and ``rcParams``, so that any thread or
+process may draw. Colours are those of Okabe and Ito (2008), which stay apart for the common kinds
+of colour blindness and in grey.
 """
 
 from __future__ import annotations
@@ -61,16 +60,14 @@ def tidy(axes: Axes) -> None:
 
 def from_zero(axes: Axes, axis: Literal["x", "y"]) -> None:
     """Lets an axis of values begin at 0 where its margin would reach below, and no value does."""
-    low, least = {
-        "x": (axes.get_xlim()[0], axes.dataLim.xmin),
-        "y": (axes.get_ylim()[0], axes.dataLim.ymin),
-    }[axis]
+    low, _ = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    least = axes.dataLim.xmin if axis == "x" else axes.dataLim.ymin
     if low < 0 <= least:
         axes.set(**{f"{axis}lim": (0, None)})
 
 
 def drawable(name: str) -> str:
-    """A name as fonts have it: half characters, as of folders not in UTF-8, by their numbers."""
+    """A name without bytes that are not UTF-8, which are written as numbers."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

@@ -67,7 +67,8 @@ def lanes(
     names: Sequence[str] | None = None,
     least: float = 0.0,
 ) -> list[Lane]:
-    """What each rank computes, and under it messages under way.
+    """For each rank the lane of what it computes; then, where it sends anything, lanes in which no
+    two messages are under way at once, and one of the sums.
 
     Args:
         plan: the stages and their ranks.
@@ -75,10 +76,6 @@ def lanes(
         ranks: ranks that have lanes; None: all.
         names: names of all ranks; None: their stages and replicas.
         least: messages and sums that take no longer are left out.
-
-    Returns:
-        For each rank the lane of what it computes under its name; then, where it sends anything,
-        lanes in which no two messages are under way at once, and one of the sums.
     """
     computed: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
     sent: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -107,11 +104,8 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """Ranks that stand for all where these are more than ``most`` (at least 2).
-
-    Returns:
-        All, if there are no more; else the first replicas of each stage, or of stages from the
-        first to the last at like distances.
+    """All ranks, or at most ``most`` (at least 2) that stand for them: the first replicas of each
+    stage, or of stages at equal distances.
     """
     if plan.num_ranks <= most:
         return list(range(plan.num_ranks))
@@ -136,14 +130,17 @@ def timelines_figure(
     Args:
         panels: lanes by the title above them; see :func:`lanes`.
         unit: time of the spans that the axis counts as 1.
-        unit_name: what the time axis counts.
-        until: where the picture ends on the axis, if earlier than the last span.
-        max_width_in: width of the bars in inches, also where some have no room for their names
-            then.
+        unit_name: label of the time axis.
+        until: end of the picture on the axis, if earlier than the last span.
+        max_width_in: most inches of the bars, even if some have no room for their names.
     """
     limit = math.inf if until is None else until * unit
+
+    def is_seen(span: Span) -> bool:
+        return span.start < limit or span.start == span.end == limit
+
     drawn = {
-        title: [(name, [span for span in own if _is_seen(span, limit)]) for name, own in lanes]
+        title: [(name, list(filter(is_seen, own))) for name, own in lanes]
         for title, lanes in panels.items()
     }
     # Lanes of messages are thinner.
@@ -189,10 +186,6 @@ def timelines_figure(
     return figure
 
 
-def _is_seen(span: Span, limit: float) -> bool:
-    return span.start < limit or span.start == span.end == limit
-
-
 def _text_in(span: Span) -> float:
     return _CHARACTER_IN * len(span.label) + 0.12
 
@@ -235,7 +228,6 @@ def _draw_lane(
 
 
 def _draw_legend(axes: Axes, spans: Sequence[Span]) -> None:
-    """Names the colours; those of messages and of parts beside actions if any are drawn."""
     kinds = {span.kind for span in spans}
     takes_time = any(span.kind == "U" and span.end > span.start for span in spans)
     beside = dict.fromkeys(look for kind, look in _NAMED.items() if kind in kinds)

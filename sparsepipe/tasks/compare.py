@@ -254,13 +254,14 @@ def _cell(value: Any) -> str:
 
 def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
     """Draws learning curves; says where they are, or why there are none."""
-    from sparsepipe.plots import curves  # matplotlib, for which a refusal need not wait
+    from sparsepipe.plots import curves, style  # matplotlib, for which a refusal need not wait
 
     try:
         rows = [read_rows(run.directory.metrics) for run in runs]
         trained = [any(row.get(curves.TIME) for row in each) for each in rows]
         named = zip(curve_names(runs), rows, trained, strict=True)
-        curves.compare({name: [each] for name, each, has_some in named if has_some}, picture)
+        ways = {name: [each] for name, each, has_some in named if has_some}
+        style.save_png(curves.comparison_figure(ways), picture)
     except (DataError, NoRunsError) as error:
         return f"No curves: {error.message}"
     others = [

@@ -83,18 +83,19 @@ class Predict(Task):
             {"checkpoint": path, "classes": model.classes, **lists},
         )
         if shapes:
-            from sparsepipe.plots.gallery import prediction_gallery  # imports matplotlib
+            from sparsepipe.plots import style  # imports matplotlib
+            from sparsepipe.plots.gallery import gallery_figure
 
             drawn = {f: e for f, e in found.items() if f in shapes and isinstance(e, Prediction)}
-            prediction_gallery(
+            figure = gallery_figure(
                 [shapes[file] for file in drawn],
                 None,
                 [model.classes.index(each.name) for each in drawn.values()],
                 model.classes,
-                run.directory.gallery,
                 probabilities=[each.probability for each in drawn.values()],
                 files=[str(file) for file in drawn],
             )
+            style.save_png(figure, run.directory.gallery)
         values = {
             "predicted_files": len(found) - len(errors),
             "unreadable_files": len(errors),

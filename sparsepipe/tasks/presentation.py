@@ -217,13 +217,14 @@ def draw_curves(run: ResolvedRun, *, tested: str) -> None:
 
     ``tested`` says which weights were tested, ``best`` or ``last``.
     """
-    from sparsepipe.plots.curves import learning_curves
+    from sparsepipe.plots import style
+    from sparsepipe.plots.curves import learning_curves_figure
 
     if not run.directory.metrics.exists():
         return
     try:
         picture = run.directory.path / "learning_curves.png"
-        learning_curves(run.directory.metrics, picture, tested=tested)
+        style.save_png(learning_curves_figure(run.directory.metrics, tested=tested), picture)
     except DataError as error:
         log.info("no learning curves: %s", error.message)
 
@@ -235,12 +236,9 @@ def draw_test(
 
     The counts of the confusion as ``confusion.csv`` as well.
     """
-    from sparsepipe.plots.confusion import (
-        confusion_matrix,
-        confusion_rows,
-        per_class_accuracy,
-    )
-    from sparsepipe.plots.gallery import prediction_gallery
+    from sparsepipe.plots import style
+    from sparsepipe.plots.confusion import confusion_figure, confusion_rows, per_class_figure
+    from sparsepipe.plots.gallery import gallery_figure
 
     if isinstance(module, DomainSeparation) and isinstance(data, DomainDataModule):
         _draw_domains(run, module, data)
@@ -251,8 +249,9 @@ def draw_test(
         return
     directory = run.directory.path
     write_csv(run.directory.confusion, confusion_rows(counts_KK.numpy(), classes))
-    confusion_matrix(counts_KK.numpy(), classes, directory / "confusion.png")
-    per_class_accuracy(counts_KK.numpy(), classes, directory / "per_class_accuracy.png")
+    style.save_png(confusion_figure(counts_KK.numpy(), classes), directory / "confusion.png")
+    picture = directory / "per_class_accuracy.png"
+    style.save_png(per_class_figure(counts_KK.numpy(), classes), picture)
     shapes: list[NDArray[np.float64]] = []
     found: dict[str, list[Any]] = {"label": [], "prediction": [], "probability": []}
     indices: list[int] = []
@@ -263,15 +262,15 @@ def draw_test(
         for name in found:
             found[name] += prediction[name].tolist()
     if shapes:
-        prediction_gallery(
+        figure = gallery_figure(
             shapes,
             found["label"],
             found["prediction"],
             classes,
-            run.directory.gallery,
             probabilities=found["probability"],
             files=_named_samples(data, indices) if indices else None,
         )
+        style.save_png(figure, run.directory.gallery)
 
 
 def write_predictions(
@@ -312,8 +311,9 @@ def _named_samples(data: pl.LightningDataModule, indices: Sequence[int]) -> list
 
 def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataModule) -> None:
     """Confusion of each domain that was tested, and reconstructions of some samples."""
-    from sparsepipe.plots.confusion import confusion_matrix, confusion_rows
-    from sparsepipe.plots.reconstructions import draw_reconstructions
+    from sparsepipe.plots import style
+    from sparsepipe.plots.confusion import confusion_figure, confusion_rows
+    from sparsepipe.plots.gallery import reconstructions_figure
 
     directory, classes = run.directory.path, module.class_names
     rows: list[dict[str, str | int]] = []
@@ -322,7 +322,8 @@ def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataMo
             continue
         of_domain = confusion_rows(counts_KK.numpy(), classes)
         rows += [{"domain": name, **row} for row in of_domain]
-        confusion_matrix(counts_KK.numpy(), classes, directory / f"confusion_{name}.png")
+        figure = confusion_figure(counts_KK.numpy(), classes)
+        style.save_png(figure, directory / f"confusion_{name}.png")
     if rows:
         write_csv(run.directory.confusion, rows)
     if not module.test_confusions:
@@ -331,13 +332,10 @@ def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataMo
         name: module.reconstructions(name, data.some_tested(name, count=_RECONSTRUCTED))
         for name in module.test_confusions
     }
-    draw_reconstructions(
-        {
-            name: {k: v.cpu().float().numpy() for k, v in each.items()}
-            for name, each in found.items()
-        },
-        directory / "reconstructions.png",
-    )
+    pictures = {
+        name: {k: v.cpu().float().numpy() for k, v in each.items()} for name, each in found.items()
+    }
+    style.save_png(reconstructions_figure(pictures), directory / "reconstructions.png")
 
 
 _RECONSTRUCTED = 4

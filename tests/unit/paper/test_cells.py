@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from itertools import dropwhile
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ FIGURES["multi_dsn"] = {f"test/{name}/accuracy": 0.5 for name in TARGETS}
 def jobs(block: Block) -> list[frozenset[str]]:
     found = []
     for command in block.sweep.split(" && "):
-        program, *words = dropwhile(lambda word: word.startswith("OMP_"), shlex.split(command))
+        program, *words = shlex.split(command)
         assert program == "sparsepipe"
         found += sorted(jobs_of(words), key=sorted)
     return found
@@ -90,7 +89,6 @@ def test_a_run_with_another_override_has_a_table_of_its_own(name: str, override:
     assert apart
     for block in apart:
         assert override in block.title
-        assert override in shlex.split(block.sweep)
         assert not any(run["run_id"] == "usual" for run in block.runs)
     assert any(run["run_id"] == "usual" for block in blocks for run in block.runs)
 

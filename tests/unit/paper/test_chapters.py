@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def test_without_runs_all_is_missing_and_nothing_is_drawn(exhibit: Chapter) -> N
         assert all(len(each.row) == len(exhibit.heads) for each in block.cells)
         if exhibit.draw is not None:
             assert exhibit.draw(block) is None
-        # Variables of the environment may come first.
-        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", block.sweep)
-        assert bare.startswith(f"sparsepipe -m experiment={exhibit.name}")
+        assert block.sweep.startswith(f"sparsepipe -m experiment={exhibit.name}")
     keys = {column.key for block in found for column in block.columns}
     assert set(exhibit.pictured) <= keys
 
@@ -103,22 +100,7 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
         AT_125: pytest.approx(800),
         "emulated (namespaces), 125 MB/s between hosts": pytest.approx(900),
     }
-    lacking = found["simulated, 100 MB/s between hosts"]
-    assert lacking.sweep == "sparsepipe -m experiment=fig9 task=paper/fig9_simulated_100"
-    assert cell(lacking, "speedup", "7", "exact").missing
-
-
-def test_commands_of_other_links_name_them() -> None:
-    found = fig9(
-        simulated("dp", 5, 0.8, **{"task.link_bytes_per_s": 60e6}),
-        simulated("exact", 5, 0.8, kind="emulated", network="loopback", link_bytes_per_s=125e6),
-    )  # fmt: skip
-    at_60 = found["simulated, 60 MB/s between hosts"]
-    assert at_60.sweep == (
-        "sparsepipe -m experiment=fig9 task=paper/fig9_simulated_125 task.link_bytes_per_s=6e+07"
-    )
-    unlimited = found["emulated (loopback), links not limited"]
-    assert "task=paper/fig9_emulated task.network=loopback" in unlimited.sweep
+    assert cell(found["simulated, 100 MB/s between hosts"], "speedup", "7", "exact").missing
 
 
 def refused(network: str, resolution: int) -> Row:
@@ -163,16 +145,6 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
     assert value(block, "memory", "100³", "dense") == "over 2,000"
     assert cell(block, "memory", "200³", "dense").missing
     assert block.sweep == "sparsepipe -m experiment=fig8 scale=desk"
-    assert FIG8.draw is not None
-    assert FIG8.draw(block) is not None
-
-
-def test_an_accuracy_of_nothing_is_a_point_of_the_curve() -> None:
-    tested = {32: 0.0, 50: 0.25, 100: 0.0}
-    (block,) = FIG8.blocks([fitting8("sparse", size, test=told) for size, told in tested.items()])
-    assert FIG8.draw is not None
-    (axes,) = [axes for axes in FIG8.draw(block).axes if "test" in axes.get_ylabel()]
-    assert [0, 25, 0] in [list(line.get_ydata()) for line in axes.get_lines()]
 
 
 def test_a_mean_says_which_seeds_did_not_fit() -> None:
@@ -248,21 +220,8 @@ def test_fig7_shares_are_of_the_layers_so_far() -> None:
     assert [row[0] for row in block.rows] == [
         f"0 to {paper['last_layer']}" for paper in printed("fig7")
     ]
-    assert FIG7.draw is not None
-    assert FIG7.draw(block) is not None
 
 
 def test_other_networks_are_not_fig7() -> None:
     (block,) = FIG7.blocks([run("profile", "fig7", layers_compute_s=[1.0] * 9)])
     assert all(each.missing for each in block.cells)
-
-
-def test_names_say_what_they_are() -> None:
-    of_the_paper = ["table1", "table2", "table3", "fig7", "fig8", "fig9"]
-    of_others = ["pipeline_depth", "bigconv", "convnext_tp", "multi_dsn", "multi_dsn_memory"]
-    assert list(CHAPTERS) == [*of_the_paper, *of_others]
-    for name in of_the_paper:
-        exhibit = CHAPTERS[name]
-        number = re.sub(r"[a-z]", "", name)
-        roman = {"1": "I", "2": "II", "3": "III"}.get(number, number)
-        assert re.match(rf"(Table|Fig\.) {roman}: ", exhibit.title)

@@ -8,6 +8,7 @@ import pytest
 
 from sparsepipe.paper.chapters.multi_dsn import MULTI_DSN, MULTI_DSN_MEMORY
 from sparsepipe.report.chapter import Block
+from sparsepipe.report.dot_plot import beside_each_other
 from sparsepipe.runs.ledger_table import Row
 from sparsepipe.tasks.measure_steps import outcome
 from tests.support.reported_runs import made_by
@@ -68,8 +69,7 @@ def test_gains_are_of_equal_seeds_and_the_labels_are_those_of_each_target() -> N
     assert value(block, "supervised", "noisy") == pytest.approx(95)
     assert value(block, "supervised", "thick") == pytest.approx(85)
     assert value(block, "supervised", "mean of the targets") is None  # of six nobody has trained
-    assert MULTI_DSN.draw is not None
-    assert MULTI_DSN.draw(block) is not None
+    assert beside_each_other(MULTI_DSN, block) is not None
 
 
 def test_memory_of_a_worker_is_set_against_that_of_one_target() -> None:

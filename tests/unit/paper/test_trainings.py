@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.paper.chapters.table2 import TABLE2
 from sparsepipe.report.chapter import Cell, Ours
-from sparsepipe.report.writing import write_report
 from sparsepipe.runs.ledger_table import Row
 from tests.support.report_cases import fitting, value
 
@@ -89,13 +85,6 @@ def test_bounds_are_of_what_may_fit() -> None:
     assert ratio.value == "≥ 2.61"
 
 
-def test_the_very_largest_needs_no_note() -> None:
-    rows = fitting("dense", 32, batch=60), fitting("sparse", 32, batch=150)
-    assert ours("batch", S1, *rows).note == ours("batch_ratio", S1, *rows).note == ""
-    first = ours("batch_ratio", D1, fitting("dense", 32, batch=20, **UNLIMITED))
-    assert first.value == 1, "a batch over itself, whatever it is"
-
-
 def test_of_several_searches_one_that_was_not_ended_by_memory_makes_a_bound() -> None:
     rows = fitting("dense", 32, batch=60), fitting("dense", 32, batch=80, seed=1, **UNLIMITED)
     assert ours("batch", D1, *rows).value == "≥ 70"
@@ -163,22 +152,6 @@ def test_no_batch_at_all_has_no_ratio() -> None:
     ratio = ours("batch_ratio", S1, none, fitting("sparse", 32, batch=60))
     assert (ratio.value, ratio.counts) == ("no ratio", False)
     assert ours("batch", D1, none).value == 0
-
-
-def test_files_say_it_too(tmp_path: Path) -> None:
-    rows = [fitting("dense", 32, batch=60), fitting("sparse", 32, batch=16, **UNLIMITED)]
-    write_report(tmp_path, "Table II", [(CHAPTERS["table2"], rows)])
-    with (tmp_path / "table2.csv").open(encoding="utf-8") as stream:
-        table = list(csv.DictReader(stream))
-    (found,) = [
-        row
-        for row in table
-        if (row["grid"], row["devices"], row["network"], row["p"]) == S1
-        and row["quantity"] == "batch_ratio"
-    ]
-    assert (found["ours"], found["compared"], found["status"]) == ("≥ 0.27", "", "there")
-    for name in ("report.md", "report.html"):
-        assert "≥ 16" in (tmp_path / name).read_text(encoding="utf-8")
 
 
 def test_a_budget_is_noted_where_there_is_one() -> None:

@@ -5,7 +5,7 @@ from PIL import Image
 
 from sparsepipe.errors import DataError
 from sparsepipe.plots import style
-from sparsepipe.plots.curves import learning_curves, learning_curves_figure
+from sparsepipe.plots.curves import learning_curves_figure
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 
@@ -61,11 +61,10 @@ def test_accuracy_axis_stays_within_what_accuracy_can_be():
     assert 100 <= top <= 101
 
 
-def test_nothing_logged_is_an_error_with_a_remedy(tmp_path):
+def test_nothing_logged_is_an_error_with_a_remedy():
     with pytest.raises(DataError, match="nothing to draw") as caught:
-        learning_curves([{"epoch": 0, "lr": 0.1}], tmp_path / "x.png")
+        learning_curves_figure([{"epoch": 0, "lr": 0.1}])
     assert "one whole epoch" in caught.value.remedy
-    assert not (tmp_path / "x.png").exists()
 
 
 def test_the_picture_is_a_png_of_the_figures_size_from_rows_or_a_csv(tmp_path):
@@ -74,8 +73,8 @@ def test_the_picture_is_a_png_of_the_figures_size_from_rows_or_a_csv(tmp_path):
         writer = csv.DictWriter(stream, sorted({key for row in rows for key in row}), restval="")
         writer.writeheader()
         writer.writerows(rows)
-    learning_curves(tmp_path / "metrics.csv", tmp_path / "new" / "a.png")
-    learning_curves(rows, tmp_path / "b.png")
+    style.save_png(learning_curves_figure(tmp_path / "metrics.csv"), tmp_path / "new" / "a.png")
+    style.save_png(learning_curves_figure(rows), tmp_path / "b.png")
     with Image.open(tmp_path / "b.png") as picture:
         assert picture.format == "PNG"
         assert picture.size == (int(9.6 * style.DPI), int(3.9 * style.DPI))
@@ -93,7 +92,7 @@ def test_drawing_leaves_matplotlibs_global_state_alone(tmp_path):
     import matplotlib
 
     before = (dict(matplotlib.rcParams), matplotlib.get_backend())
-    learning_curves(run_rows(), tmp_path / "x.png")
+    style.save_png(learning_curves_figure(run_rows()), tmp_path / "x.png")
     assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == before
 
 

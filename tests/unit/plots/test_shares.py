@@ -4,7 +4,6 @@ from PIL import Image
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import (
     LayerShares,
-    accumulated_shares,
     accumulated_shares_figure,
     share_rows,
 )
@@ -54,17 +53,10 @@ def test_each_device_has_a_panel_with_all_cuts():
 
 
 def test_the_picture_is_written(tmp_path):
-    accumulated_shares({"A": COSTS}, tmp_path / "deep" / "shares.png")
+    style.save_png(accumulated_shares_figure({"A": COSTS}), tmp_path / "shares.png")
     drawn = pixels(accumulated_shares_figure({"A": COSTS}))
-    with Image.open(tmp_path / "deep" / "shares.png") as picture:
+    with Image.open(tmp_path / "shares.png") as picture:
         np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), drawn)
-
-
-def test_one_panel_has_room_for_all():
-    figure = accumulated_shares_figure({"A": COSTS}, cuts=[1, 2])
-    assert texts_outside(figure) == []
-    legend = figure.legends[0].get_window_extent()
-    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
 
 
 def test_numbers_of_near_cuts_do_not_cover_one_another():

@@ -8,7 +8,8 @@ import pytest
 
 from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.launch.job import run_job
-from sparsepipe.plots.shares import LayerShares, accumulated_shares
+from sparsepipe.plots import style
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
@@ -72,7 +73,7 @@ def without_cuts(directory: Path) -> Path:
         )
         for place, name in enumerate(("TITAN V", "TITAN Xp", "RTX 2080 Ti"))
     }
-    accumulated_shares(costs, directory / "expected.png")
+    style.save_png(accumulated_shares_figure(costs), directory / "expected.png")
     return directory / "expected.png"
 
 

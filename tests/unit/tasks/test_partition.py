@@ -19,7 +19,8 @@ from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.plots.shares import LayerShares, accumulated_shares
+from sparsepipe.plots import style
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
@@ -70,7 +71,7 @@ def test_the_plan_is_drawn_over_every_device(tmp_path: Path) -> None:
             activation_bytes=[layer["activation_bytes"] for layer in layers],
             parameter_bytes=[layer["parameter_bytes"] for layer in layers],
         )
-    accumulated_shares(devices, tmp_path / "expected.png", cuts=[24])
+    style.save_png(accumulated_shares_figure(devices, cuts=[24]), tmp_path / "expected.png")
     assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -63,11 +64,12 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
 
     def gallery(
         shapes: Any, labels: Any, predictions: Any, *_: Any, probabilities: Any, files: Any
-    ) -> None:
+    ) -> Figure:
         drawn.update(shapes=shapes, labels=labels, predictions=predictions, files=files)
         drawn["numbers"] = [round(100 * p) for p in probabilities]
+        return Figure()
 
-    monkeypatch.setattr("sparsepipe.plots.gallery.prediction_gallery", gallery)
+    monkeypatch.setattr("sparsepipe.plots.gallery.gallery_figure", gallery)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
     presentation.draw_test(run, module, Grids(), gallery=12)
@@ -92,7 +94,7 @@ class LabelledVoxels(Grids):
 def test_voxels_have_no_gallery_but_a_mean_iou(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sparsepipe.plots.gallery.prediction_gallery", pytest.fail)
+    monkeypatch.setattr("sparsepipe.plots.gallery.gallery_figure", pytest.fail)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
     presentation.draw_test(run, module, LabelledVoxels(), gallery=12)

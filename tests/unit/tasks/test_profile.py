@@ -24,7 +24,8 @@ from sparsepipe.errors import (
     SparsePipeError,
 )
 from sparsepipe.launch.job import run_job
-from sparsepipe.plots.shares import LayerShares, accumulated_shares
+from sparsepipe.plots import style
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -120,7 +121,7 @@ def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -
         )
         for name, profile in (("measured", Profile.load(first)), ("core", second))
     }
-    accumulated_shares(costs, tmp_path / "expected.png", cuts=[2])
+    style.save_png(accumulated_shares_figure(costs, cuts=[2]), tmp_path / "expected.png")
     assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
     plan.write_text(Plan.of(config="1-1", cuts=[3], num_layers=layers).to_json())
     assert run(*beside, f"task.plan={plan}").path != done.path, "another plan is another picture"
