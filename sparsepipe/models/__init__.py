@@ -1,66 +1,34 @@
-"""Networks as ordered lists of layers, and the LightningModule that trains them.
-
-There is no parallel code here: a network is an ``nn.Sequential`` whose entries are the unit of
-profiling and partitioning, and the LightningModule is written as for one device.
+"""Networks as ordered lists of layers, and the LightningModules that train them, without parallel
+code: the entries of an ``nn.Sequential`` are the unit of profiling and partitioning.
 """
 
-from sparsepipe.models.classifier import Classifier, LRSchedule
-from sparsepipe.models.cnn import cnn_5x5
-from sparsepipe.models.cnn_nd import cnn1d, cnn2d, cnn3d
-from sparsepipe.models.convnext import (
-    convnext_base,
-    convnext_large,
-    convnext_small,
-    convnext_tiny,
-    convnext_xl,
-)
-from sparsepipe.models.densenet import densenet3d
-from sparsepipe.models.domain_losses import DomainLosses
-from sparsepipe.models.domain_separation import DomainSeparation
-from sparsepipe.models.dsn import dsn_2d, dsn_3d, dsn_sparse
-from sparsepipe.models.fcn import fcn2d
-from sparsepipe.models.resnet import sparse_resnet18, sparse_resnet34, sparse_resnet50
-from sparsepipe.models.unet import unet3d
-from sparsepipe.models.vgg import (
-    dense_vgg11_bn,
-    dense_vgg13_bn,
-    dense_vgg16_bn,
-    dense_vgg19_bn,
-    sparse_vgg11_bn,
-    sparse_vgg13_bn,
-    sparse_vgg16_bn,
-    sparse_vgg19_bn,
-)
-
-__all__ = [
-    "Classifier",
-    "DomainLosses",
-    "DomainSeparation",
-    "LRSchedule",
-    "cnn1d",
-    "cnn2d",
-    "cnn3d",
-    "cnn_5x5",
-    "convnext_base",
-    "convnext_large",
-    "convnext_small",
-    "convnext_tiny",
-    "convnext_xl",
-    "dense_vgg11_bn",
-    "dense_vgg13_bn",
-    "dense_vgg16_bn",
-    "dense_vgg19_bn",
-    "densenet3d",
-    "dsn_2d",
-    "dsn_3d",
-    "dsn_sparse",
-    "fcn2d",
-    "sparse_resnet18",
-    "sparse_resnet34",
-    "sparse_resnet50",
-    "sparse_vgg11_bn",
-    "sparse_vgg13_bn",
-    "sparse_vgg16_bn",
-    "sparse_vgg19_bn",
-    "unet3d",
-]
+from sparsepipe.models.classifier import Classifier as Classifier
+from sparsepipe.models.classifier import LRSchedule as LRSchedule
+from sparsepipe.models.cnn import cnn1d as cnn1d
+from sparsepipe.models.cnn import cnn2d as cnn2d
+from sparsepipe.models.cnn import cnn3d as cnn3d
+from sparsepipe.models.cnn import cnn_5x5 as cnn_5x5
+from sparsepipe.models.convnext import convnext_base as convnext_base
+from sparsepipe.models.convnext import convnext_large as convnext_large
+from sparsepipe.models.convnext import convnext_small as convnext_small
+from sparsepipe.models.convnext import convnext_tiny as convnext_tiny
+from sparsepipe.models.convnext import convnext_xl as convnext_xl
+from sparsepipe.models.densenet import densenet3d as densenet3d
+from sparsepipe.models.domain_losses import DomainLosses as DomainLosses
+from sparsepipe.models.domain_separation import DomainSeparation as DomainSeparation
+from sparsepipe.models.dsn import dsn_2d as dsn_2d
+from sparsepipe.models.dsn import dsn_3d as dsn_3d
+from sparsepipe.models.dsn import dsn_sparse as dsn_sparse
+from sparsepipe.models.fcn import fcn2d as fcn2d
+from sparsepipe.models.resnet import sparse_resnet18 as sparse_resnet18
+from sparsepipe.models.resnet import sparse_resnet34 as sparse_resnet34
+from sparsepipe.models.resnet import sparse_resnet50 as sparse_resnet50
+from sparsepipe.models.unet import unet3d as unet3d
+from sparsepipe.models.vgg import dense_vgg11_bn as dense_vgg11_bn
+from sparsepipe.models.vgg import dense_vgg13_bn as dense_vgg13_bn
+from sparsepipe.models.vgg import dense_vgg16_bn as dense_vgg16_bn
+from sparsepipe.models.vgg import dense_vgg19_bn as dense_vgg19_bn
+from sparsepipe.models.vgg import sparse_vgg11_bn as sparse_vgg11_bn
+from sparsepipe.models.vgg import sparse_vgg13_bn as sparse_vgg13_bn
+from sparsepipe.models.vgg import sparse_vgg16_bn as sparse_vgg16_bn
+from sparsepipe.models.vgg import sparse_vgg19_bn as sparse_vgg19_bn

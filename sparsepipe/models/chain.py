@@ -1,17 +1,15 @@
-"""Blocks of layers in a chain, with skips: the entries of networks that compute on dense grids.
+"""Blocks of layers in a chain, with skips, and checks of the arguments that networks share.
 
 A pipeline runs the entries of an ``nn.Sequential`` one after the other, and each sees only what
-the entry before it returned. What a later entry needs, such as the skips of a U-Net, is therefore
-handed on: the value of a chain is a tensor, or a tuple of that tensor and of those that are kept
-for later, of which the last one kept is the last. Entries here compute on the first one and pass
-the others by.
+the entry before it returned. The value of a chain is therefore a tensor, or a tuple of that tensor
+and of those that are kept for later entries (the latest one last), such as the skips of a U-Net.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from sparsepipe.errors import ConfigError
 
 Value = Tensor | tuple[Tensor, ...]
-"""A chain's value: a tensor, or that and tensors that are kept for later."""
+"""A tensor, or a tensor and those that are kept for later."""
 Head = Literal["classification", "segmentation"]
-"""Last layers of a network: logits [B, K] of each sample, or [B, K, *spatial] of each position."""
+"""Logits [B, K] of each sample, or [B, K, *spatial] of each position."""
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {
     1: nn.Conv1d,
@@ -54,12 +52,12 @@ def joined(value: Tensor, kept: tuple[Tensor, ...]) -> Value:
     return (value, *kept) if kept else value
 
 
-class Block(nn.Sequential):
+class ChainBlock(nn.Sequential):
     """Layers that run one after the other on the value of a chain.
 
     Args:
         layers: each takes a tensor and returns one.
-        keep: which of the block's input and output is kept for later, if any.
+        keep: whether the block's input or output is kept for later, if any.
         checkpointing: save the input only, and compute the layers again in the backward pass.
         least: smallest size of the value along each spatial dimension.
     """
@@ -77,11 +75,7 @@ class Block(nn.Sequential):
         self.least = least
 
     def forward(self, input: Value) -> Value:
-        """The value behind the layers, with all tensors that are kept.
-
-        Raises:
-            ConfigError: the value has fewer than ``least`` positions along a dimension.
-        """
+        """The value behind the layers, with all tensors that are kept."""
         value, kept = parted(input)
         sizes = list(value.shape[2:])
         if min(sizes) < self.least:
@@ -98,11 +92,7 @@ class Block(nn.Sequential):
 
 
 class Resized(nn.Module):
-    """The value interpolated linearly to the spatial size of what was kept last, which is dropped.
-
-    Args:
-        dimensions: spatial ones.
-    """
+    """The value interpolated linearly to the spatial size of what was kept last, which is dropped."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
@@ -117,10 +107,8 @@ class Resized(nn.Module):
 
 
 def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``function(*inputs)``, whose intermediate values are computed again in the backward pass.
-
-    The second run leaves no trace: random draws are those of the first, and batch norms of
-    ``module`` count a batch once, since they update copies of their statistics then.
+    """``function(*inputs)``, whose intermediate values are computed again in the backward pass, with
+    the same random draws, and on copies of the statistics of the batch norms of ``module``.
     """
 
     @contextmanager
@@ -150,9 +138,8 @@ def convolved(
     *,
     norm: bool = True,
 ) -> list[nn.Module]:
-    """A convolution that keeps odd and even sizes, batch norm if wanted, ReLU.
-
-    Initialised as in He et al., "Delving Deep into Rectifiers".
+    """A convolution that keeps sizes, batch norm if wanted, ReLU; initialised as in He et al.,
+    "Delving Deep into Rectifiers".
     """
     layer = CONVOLUTIONS[dimensions](
         in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=not norm
@@ -185,4 +172,32 @@ def head_entries(
             nn.Linear(channels, num_classes),
         ]
     score = CONVOLUTIONS[dimensions](channels, num_classes, 1)
-    return [Block(nn.Dropout(dropout), score), Resized(dimensions)]
+    return [ChainBlock(nn.Dropout(dropout), score), Resized(dimensions)]
+
+
+def require(holds: bool, name: str, value: object, valid: str) -> None:
+    """Raise ``ConfigError`` about the key ``model.<name>`` unless ``holds``."""
+    if not holds:
+        raise ConfigError(f"model.{name}={value!r} is not valid", remedy=f"choose {valid}")
+
+
+def check_sizes(
+    num_classes: int,
+    *,
+    in_channels: int,
+    width: float,
+    dropout: float = 0.0,
+    head: str = "classification",
+) -> None:
+    """Check the arguments that networks share."""
+    require(width > 0, "width", width, "a number above 0, such as 0.5")
+    require(0 <= dropout < 1, "dropout", dropout, "a number in [0, 1)")
+    require(num_classes >= 1, "num_classes", num_classes, "1 or more")
+    require(in_channels >= 1, "in_channels", in_channels, "1 or more")
+    heads = "classification (labels of each sample) or segmentation (of each voxel)"
+    require(head in get_args(Head), "head", head, heads)
+
+
+def scaled(channels: int, width: float) -> int:
+    """``channels`` times the width, at least 1."""
+    return max(1, round(channels * width))

@@ -33,16 +33,12 @@ class LRSchedule:
 
     Args:
         factory: called as ``factory(optimizer)`` or ``factory(optimizer, **{horizon: n})``.
-        interval: Lightning's unit in which the schedule advances, ``step`` or ``epoch``; None:
-            ``epoch`` for ``ReduceLROnPlateau``, else ``step``.
+        interval: unit in which the schedule advances, ``step`` or ``epoch``; None: ``step``.
+            ``ReduceLROnPlateau`` advances by epochs.
         monitor: the metric that ``ReduceLROnPlateau`` watches; None: ``val/loss`` where its mode is
             ``min``, else ``val/accuracy``.
-        horizon: the argument of ``factory`` for the schedule's length in units of
-            ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR);
-            None for schedules without one.
-
-    Raises:
-        ConfigError: ``interval`` is neither ``step`` nor ``epoch``.
+        horizon: the argument of ``factory``, if any, for the schedule's length in units of
+            ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR).
     """
 
     factory: Callable[..., LRScheduler]
@@ -68,8 +64,7 @@ class LRSchedule:
             validated_every: epochs from one validation to the next.
 
         Raises:
-            ConfigError: the length is needed but unknown, the factory rejects its arguments, or a
-                metric of epochs is to be watched in each step.
+            ConfigError: the length is needed but unknown.
         """
         interval, arguments = self.interval or "step", {}
         if self.horizon is not None:
@@ -81,20 +76,9 @@ class LRSchedule:
                     remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
                 )
             arguments[self.horizon] = int(length)
-        try:
-            scheduler = self.factory(optimizer, **arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the learning-rate schedule refuses its settings: {error}",
-                remedy="correct the keys of optim.schedule",
-            ) from error
+        scheduler = self.factory(optimizer, **arguments)
         if not isinstance(scheduler, ReduceLROnPlateau):
             return {"scheduler": scheduler, "interval": interval}
-        if self.interval == "step":
-            raise ConfigError(
-                "ReduceLROnPlateau with interval=step: its metric is known once an epoch",
-                remedy="set optim.schedule.interval=epoch, or leave it out",
-            )
         monitor = self.monitor or ("val/loss" if scheduler.mode == "min" else "val/accuracy")
         frequency = validated_every if monitor.startswith("val/") else 1
         found = {"scheduler": scheduler, "interval": "epoch", "monitor": monitor}
@@ -105,14 +89,10 @@ class Optimised(pl.LightningModule):
     """A module with an optimizer and a schedule of its learning rate.
 
     Args:
-        optimizer: called with the parameters; or a mapping with ``_target_`` that says how to build
-            it, as ``schedule`` may be.
-        schedule: an :class:`LRSchedule`; or a function that makes a scheduler of an optimizer, as
-            Hydra's ``_partial_: true`` makes it, which advances by epochs as torch and Lightning
-            have it.
-
-    Raises:
-        ConfigError: the schedule is neither.
+        optimizer: called with the parameters; or a mapping with ``_target_`` that describes it, as
+            ``schedule`` may be.
+        schedule: an :class:`LRSchedule`; or a function that makes a scheduler of an optimizer
+            (Hydra's ``_partial_: true``), which advances by epochs.
     """
 
     def __init__(
@@ -133,29 +113,8 @@ class Optimised(pl.LightningModule):
             )
         self._schedule = schedule
 
-    def on_train_start(self) -> None:
-        """Reject a schedule that watches a validation where nothing is validated.
-
-        Raises:
-            ConfigError: nothing is validated.
-        """
-        every = self.trainer.check_val_every_n_epoch or 1
-        if (self.trainer.current_epoch + 1) % every:  # the validation's length is not known yet
-            return
-        for config in self.trainer.lr_scheduler_configs:
-            if str(config.monitor).startswith("val/") and not any(self.trainer.num_val_batches):
-                raise ConfigError(
-                    f"the schedule watches {config.monitor}, and nothing is validated",
-                    remedy="set data.val_share, or take sparsepipe.models.LRSchedule with "
-                    "monitor=train/loss",
-                )
-
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer of the given parameters.
-
-        Raises:
-            ConfigError: the optimizer refuses its settings.
-        """
+        """The optimizer of the given parameters."""
         try:
             return self._optimizer(parameters)
         except (TypeError, ValueError) as error:
@@ -183,42 +142,32 @@ class Classifier(Optimised):
     A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
     ``layers`` requires), ``label`` (int64 [B]; of each voxel [B, X, Y, Z], where -100 is ignored)
     and ``index`` (int64 [B], the shape's number in its split). Signals and images are grids of one
-    and two dimensions. The input is cast to the dtype of the network's parameters, because
-    Lightning's ``precision="bf16-true"`` and the like cast plain tensors only.
+    and two dimensions. The input is cast to the dtype of the parameters, since Lightning's
+    precision casts plain tensors only.
 
     Logged: ``train/loss`` and ``train/accuracy`` per step and per epoch (with Lightning's
     suffixes ``_step`` and ``_epoch``), ``val/…`` and ``test/…`` per epoch, and
     ``test/class_accuracy``, the mean of the per-class accuracies. Losses are cross-entropies in
-    nats without label smoothing, so that splits are comparable; with label smoothing,
-    ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1]. With labels of
-    each voxel, samples and accuracies are those of voxels, and ``val/mean_iou``, ``test/mean_iou``
-    and ``test/iou/<class>`` are added: intersection over union of the voxels that are of a class
-    and those that are predicted to be, over all voxels of a split.
+    nats without label smoothing; with it, ``train/objective`` is the minimised loss. Accuracies are
+    top-1 shares in [0, 1]. With labels of each voxel, samples are voxels, and ``val/mean_iou``,
+    ``test/mean_iou`` and ``test/iou/<class>`` are added, over all voxels of a split.
 
-    Checkpoints of a run hold the arguments as hyperparameters, so that ``load_from_checkpoint``
-    builds the network again; only classes and functions of SparsePipe and PyTorch are called for
-    that (see :func:`sparsepipe.utils.extensions.is_trusted`), others are passed as arguments.
+    Checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint`` builds
+    the network again, from classes and functions of SparsePipe and PyTorch only (see
+    :func:`sparsepipe.utils.extensions.is_trusted`).
 
     Args:
         layers: the network, which maps the input to logits [B, K], or [B, K, X, Y, Z] of each
-            voxel; or a mapping with ``_target_`` that says how to build it, as ``optimizer`` and
-            ``schedule`` may be.
+            voxel; or a mapping with ``_target_`` that describes it.
         num_classes: K.
-        optimizer: called with the parameters.
-        schedule: the learning-rate schedule, if any; or what makes a scheduler of an optimizer,
-            see :meth:`LRSchedule.of`.
+        optimizer: see :class:`Optimised`, as for ``schedule``.
         label_smoothing: share of the target spread evenly over the classes in training.
         class_names: K names, for reports.
 
     Attributes:
         test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
         test_predictions: after a test ``index``, ``label``, ``prediction`` and ``probability``
-            [S] of all samples, over all ranks; None where voxels have labels.
-
-    Raises:
-        ConfigError: fewer than two classes; when training starts, an unsuitable input,
-            optimizer or schedule, or labels of voxels for a network that classifies shapes, or the
-            reverse.
+            [S] of all samples, over all ranks; None for labels of voxels.
     """
 
     def __init__(
@@ -255,11 +204,7 @@ class Classifier(Optimised):
         self.test_predictions: dict[str, Tensor] | None = None
 
     def forward(self, x: Any) -> Tensor:
-        """Logits [B, K] of a batch's input, or [B, K, X, Y, Z].
-
-        Raises:
-            ConfigError: a dense input for a sparse network, or the reverse.
-        """
+        """Logits [B, K] of a batch's input, or [B, K, X, Y, Z]."""
         wrong = isinstance(x, Tensor) if self._is_sparse else isinstance(x, sparse.SparseTensor)
         if wrong and (self._is_sparse or self._is_dense):
             kinds = ("sparse", "dense") if self._is_sparse else ("dense", "sparse")

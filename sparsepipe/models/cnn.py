@@ -1,22 +1,27 @@
-"""A network of 5x5 convolutions on images, for studies of the pipeline's depth.
+"""Plain convolutional networks: cnn_5x5 for pipelines, and cnn1d, cnn2d, cnn3d for grids of workers.
 
-It maps images [B, in_channels, 28, 28] to logits [B, num_classes].
-
-Source: Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", train a CNN
-with 5x5 kernels on images of 28x28, in pipelines of up to eight stages. The number of layers,
-their channels and the head, which the paper does not state, are our choice: 24 convolutions, all
-but the first identical, after a pooling to 14x14. The first convolution with its ReLU and pooling
-takes less time than the others (measured: assets/profiles/pipeline_depth/core.json), so that 12, 6
-or 3 convolutions per stage balance 2, 4 or 8 stages. There is no normalisation, because it would
-act on microbatches.
+Sources: Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks"; Tsaris and
+Hinkle, "Distributed Training for High Resolution Images". Depth, channels and heads are our choice.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
-from sparsepipe.models.sizes import check_sizes, require, scaled
+from sparsepipe.models.chain import (
+    MAX_POOLS,
+    ChainBlock,
+    Head,
+    check_sizes,
+    convolved,
+    entry_keep,
+    head_entries,
+    require,
+    scaled,
+)
 
 SIDE = 28
 """Pixels along each side of an image."""
@@ -34,22 +39,12 @@ def cnn_5x5(
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Convolution, ReLU and pooling; further convolutions with ReLU; pooling and a linear layer.
+    """Images [B, in_channels, 28, 28] to logits [B, num_classes], in ``2 * convolutions + 5`` layers.
 
-    There are ``2 * convolutions + 5`` layers. Each convolution keeps height and width. The first
-    one is initialised as in He et al. ("Delving Deep into Rectifiers"), the others near the
-    identity (``nn.init.dirac_``): the output of so many random layers in a row would hardly
-    depend on the input, and the network would not learn.
-
-    Args:
-        num_classes: outputs of the last layer.
-        in_channels: channels of an image.
-        convolutions: number of convolutions, at least 1.
-        width: multiplies the 32 channels of every convolution.
-        dropout: probability of the dropout before the last layer.
-
-    Raises:
-        ConfigError: an argument is out of its range.
+    All ``convolutions`` but the first are identical, of 32 channels times ``width`` on 14x14, so
+    that equal numbers of them balance stages. Normalisation would act on microbatches, so there is
+    none. The first convolution is initialised as in He et al. ("Delving Deep into Rectifiers"), the
+    others near the identity (``nn.init.dirac_``): so many random layers would not learn.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
     require(convolutions >= 1, "convolutions", convolutions, "1 or more")
@@ -68,3 +63,61 @@ def cnn_5x5(
     features = channels * (SIDE // 4) ** 2
     head = nn.Linear(features, num_classes)
     return nn.Sequential(*entries, nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(dropout), head)
+
+
+def cnn_nd(
+    dimensions: int,
+    num_classes: int,
+    *,
+    in_channels: int = 1,
+    head: Head = "classification",
+    levels: int = 3,
+    convolutions: int = 2,
+    kernel_size: int = 3,
+    width: float = 1.0,
+    dropout: float = 0.0,
+    checkpointing: bool = False,
+) -> nn.Sequential:
+    """Convolutions with batch norm and ReLU, max pools between levels, and a head.
+
+    They map [B, in_channels, *spatial] to logits [B, num_classes], or [B, num_classes, *spatial].
+    The spatial size may be any of at least ``2 ** (levels - 1)``.
+
+    Args:
+        dimensions: number of spatial dimensions, 1 to 3.
+        num_classes: K.
+        in_channels: channels of a sample.
+        head: ``classification`` or ``segmentation``.
+        levels: one more than the number of max pools; channels double from level to level.
+        convolutions: number of convolutions in each level.
+        kernel_size: odd kernel size of all convolutions but the last.
+        width: multiplies the 32 channels of the first level.
+        dropout: probability of the dropout before the last layer.
+        checkpointing: keep the input of each convolution's block only.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
+    require(levels >= 1, "levels", levels, "1 or more")
+    require(convolutions >= 1, "convolutions", convolutions, "1 or more")
+    require(kernel_size % 2 == 1, "kernel_size", kernel_size, "an odd number")
+    entries: list[nn.Module] = []
+    channels = in_channels
+    for level in range(levels):
+        if level:
+            entries.append(ChainBlock(MAX_POOLS[dimensions](2)))
+        out_channels = scaled(_CHANNELS * 2**level, width)
+        for _ in range(convolutions):
+            layers = convolved(dimensions, channels, out_channels, kernel_size)
+            keep, least = None if entries else entry_keep(head), 1 if entries else 2 ** (levels - 1)
+            entries.append(ChainBlock(*layers, keep=keep, checkpointing=checkpointing, least=least))
+            channels = out_channels
+    return nn.Sequential(
+        *entries, *head_entries(head, dimensions, channels, num_classes, dropout=dropout)
+    )
+
+
+cnn1d = partial(cnn_nd, 1)
+cnn2d = partial(cnn_nd, 2)
+cnn3d = partial(cnn_nd, 3)

@@ -17,26 +17,29 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.models.chain import Block, Head, Resized, entry_keep, recomputed
-from sparsepipe.models.sizes import check_sizes, require, scaled
+from sparsepipe.models.chain import (
+    ChainBlock,
+    Head,
+    Resized,
+    check_sizes,
+    entry_keep,
+    recomputed,
+    require,
+    scaled,
+)
 
 _NORM_EPS = 1e-6
 _EXPANSION = 4
 
 
 class Permute(nn.Module):
-    """Dimensions in another order.
-
-    Args:
-        order: of the dimensions.
-    """
+    """A view with the dimensions in another order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
         self.order = tuple(order)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The permuted view."""
         return x.permute(self.order)
 
 
@@ -44,17 +47,12 @@ class LayerNorm2d(nn.LayerNorm):
     """Layer norm over the channels of each position of [B, C, H, W]."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, H, W]."""
         channels_last = super().forward(input.permute(0, 2, 3, 1))
         return channels_last.permute(0, 3, 1, 2)
 
 
 class StochasticDepth(nn.Module):
-    """Drops a branch for some samples of a batch in training ("row" mode), and scales the others.
-
-    Args:
-        probability: that a sample drops it, in [0, 1).
-    """
+    """Drops a branch for some samples of a batch in training ("row" mode); scales the others."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -74,14 +72,7 @@ class StochasticDepth(nn.Module):
 
 
 class CNBlock(nn.Module):
-    """``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper.
-
-    Args:
-        channels: of input and output.
-        layer_scale: initial value of the scale of each channel.
-        stochastic_depth: probability that a sample skips the block.
-        checkpointing: keep the input only.
-    """
+    """``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper."""
 
     def __init__(
         self, channels: int, *, layer_scale: float, stochastic_depth: float, checkpointing: bool
@@ -132,7 +123,7 @@ def convnext(
     ``channels`` and ``blocks`` are those of each stage; published weights have 3 input channels and
     a ``width`` of 1. ``layer_scale`` is LayerScale's initial value, ``stochastic_depth`` the
     probability that a sample skips the last block; that of the others rises linearly from 0. Other
-    arguments and errors are those of :func:`sparsepipe.models.cnn_nd.cnn_nd`.
+    arguments and errors are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, head=head)
     valid = 0 <= stochastic_depth < 1
@@ -143,13 +134,15 @@ def convnext(
     sizes = [scaled(each, width) for each in channels]
     stem = nn.Conv2d(in_channels, sizes[0], 4, stride=4)
     least = 2 ** (len(sizes) + 1)
-    features: list[nn.Module] = [Block(stem, norm(sizes[0]), keep=entry_keep(head), least=least)]
+    features: list[nn.Module] = [
+        ChainBlock(stem, norm(sizes[0]), keep=entry_keep(head), least=least)
+    ]
     last = max(sum(blocks) - 1, 1)
     depths = iter([stochastic_depth * number / last for number in range(sum(blocks))])
     for stage, (count, size) in enumerate(zip(blocks, sizes, strict=True)):
         if stage:
             before = sizes[stage - 1]
-            features.append(Block(norm(before), nn.Conv2d(before, size, 2, stride=2)))
+            features.append(ChainBlock(norm(before), nn.Conv2d(before, size, 2, stride=2)))
         layers = [
             CNBlock(
                 size,
@@ -159,11 +152,11 @@ def convnext(
             )
             for _ in range(count)
         ]
-        features.append(Block(*layers))
+        features.append(ChainBlock(*layers))
     size = sizes[-1]
     if head == "segmentation":
         ends: dict[str, nn.Module] = {
-            "classifier": Block(norm(size), nn.Conv2d(size, num_classes, 1)),
+            "classifier": ChainBlock(norm(size), nn.Conv2d(size, num_classes, 1)),
             "resize": Resized(2),
         }
     else:

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.models.chain import (
-    Block,
+    ChainBlock,
     Head,
     Value,
+    check_sizes,
     entry_keep,
     head_entries,
     joined,
     parted,
     recomputed,
+    require,
+    scaled,
 )
-from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _GROWTH = 32
 _BOTTLENECK = 4
@@ -30,13 +32,7 @@ _DENSENET_121 = (6, 12, 24, 16)
 
 
 class DenseLayer(nn.Module):
-    """Puts new features beside its input.
-
-    Args:
-        in_channels: of the input.
-        growth: channels of the new features.
-        checkpointing: keep the input only.
-    """
+    """Puts ``growth`` channels of new features beside its input."""
 
     def __init__(self, in_channels: int, growth: int, *, checkpointing: bool) -> None:
         super().__init__()
@@ -85,7 +81,7 @@ def densenet3d(
 
     ``blocks`` are the numbers of layers of the dense blocks; ``width`` multiplies the growth rate
     of 32 and the 64 channels before the first block. Other arguments and errors are those of
-    :func:`sparsepipe.models.cnn_nd.cnn_nd`.
+    :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     valid = "the number of layers of each dense block, such as [6, 12, 24, 16]"
@@ -93,7 +89,7 @@ def densenet3d(
     growth = scaled(_GROWTH, width)
     channels = 2 * growth
     entries: list[nn.Module] = [
-        Block(
+        ChainBlock(
             _convolution(in_channels, channels, 7, stride=2),
             nn.BatchNorm3d(channels),
             nn.ReLU(),
@@ -101,7 +97,7 @@ def densenet3d(
             checkpointing=checkpointing,
             least=2 ** (len(blocks) + 1),
         ),
-        Block(nn.MaxPool3d(3, stride=2, padding=1)),
+        ChainBlock(nn.MaxPool3d(3, stride=2, padding=1)),
     ]
     for number, layers in enumerate(blocks):
         if number:
@@ -111,10 +107,10 @@ def densenet3d(
                 _convolution(channels, channels // 2, 1),
                 nn.AvgPool3d(2),
             ]
-            entries.append(Block(*transition, checkpointing=checkpointing))
+            entries.append(ChainBlock(*transition, checkpointing=checkpointing))
             channels //= 2
         for _ in range(layers):
             entries.append(DenseLayer(channels, growth, checkpointing=checkpointing))
             channels += growth
-    entries.append(Block(nn.BatchNorm3d(channels), nn.ReLU(), checkpointing=checkpointing))
+    entries.append(ChainBlock(nn.BatchNorm3d(channels), nn.ReLU(), checkpointing=checkpointing))
     return nn.Sequential(*entries, *head_entries(head, 3, channels, num_classes, dropout=dropout))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparsepipe.models.sizes import require
+from sparsepipe.models.chain import require
 
 Similarity = Literal["dann", "mmd", "mmd_unbiased", "none"]
 Reconstruction = Literal["si_mse", "mse"]
@@ -54,8 +54,7 @@ RECONSTRUCTIONS: dict[Reconstruction, Callable[[Tensor, Tensor], Tensor]] = {
 def difference(shared_BC: Tensor, private_BC: Tensor) -> Tensor:
     """The squared Frobenius norm ``||Hs^T Hp||_F^2`` of one domain's codes; a term of eq. 4.
 
-    Codes are centred over the samples and then have norm 1 each. It is 0 where no feature of the
-    shared codes is correlated with one of the private codes.
+    Codes are centred over the samples and then normalised.
     """
     shared, private = (
         F.normalize(codes - codes.mean(0), dim=1) for codes in (shared_BC, private_BC)
@@ -70,10 +69,9 @@ def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tenso
 
     Args:
         first_BC: codes of one domain.
-        second_BC: of another, of as many samples or another number.
+        second_BC: codes of another domain, of any number of samples.
         unbiased: leave out pairs of a sample with itself (Gretton et al., "A Kernel Two-Sample
-            Test", eq. 3), so that the expectation is 0 for equal distributions and values may be
-            negative; otherwise the biased estimate of eq. 7.
+            Test", eq. 3), so that values may be negative; otherwise the estimate of eq. 7.
     """
 
     def mean_kernel(one_BC: Tensor, other_BC: Tensor, *, without_own: bool) -> Tensor:
@@ -89,10 +87,8 @@ def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tenso
 
 
 class ReversedGradient(torch.autograd.Function):
-    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky, 2015).
-
-    The discriminator behind it learns to tell the domains apart, and the encoder before it learns
-    to prevent that: section 3.3.
+    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky, 2015): the encoder
+    before it learns to prevent what the discriminator behind it learns; section 3.3.
     """
 
     @staticmethod
@@ -115,9 +111,6 @@ class DomainLosses:
         similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
         similarity_from: optimizer steps before the similarity counts (the paper has 10,000).
         reconstruction: ``si_mse``, the paper's, or ``mse``.
-
-    Raises:
-        ConfigError: a negative number, or an unknown kind of loss.
     """
 
     alpha: float = 0.01

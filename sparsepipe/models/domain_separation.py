@@ -1,7 +1,7 @@
 """The LightningModule that trains domain separation networks, written as for one device.
 
-A :class:`DomainExchange` brings the domains of a minibatch together: here all of them are in one
-process, and :mod:`sparsepipe.domains` spreads them over ranks.
+A :class:`DomainExchange` brings the domains of a minibatch together, in one process or, by
+:mod:`sparsepipe.domains`, over ranks.
 
 Shapes: B samples of all domains, C numbers of a code, K classes.
 """
@@ -35,19 +35,18 @@ from sparsepipe.models.metrics import confusion_of
 log = logging.getLogger(__name__)
 
 _UNKNOWN = -1
-"""Label of a sample whose class is not known, or not to be seen."""
+"""Label of a sample whose class is unknown or hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """What encoders make of a minibatch; samples are in the order of the domains.
+    """Codes of a minibatch; samples are in the order of the domains.
 
     Attributes:
         shared_BC: shared codes.
-        private_BC: private ones.
-        target: what is to be reconstructed, [B, ...].
-        label_B: classes of the source's samples; -1 for those of targets, whose labels no loss
-            sees.
+        private_BC: private codes.
+        target: tensors to reconstruct, [B, ...].
+        label_B: classes of the source's samples; -1 for those of targets.
         sizes: number of samples of each domain, by its name.
     """
 
@@ -60,7 +59,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What the losses take: as :class:`Codes`, with the error of each reconstruction."""
+    """Input of the losses: as :class:`Codes`, with the error of each reconstruction."""
 
     shared_BC: Tensor
     private_BC: Tensor
@@ -74,10 +73,9 @@ class MinibatchLosses:
     """The losses of a minibatch.
 
     Attributes:
-        objective: what is minimised.
-        parts: values to log, by their names: losses without their weights, and the share of the
-            source's samples that are classified right.
-        samples: of all domains, by which means over an epoch are weighted.
+        objective: the minimised loss.
+        parts: values to log, by name: losses without their weights, and the source's accuracy.
+        samples: number of samples of all domains, by which means over an epoch are weighted.
     """
 
     objective: Tensor
@@ -86,7 +84,7 @@ class MinibatchLosses:
 
 
 class DomainExchange(Protocol):
-    """Brings together what the losses need of the domains that processes have."""
+    """Brings the domains of several processes together."""
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         """The losses of a minibatch, of which this process has some domains."""
@@ -98,7 +96,7 @@ class DomainExchange(Protocol):
         """Sums for batch norms over the processes that have a domain, None: any domain."""
 
     def whole(self, value: Tensor) -> Tensor:
-        """What is to be reconstructed, of whole samples."""
+        """Whole samples to reconstruct."""
 
 
 class OneProcess:
@@ -125,28 +123,24 @@ class DomainSeparation(Optimised):
     are used in evaluation only.
 
     The objective is eq. 4 of Bousmalis et al., ``task + alpha * reconstruction + beta * difference
-    + gamma * similarity``. A sum over source and target is there for two domains; with several
-    targets it is the source's term and the mean of the targets', so that weights keep their
-    meaning.
+    + gamma * similarity``; a sum over source and targets is the source's term and the mean of the
+    targets'.
 
     Logged in each step: ``train/loss_step`` (the objective), ``train/task``, ``train/similarity``,
     and of each domain ``train/<domain>/reconstruction`` and ``train/<domain>/difference``. In
     evaluations, for each domain: ``val/<domain>/accuracy``, ``val/<domain>/loss`` and
-    ``val/<domain>/reconstruction``; ``val/accuracy`` and ``val/loss`` are the source's, since
-    nothing is to be chosen by labels of targets; ``test/target_accuracy`` is the mean over
-    targets. A label of -1 is unknown: accuracies and losses are those of the samples whose labels
-    are known, and are not logged for a domain without any.
+    ``val/<domain>/reconstruction``; ``val/accuracy`` and ``val/loss`` are the source's, and
+    ``test/target_accuracy`` the mean over targets. Samples without a label (-1) do not count.
 
     Args:
-        network: with its domains; or a mapping with ``_target_`` that says how to build it.
-        optimizer: called with the parameters.
-        schedule: of the learning rate, see :meth:`LRSchedule.of`.
+        network: the network; or a mapping with ``_target_`` that describes it.
+        optimizer: see :class:`~sparsepipe.models.classifier.Optimised`, as for ``schedule``.
         class_names: K names, for reports.
 
     Attributes:
         exchange: brings domains together.
-        test_confusions: after a test, int64 [K, K] of each domain that was tested, true class by
-            row; zeros for a domain without labels.
+        test_confusions: after a test, int64 [K, K] of each tested domain, true class by row; zeros
+            for a domain without labels.
     """
 
     def __init__(
@@ -187,11 +181,10 @@ class DomainSeparation(Optimised):
         return found
 
     def adapt_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of a network with other domains, as they are for those of this one.
+        """Weights of a network with other domains for the domains of this one.
 
-        What belongs to a domain that is new begins as it is here: its private encoder, its
-        statistics, and its logit of the discriminator. What belongs to one that is gone is left
-        out.
+        Private encoders, statistics and discriminator logits of new domains keep their values;
+        those of domains that this network lacks are left out.
         """
         pattern = re.compile(r"network\.private\.(\w+)\.")
         named = [match[1] for name in weights if (match := pattern.match(name))]
@@ -210,11 +203,7 @@ class DomainSeparation(Optimised):
                     for number, domain in enumerate(self.domains)
                 ]
                 found[name] = torch.stack(rows)
-        new = [domain for domain in self.domains if domain not in known]
-        gone = [domain for domain in known if domain not in self.domains]
-        for what, domains in (("new, and begin as they are drawn", new), ("left out", gone)):
-            if domains:
-                log.info("domains that are %s: %s", what, ", ".join(domains))
+        log.info("weights of the domains %s for %s", ", ".join(known), ", ".join(self.domains))
         return found
 
     @property
@@ -229,11 +218,7 @@ class DomainSeparation(Optimised):
         return logits_BK
 
     def encoded(self, batch: Mapping[str, Any]) -> Codes:
-        """Codes of the domains that ``batch`` has.
-
-        Raises:
-            ConfigError: it has a domain that the network does not know.
-        """
+        """Codes of the domains that ``batch`` has."""
         network = self.network
         if unknown := [name for name in batch if name not in self.domains]:
             raise ConfigError(
@@ -259,7 +244,7 @@ class DomainSeparation(Optimised):
         )
 
     def decoded(self, codes: Codes) -> Rows:
-        """With the error of each sample's reconstruction from the sum of its codes."""
+        """Codes with the error of each sample's reconstruction from the sum of its codes."""
         output = self.network.decoder(codes.shared_BC + codes.private_BC)
         return Rows(
             shared_BC=codes.shared_BC,
@@ -271,9 +256,8 @@ class DomainSeparation(Optimised):
 
     @torch.no_grad()
     def reconstructions(self, name: str, input: Any) -> dict[str, Tensor]:
-        """What is to be reconstructed of a domain's samples, and what is made of their codes.
-
-        By ``input``, ``both`` (codes added), ``shared`` and ``private``, each [B, C, *spatial].
+        """Reconstructions [B, C, *spatial] of a domain's samples: the ``input``, and from ``both``
+        codes added, ``shared`` and ``private`` ones.
         """
         was_training = self.training
         self.eval()
@@ -339,14 +323,6 @@ class DomainSeparation(Optimised):
             self.log(f"train/{name}", value, on_step=False, on_epoch=True, batch_size=size)
         return losses.objective
 
-    def validation_step(
-        self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._evaluate(batch)
-
-    def test_step(self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch)
-
     def predict_step(
         self, batch: Mapping[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> dict[str, Any]:
@@ -359,7 +335,9 @@ class DomainSeparation(Optimised):
             "probability": probability_B.cpu(),
         }
 
-    def _evaluate(self, batch: Mapping[str, Any]) -> None:
+    def validation_step(
+        self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         if not batch:  # of a process that has no domain
             return
         name, label_B = batch["domain"], batch["label"]
@@ -372,11 +350,12 @@ class DomainSeparation(Optimised):
         seen = torch.cat([sums, confusion_of(logits_BK, label_B).flatten().double()])
         self._seen[name] = self._seen[name] + seen if name in self._seen else seen
 
+    test_step = validation_step
+
     def on_validation_epoch_start(self) -> None:
         self._seen.clear()
 
-    def on_test_epoch_start(self) -> None:
-        self._seen.clear()
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -385,7 +364,7 @@ class DomainSeparation(Optimised):
         self.test_confusions = self._log_evaluation("test")
 
     def _log_evaluation(self, split: str) -> dict[str, Tensor]:
-        """Log the sums over all processes' samples; the confusion of each domain with samples."""
+        """Logs the sums over all processes; returns the confusion of each domain with samples."""
         classes = len(self.class_names)
         none = torch.zeros(3 + classes**2, dtype=torch.float64, device=self.device)
         mine = torch.stack([self._seen.get(name, none) for name in self.domains])
@@ -409,7 +388,7 @@ class DomainSeparation(Optimised):
         return confusions
 
     def cast(self, x: Any) -> Any:
-        """In the parameters' precision, as Lightning does with plain tensors only."""
+        """The input in the parameters' precision; Lightning casts plain tensors only."""
         dtype = next(self.network.head.parameters()).dtype
         return x.to(dtype) if isinstance(x, Tensor | sparse.SparseTensor) else x
 

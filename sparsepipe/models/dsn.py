@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsepipe import sparse
-from sparsepipe.models.chain import CONVOLUTIONS, MAX_POOLS
+from sparsepipe.models.chain import CONVOLUTIONS, MAX_POOLS, check_sizes, require, scaled
 from sparsepipe.models.domain_losses import DomainLosses
-from sparsepipe.models.sizes import check_sizes, require, scaled
 
 Norm = Literal["none", "domain", "all"]
 """Batch norms of encoders: none, or with statistics of each domain, or of all domains together."""
@@ -36,21 +35,20 @@ class PerDomain(nn.ModuleDict):
 
 
 class DomainNorm(nn.Module):
-    """Batch norm whose running statistics are those of each domain, or of all together.
+    """Batch norm with shared scale and shift, and running statistics of each domain or of all.
 
-    Scale and shift are shared by the domains. Statistics of each domain are those of
-    domain-specific batch normalisation (Chang et al., CVPR 2019), in which each domain is
-    normalised by itself in training and in evaluation.
+    Statistics of each domain are those of domain-specific batch normalisation (Chang et al., CVPR
+    2019), in training and in evaluation.
 
     Args:
         channels: C of values [B, C, ...], or of the rows [M, C] of a sparse tensor.
-        domains: names of those that have statistics of their own; without any, all share them.
+        domains: names of domains with statistics of their own; without any, all share them.
         together: values of all domains are normalised together; otherwise those of one domain.
 
     Attributes:
-        domain: whose values come next; see :func:`of_domain`.
-        add_up: called with sums and the domain they are of, None for all; adds them up over the
-            processes that have values of it.
+        domain: domain of the next values; see :func:`of_domain`.
+        add_up: called with sums and their domain, None for all; adds them up over the processes
+            that have values of it.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ def _as_it_is(value: Tensor, domain: str | None) -> Tensor:
 
 @contextmanager
 def of_domain(module: nn.Module, name: str) -> Iterator[None]:
-    """Within, inputs of ``module`` belong to this domain."""
+    """Context in which inputs of ``module`` belong to a domain."""
     norms = [each for each in module.modules() if isinstance(each, DomainNorm)]
     for norm in norms:
         norm.domain = name
@@ -138,18 +136,15 @@ class DomainSeparationNetwork(nn.Module):
     """A shared encoder, a private one for each domain, a decoder, a head and a discriminator.
 
     Args:
-        make_encoder: called without arguments, for each encoder.
+        make_encoder: called for each encoder with ``make_norm``, a function of the channels.
         domains: names of the domains, the source first.
         code: C.
         num_classes: K.
-        decoder: of codes [B, C].
-        decoded: called with a batch's input; what the decoder is to reconstruct.
-        decoded_shape: of a sample of that.
-        norm: what the shared encoder's statistics are; ``all`` needs inputs that can be joined.
-        losses: that it is trained with.
-
-    Raises:
-        ConfigError: fewer than two domains, or equal names, or names that are no words.
+        decoder: maps codes [B, C] to reconstructions.
+        decoded: maps a batch's input to the tensor to reconstruct.
+        decoded_shape: shape of a sample of that tensor.
+        norm: batch norms of the shared encoder; ``all`` needs inputs that can be joined.
+        losses: losses of the training.
     """
 
     def __init__(
@@ -251,16 +246,13 @@ def dsn_dense(
     Args:
         dimensions: 2 for images, 3 for volumes.
         num_classes: K.
-        domains: names, the source first.
-        in_channels: of a sample.
+        domains: names of the domains, the source first.
+        in_channels: channels of a sample.
         code: C, of shared and of private codes.
         width: multiplies the channels of hidden layers.
         decoded: spatial size of reconstructions; samples of another size are averaged to it.
-        norm: batch norms of the encoders, if any, and over what.
-        losses: that the network is trained with; by default those of the paper.
-
-    Raises:
-        ConfigError: sizes, domains or a norm that are not valid.
+        norm: batch norms of the encoders: ``none``, of each ``domain``, or of ``all`` together.
+        losses: losses of the training; by default those of the paper.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in _CHANNELS]
@@ -307,8 +299,7 @@ def dsn_sparse(
     """A network on sparse tensors of shapes; arguments and errors as :func:`dsn_dense`.
 
     An encoder is three submanifold convolutions with max pools, the maximum over all voxels and a
-    linear layer. What is reconstructed is the occupancy of a coarser grid: the share of its voxels
-    that are occupied.
+    linear layer. The decoder reconstructs the shares of occupied voxels on a coarser grid.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in (*_CHANNELS, 2 * _CHANNELS[-1])]

@@ -15,8 +15,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparsepipe.models.chain import Block, Head, Value, convolved, entry_keep, joined, parted
-from sparsepipe.models.sizes import check_sizes, scaled
+from sparsepipe.models.chain import (
+    ChainBlock,
+    Head,
+    Value,
+    check_sizes,
+    convolved,
+    entry_keep,
+    joined,
+    parted,
+    scaled,
+)
 
 _BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 """Convolutions before each pool, and their channels."""
@@ -28,12 +37,8 @@ _FULL = 4096
 
 
 class UpScore(nn.Module):
-    """Scores in the size of what was kept last, to which those of what was kept are added.
-
-    Args:
-        num_classes: channels of the scores.
-        factor: by which what was kept is larger.
-        skip_channels: channels of what was kept; None: only its size is used.
+    """Scores in the size of what was kept last, which is ``factor`` times larger, plus its own
+    scores if it has ``skip_channels``.
     """
 
     def __init__(self, num_classes: int, *, factor: int, skip_channels: int | None = None) -> None:
@@ -76,7 +81,7 @@ def fcn2d(
     and there are no skips.
 
     ``batch_norm`` puts a batch norm behind each convolution but those of scores. Other arguments
-    and errors are those of :func:`sparsepipe.models.cnn_nd.cnn_nd`.
+    and errors are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     is_dense = head == "segmentation"
@@ -87,17 +92,17 @@ def fcn2d(
         for _ in range(count):
             layers = convolved(2, channels, out_channels, norm=batch_norm)
             keep, least = None if entries else entry_keep(head), 1 if entries else _LEAST
-            entries.append(Block(*layers, keep=keep, checkpointing=checkpointing, least=least))
+            entries.append(ChainBlock(*layers, keep=keep, checkpointing=checkpointing, least=least))
             channels = out_channels
         is_kept = is_dense and number in _SKIPS
-        entries.append(Block(nn.MaxPool2d(2), keep="output" if is_kept else None))
+        entries.append(ChainBlock(nn.MaxPool2d(2), keep="output" if is_kept else None))
         kept.append(channels)
     hidden = scaled(_FULL, width)
     for kernel_size in (7, 1):
         layers = convolved(2, channels, hidden, kernel_size, norm=batch_norm)
-        entries.append(Block(*layers, nn.Dropout(dropout), checkpointing=checkpointing))
+        entries.append(ChainBlock(*layers, nn.Dropout(dropout), checkpointing=checkpointing))
         channels = hidden
-    entries.append(Block(nn.Conv2d(channels, num_classes, 1)))
+    entries.append(ChainBlock(nn.Conv2d(channels, num_classes, 1)))
     if not is_dense:
         return nn.Sequential(*entries, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for number in reversed(_SKIPS):

@@ -1,9 +1,8 @@
 """Metrics of samples and of voxels, by operations that also count samples cut over devices.
 
 Labels are those of samples [B], or of voxels [B, *spatial]; logits are [B, K] or [B, K, *spatial].
-A sample that is cut into shards is no plain tensor: what is counted here are sums of comparisons,
-which such a sample has, and of which every device gets the whole. Metrics of libraries do more with
-their arguments than that.
+A sample that is cut into shards has sums of comparisons, of which every device gets the whole, but
+not all operations that metrics of libraries need.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Confusion(MulticlassConfusionMatrix):
     """Counts [K, K] of samples or voxels, true class by row.
 
     Attributes:
-        of_voxels: 1 if labels of voxels were counted, else 0. A state like the counts, since a
-            process may have those that another one counted.
+        of_voxels: 1 if labels of voxels were counted by any process, else 0.
     """
 
     of_voxels: Tensor
@@ -84,14 +82,12 @@ class Predictions(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, batch: Mapping[str, Tensor], logits: Tensor) -> None:
-        """Keep those of a batch with ``index`` [B] and ``label`` [B], of its logits [B, K]."""
         for name, value in predictions_of(batch, logits).items():
             getattr(self, name).append(value)
 
     def compute(self) -> dict[str, Tensor]:
-        """``index``, ``label``, ``prediction`` and ``probability`` [S], in the order of the index.
-
-        Samples that several ranks have, as those that share a sample do, are in it once.
+        """``index``, ``label``, ``prediction`` and ``probability`` [S], in the order of the index;
+        samples that several ranks have appear once.
         """
         kept = {name: getattr(self, name) for name in _OF_SAMPLE}
         found = {
@@ -129,9 +125,6 @@ def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def ious_of(counts_KK: Tensor) -> Tensor:
-    """Intersection over union [K]: what is of a class and predicted so, of what is either.
-
-    NaN for classes that neither occur nor are predicted.
-    """
+    """Intersection over union [K]; NaN for classes that neither occur nor are predicted."""
     hits_K = counts_KK.diagonal()
     return hits_K / (counts_KK.sum(0) + counts_KK.sum(1) - hits_K)

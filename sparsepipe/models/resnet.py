@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from sparsepipe import sparse
-from sparsepipe.models.sizes import check_sizes, require, scaled
+from sparsepipe.models.chain import check_sizes, require, scaled
 
 _BLOCKS: dict[int, tuple[int, ...]] = {
     # depth: residual blocks in each of the four stages
@@ -21,12 +21,7 @@ _EXPANSION = 4
 
 
 class ResidualBlock(nn.Module):
-    """``relu(main(x) + shortcut(x))``.
-
-    Args:
-        main: layers that end with a norm.
-        shortcut: the identity, or layers that produce the same sites and channels.
-    """
+    """``relu(main(x) + shortcut(x))``; both paths give the same sites and channels."""
 
     def __init__(self, main: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -35,7 +30,6 @@ class ResidualBlock(nn.Module):
         self.relu = sparse.ReLU()
 
     def forward(self, x: sparse.SparseTensor) -> sparse.SparseTensor:
-        """Add both paths and apply the ReLU."""
         out: sparse.SparseTensor = self.relu(sparse.add(self.main(x), self.shortcut(x)))
         return out
 
@@ -58,9 +52,6 @@ def sparse_resnet(
         width: multiplies the channels of every hidden layer.
         dropout: probability of the dropout before the last layer.
         backend: backend of all layers; None is the native one.
-
-    Raises:
-        ConfigError: an unknown depth, or an argument is out of its range.
     """
     require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)

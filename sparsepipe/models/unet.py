@@ -11,28 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.models.chain import (
-    Block,
+    ChainBlock,
     Head,
     Value,
+    check_sizes,
     convolved,
     head_entries,
     joined,
     parted,
     recomputed,
+    require,
+    scaled,
 )
-from sparsepipe.models.sizes import check_sizes, require, scaled
 
 _CHANNELS = 32
 
 
 class Up(nn.Module):
-    """Doubles the resolution, puts what was kept last beside it, and convolves both.
-
-    Args:
-        in_channels: of the value, which the transposed convolution keeps.
-        skip_channels: of what was kept; the output has as many.
-        checkpointing: keep the inputs only.
-    """
+    """Doubles the resolution, and convolves the value and what was kept last to its channels."""
 
     def __init__(self, in_channels: int, skip_channels: int, *, checkpointing: bool) -> None:
         super().__init__()
@@ -75,7 +71,7 @@ def unet3d(
     level are averaged over all voxels.
 
     ``levels`` of resolution are at least 2; other arguments and errors are those of
-    :func:`sparsepipe.models.cnn_nd.cnn_nd`.
+    :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     require(levels >= 2, "levels", levels, "2 or more")
@@ -83,11 +79,11 @@ def unet3d(
     channels, skips = in_channels, []
     for level in range(levels):
         if level:
-            entries.append(Block(nn.MaxPool3d(2)))
+            entries.append(ChainBlock(nn.MaxPool3d(2)))
         first, second = (scaled(_CHANNELS * 2**n, width) for n in (level, level + 1))
         layers = [*convolved(3, channels, first), *convolved(3, first, second)]
         entries.append(
-            Block(
+            ChainBlock(
                 *layers,
                 keep="output" if level + 1 < levels else None,
                 checkpointing=checkpointing,

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from sparsepipe import sparse
-from sparsepipe.models.sizes import check_sizes, require, scaled
+from sparsepipe.models.chain import check_sizes, require, scaled
 
 _BLOCKS: dict[int, tuple[int, ...]] = {
     # depth: convolutions in each of the five blocks
@@ -53,9 +53,6 @@ def sparse_vgg(
         width: multiplies the channels of every hidden layer, including the head.
         dropout: probability of both dropout layers.
         backend: backend of all layers; None is the native one.
-
-    Raises:
-        ConfigError: an unknown depth, or an argument is out of its range.
     """
     layers = _Layers(
         conv=partial(sparse.Conv3d, kernel_size=3, backend=backend),

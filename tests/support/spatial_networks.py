@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsepipe import models
 from sparsepipe.models import Classifier
-from sparsepipe.models.chain import Block
+from sparsepipe.models.chain import ChainBlock
 from sparsepipe.spatial import Grid, spatialize
 from sparsepipe.spatial.shard import Shard, local_of, shard_of
 
@@ -105,7 +105,7 @@ def error_with_empty_shards(rank: int) -> float:
     def make(classes: int, *, head: str, checkpointing: bool = False) -> nn.Sequential:
         convolution = nn.Conv1d(1, classes, 3, padding=1)
         layers = convolution, nn.BatchNorm1d(classes), nn.ReLU(), nn.Upsample(1)
-        block = Block(*layers, checkpointing=checkpointing)
+        block = ChainBlock(*layers, checkpointing=checkpointing)
         return nn.Sequential(block, nn.AdaptiveAvgPool1d(1), nn.Flatten())
 
     return _of_network(Case("block", (3,), make, "classification", True), Grid((2,)))

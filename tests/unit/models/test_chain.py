@@ -20,9 +20,9 @@ def layers() -> list[nn.Module]:
 
 def test_what_is_kept_passes_later_blocks_by() -> None:
     x = torch.randn(3, 2, 7)
-    first, pool, last = chain.Block(nn.Tanh(), keep="input"), nn.MaxPool1d(2), nn.Sigmoid()
-    pooled = chain.Block(pool, keep="output")
-    value, given, kept = nn.Sequential(first, pooled, chain.Block(last))(x)
+    first, pool, last = chain.ChainBlock(nn.Tanh(), keep="input"), nn.MaxPool1d(2), nn.Sigmoid()
+    pooled = chain.ChainBlock(pool, keep="output")
+    value, given, kept = nn.Sequential(first, pooled, chain.ChainBlock(last))(x)
     assert given is x
     assert torch.equal(kept, pool(x.tanh()))
     assert torch.equal(value, kept.sigmoid())
@@ -30,12 +30,12 @@ def test_what_is_kept_passes_later_blocks_by() -> None:
     assert resized.shape == kept.shape
     assert rest is given
     assert chain.Resized(1)((resized, rest)).shape == x.shape
-    assert isinstance(chain.Block(last)(x), Tensor)
+    assert isinstance(chain.ChainBlock(last)(x), Tensor)
 
 
 def test_names_are_those_of_a_plain_sequential() -> None:
     plain = nn.Sequential(*layers())
-    block = chain.Block(*layers(), keep="input", checkpointing=True)
+    block = chain.ChainBlock(*layers(), keep="input", checkpointing=True)
     assert list(block.state_dict()) == list(plain.state_dict())
     assert isinstance(block[:2], nn.Sequential)
 
@@ -43,8 +43,8 @@ def test_names_are_those_of_a_plain_sequential() -> None:
 def test_a_second_run_leaves_no_trace() -> None:
     """Draws are those of the first run, and statistics count a batch once."""
     x = torch.randn(4, 2, 9, dtype=torch.float64, requires_grad=True)
-    again = chain.Block(*layers(), checkpointing=True).double()
-    once = chain.Block(*copy.deepcopy(list(again))).double()
+    again = chain.ChainBlock(*layers(), checkpointing=True).double()
+    once = chain.ChainBlock(*copy.deepcopy(list(again))).double()
     found = []
     for block in (once, again):
         x.grad = None
@@ -73,12 +73,12 @@ def test_checkpointing_saves_the_input_only() -> None:
         assert result.requires_grad
         return sum(kept.values())
 
-    assert saved_bytes(chain.Block(*layers())) > 3 * 8000
-    assert saved_bytes(chain.Block(*layers(), checkpointing=True)) <= 8100
+    assert saved_bytes(chain.ChainBlock(*layers())) > 3 * 8000
+    assert saved_bytes(chain.ChainBlock(*layers(), checkpointing=True)) <= 8100
 
 
 def test_nothing_runs_twice_without_gradients() -> None:
-    block = chain.Block(*layers(), checkpointing=True).eval()
+    block = chain.ChainBlock(*layers(), checkpointing=True).eval()
     x = torch.randn(1, 2, 5)
     with torch.no_grad():
         assert torch.equal(block(x), nn.Sequential(*block)(x))

@@ -14,20 +14,19 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier, DomainLosses, LRSchedule
 from sparsepipe.models.resnet import sparse_resnet
 
-OPTIMIZER = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 DSN = partial(models.dsn_2d, 3, decoded=(8, 8))
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        *("sparse_vgg16_bn", "dense_vgg11_bn", "sparse_resnet18", "cnn_5x5", "cnn2d", "fcn2d"),
+        *("sparse_vgg16_bn", "sparse_resnet18", "cnn_5x5", "cnn2d", "fcn2d"),
         *("unet3d", "densenet3d", "convnext_tiny"),
     ],
 )
 @pytest.mark.parametrize(
     "wrong",
-    [{"width": 0}, {"width": -1.0}, {"in_channels": 0}, {"num_classes": 0}],
+    [{"width": 0}, {"in_channels": 0}, {"num_classes": 0}],
     ids=str,
 )
 def test_sizes_that_networks_share(make: str, wrong: dict[str, Any]) -> None:
@@ -64,22 +63,13 @@ def test_settings_of_a_network(make: str, wrong: dict[str, Any]) -> None:
     [
         (lambda: sparse_resnet(20, 10), "model.depth=20"),
         (lambda: DSN(domains=["a"]), "model.domains='a'"),
-        (lambda: DSN(domains=["a", "a"]), "model.domains='a, a'"),
         (lambda: DSN(domains=["a", "b/c"]), "model.domains='a, b/c'"),
         (lambda: DSN(domains=["a", "b"], norm="batch"), "model.norm='batch'"),
         (lambda: models.dsn_2d(3, domains=["a", "b"], decoded=(8,)), "model.decoded="),
         (lambda: DomainLosses(alpha=-1.0), "model.losses.alpha=-1.0"),
-        (lambda: DomainLosses(gamma=float("nan")), "model.losses.gamma=nan"),
         (lambda: DomainLosses(similarity="coral"), "model.losses.similarity='coral'"),  # type: ignore[arg-type]
-        (lambda: DomainLosses(similarity_from=-1), "model.losses.similarity_from=-1"),
         (lambda: Classifier(nn.Sequential(), num_classes=1, optimizer=torch.optim.SGD), ": 1"),
         (lambda: LRSchedule(factory=partial, interval="minute"), "minute"),  # type: ignore[arg-type]
-        (
-            lambda: LRSchedule(factory=torch.optim.lr_scheduler.StepLR).build(
-                OPTIMIZER, steps=1, epochs=1
-            ),
-            "step_size",
-        ),
         (
             lambda: Classifier(
                 nn.Sequential(nn.Linear(1, 2)),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.models.chain import Block
+from sparsepipe.models.chain import ChainBlock
 from sparsepipe.runtime.batch_norm import MinibatchNorms, Moments, NormMode, check_norms, norms_of
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.stage import Stage
@@ -70,8 +70,8 @@ def test_statistics_move_as_by_the_whole_minibatch(kind: str, mode: NormMode) ->
 
 @pytest.mark.parametrize("mode", [DEFERRED, RUNNING])
 def test_layers_that_checkpoint_themselves_count_once(mode: NormMode) -> None:
-    plain = Block(nn.Conv1d(5, 5, 3), nn.BatchNorm1d(5), nn.Tanh())
-    again = Block(*copy.deepcopy(list(plain)), checkpointing=True)
+    plain = ChainBlock(nn.Conv1d(5, 5, 3), nn.BatchNorm1d(5), nn.Tanh())
+    again = ChainBlock(*copy.deepcopy(list(plain)), checkpointing=True)
 
     def backward(outputs: list[Any]) -> None:
         for output in outputs:
