@@ -92,7 +92,7 @@ class ChainBlock(nn.Sequential):
 
 
 class Resized(nn.Module):
-    """The value interpolated linearly to the spatial size of what was kept last, which is dropped."""
+    """The value interpolated linearly to the size of what was kept last, which is dropped."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
@@ -107,8 +107,8 @@ class Resized(nn.Module):
 
 
 def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``function(*inputs)``, whose intermediate values are computed again in the backward pass, with
-    the same random draws, and on copies of the statistics of the batch norms of ``module``.
+    """``function(*inputs)``, whose intermediate values are computed again in the backward pass, by
+    the same random draws and on copies of the statistics of the batch norms of ``module``.
     """
 
     @contextmanager

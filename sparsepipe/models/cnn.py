@@ -1,4 +1,4 @@
-"""Plain convolutional networks: cnn_5x5 for pipelines, and cnn1d, cnn2d, cnn3d for grids of workers.
+"""Plain convolutional networks: cnn_5x5 for pipelines; cnn1d, cnn2d, cnn3d for grids of workers.
 
 Sources: Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks"; Tsaris and
 Hinkle, "Distributed Training for High Resolution Images". Depth, channels and heads are our choice.
@@ -39,7 +39,7 @@ def cnn_5x5(
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Images [B, in_channels, 28, 28] to logits [B, num_classes], in ``2 * convolutions + 5`` layers.
+    """Images [B, in_channels, 28, 28] to logits [B, num_classes]: ``2 * convolutions + 5`` layers.
 
     All ``convolutions`` but the first are identical, of 32 channels times ``width`` on 14x14, so
     that equal numbers of them balance stages. Normalisation would act on microbatches, so there is

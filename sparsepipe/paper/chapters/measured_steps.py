@@ -1,18 +1,30 @@
-"""Runs of ``task=measure_steps``: settings, values at a size, the largest size, and curves."""
+"""Steps on samples that ranks share: Figs. 2 to 5 of Tsaris and Hinkle, Figs. 3 and 4 of NVIDIA and
+NIO, and what they have in common: values at a size, the largest size, and curves.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from sparsepipe.paper.printed import CITATION_OF_BIGCONV, CITATION_OF_CONVNEXT, printed
 from sparsepipe.plots import style
-from sparsepipe.report.chapter import Block, Cell, Column, Ours
-from sparsepipe.report.measurements import mean_of, ratio_of, words
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Ours, Printed
+from sparsepipe.report.dot_plot import beside_each_other
+from sparsepipe.report.measurements import (
+    crowded,
+    mean_of,
+    no_speedup,
+    ratio_of,
+    unlike_notes,
+    words,
+)
 from sparsepipe.report.tables import of_training, overrides_beside, tables_of
 from sparsepipe.runs.ledger_table import Row
 
@@ -242,3 +254,172 @@ def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -
 def _elements(text: str) -> int:
     lengths, _, _ = text.rpartition(" ")
     return math.prod(int(part.replace(",", "")) for part in lengths.split(" x "))
+
+
+_OF_BIGCONV = ("paper/network", "paper.workers", "parallel.devices", "parallel.grid")
+
+
+def _bigconv_blocks(rows: Sequence[Row]) -> list[Block]:
+    """Two blocks of a table: memory at each size, and the largest sizes."""
+    blocks = []
+    printed_workers: dict[str, set[int]] = {}
+    for row in printed("bigconv"):
+        printed_workers.setdefault(row["network"], set()).add(int(row["workers"]))
+    for title, scale, runs in tables_of_steps(rows, _OF_BIGCONV):
+        memory: list[Cell] = []
+        largest: list[Cell] = []
+        notes: list[str] = []
+        for network, workers in printed_workers.items():
+            own = [row for row in runs if row.get("study.cell.network") == network]
+            alone = [row for row in own if row["study.cell.workers"] == 1]
+            for count in sorted(workers | {row["study.cell.workers"] for row in own}):
+                those = [row for row in own if row["study.cell.workers"] == count]
+                if scale == "smoke" and not those:  # it sweeps only some
+                    continue
+                largest += largest_cells((network, "largest", str(count)), those, alone)
+                notes += [
+                    f"{network} on {count}: {note}" for note in unlike_notes(those, sets_apart)
+                ]
+                for size in sizes_of(own):
+                    label = (network, size_text(size), str(count))
+                    memory += memory_cells(label, size, those, alone, ranks=count)
+        if memory:
+            blocks.append(Block(title=title, cells=tuple(memory), notes=tuple(notes)))
+        budget = f"{title}; budget: {budget_text(runs)}"
+        blocks.append(Block(title=budget, cells=tuple(largest)))
+    return blocks
+
+
+BIGCONV = Chapter(
+    name="bigconv",
+    title="Memory of samples that workers share (Tsaris and Hinkle, Figs. 2 to 5)",
+    about=(
+        "Tsaris and Hinkle cut samples of CNN1D, CNN2D, CNN3D and FCN2D over a grid of workers, "
+        "which exchange halos. Their Figs. 2 to 5 draw peak memory over the size of the input, on "
+        "1, 6 and 12, on 1, 5 and 10, on 1, 9 and 28, and on 1 and 10 workers: these numbers are "
+        "theirs; of the curves we have no figures. Here it is a training step of one sample, of "
+        "the rank that needs most: on processors by torch's own count of what is alive (counted), "
+        "on GPUs the peak of torch's allocator (measured). Networks, sizes and budgets are our "
+        "choice. A size above the budget is not trained; among those that were tried the largest "
+        "within it is given. More workers than cores are for their memory only: no time is "
+        "measured."
+    ),
+    heads=("network", "size", "workers"),
+    find=_bigconv_blocks,
+    citation=CITATION_OF_BIGCONV,
+    draw=lambda block: over_sizes(block, of="worker"),
+)
+
+
+STEP = Column(key="step", heading="step", unit="ms", form="{:,.0f}", printed=False)
+TIMES = Column(key="times", heading="time over the first", unit="x", form="{:.2f}")
+_OF_CONVNEXT = ("parallel.devices", "parallel.grid", "model.checkpointing")
+_DEVICES = {1, 2, 4, 8}
+_RATIO_OF_TIMES = "a ratio of two printed times; which runs they are of is not known here"
+
+
+def _convnext_tp_blocks(rows: Sequence[Row]) -> list[Block]:
+    """Three blocks of a table: memory and time at each size, largest sizes, and ratios of times."""
+    blocks = []
+    for title, scale, table in tables_of_steps(
+        rows, _OF_CONVNEXT, of_scale={"paper": "model=convnext_xl"}
+    ):
+        memory: list[Cell] = []
+        largest: list[Cell] = []
+        notes: list[str] = []
+        first, *others = (row["time_ms"] for row in printed("convnext_tp"))
+        ratios = [
+            Cell(
+                row=("-", f"printed: {each} over {first} ms", "-"),
+                column=TIMES,
+                paper=Printed(text=f"{float(each) / float(first):.2f}", derived=_RATIO_OF_TIMES),
+                expected=False,
+            )
+            for each in others
+        ]
+        for is_checkpointed, name in ((False, "none"), (True, "all blocks")):
+            own = [row for row in table if row["study.cell.checkpointing"] == is_checkpointed]
+            counts = sorted(_DEVICES | {row["study.cell.devices"] for row in own})
+            runs = {
+                count: [row for row in own if row["study.cell.devices"] == count]
+                for count in counts
+            }
+            sizes = sizes_of(own)
+            for devices, those in runs.items():
+                if scale == "smoke" and not those:  # it sweeps only some
+                    continue
+                if devices > 1 and not own:
+                    row = (name, "of the widest image, and of one that grows", str(devices))
+                    ratios.append(Cell(row=row, column=TIMES))
+                largest += largest_cells((name, "largest", str(devices)), those, runs[1])
+                notes += [
+                    f"checkpointing {name} on {devices}: {note}"
+                    for note in unlike_notes(those, sets_apart)
+                ]
+                reasons = (crowded(run).replace("no speedup", "no scaling") for run in those)
+                crowded_reason = next(filter(None, reasons), "")
+                for size in sizes:
+                    row = (name, size_text(size), str(devices))
+                    memory += memory_cells(row, size, those, runs[1], ranks=devices)
+                    step = mean_of(those, values_at(size, "step_s"), scale=1e3)
+                    if step is not None and crowded_reason:  # ranks take turns
+                        step = replace(step, note=crowded_reason, counts=False)
+                    memory.append(Cell(row=row, column=STEP, ours=step, expected=False))
+            ratios += _ratios(name, runs, sizes)
+        budget = f"{title}; budget: {budget_text(table)}"
+        found = (title, memory), (budget, largest), (f"{title}; times as ratios", ratios)
+        blocks += [Block(title=title, cells=tuple(cells)) for title, cells in found if cells]
+        blocks[-1] = replace(blocks[-1], notes=tuple(notes))
+    return blocks
+
+
+def _ratios(name: str, runs: Mapping[int, Sequence[Row]], sizes: Sequence[Size]) -> Iterator[Cell]:
+    for devices, those in runs.items():
+        if not sizes or devices == 1 or not those:
+            continue
+        least, widest = sizes[0], sizes[-1]
+        grown = (*least[:-1], least[-1] * devices)
+        for kind, base, size in (("strong", widest, widest), ("weak", least, grown)):
+            if size not in sizes:
+                continue
+            own = mean_of(those, values_at(size, "step_s"))
+            first = mean_of(runs[1], values_at(base, "step_s"))
+            ours = ratio_of(own, first)
+            reason = no_speedup(those, runs[1], of="one device")
+            if own and ours and reason:
+                ours = words("no scaling", own.runs, reason.replace("no speedup", "no scaling"))
+            row = (name, f"{kind}: {size_text(size)} over {size_text(base)} on 1", str(devices))
+            yield Cell(row=row, column=TIMES, ours=ours, expected=False)
+
+
+def _draw_convnext_tp(block: Block) -> Figure | None:
+    if MEMORY not in block.columns:
+        return beside_each_other(CONVNEXT_TP, block)
+    named = [
+        replace(each, row=(f"checkpointing: {each.row[0]}", *each.row[1:])) for each in block.cells
+    ]
+    return over_sizes(replace(block, cells=tuple(named)), of="device")
+
+
+CONVNEXT_TP = Chapter(
+    name="convnext_tp",
+    title="ConvNeXt on images cut along their width (NVIDIA and NIO, Figs. 3 and 4)",
+    about=(
+        "NVIDIA and NIO train ConvNeXt-XL on images that 1 to 8 devices cut along their width W "
+        "of 1024 to 8192, with and without gradient checkpointing; Figs. 3 and 4 draw memory and "
+        "time. Of their times 937, 952 and 647 ms are known here, not which runs they are of: "
+        "only their ratios are shown, beside ours, and neither is compared with the other. Here "
+        "it is a training step of one image, of the rank that needs most: on processors by "
+        "torch's own count of what is alive (counted), on GPUs the peak of torch's allocator "
+        "(measured). At scale=paper network and widths are theirs, heights are our choice, as is "
+        "everything at the other scales. Strong scaling: the time of the widest image over that "
+        "on one device; weak scaling: of an image that grows with the devices. Times of more "
+        "devices than cores are no scaling, their memory counts. A size above the budget is not "
+        "trained."
+    ),
+    heads=("checkpointing", "size", "devices"),
+    find=_convnext_tp_blocks,
+    citation=CITATION_OF_CONVNEXT,
+    pictured=(TIMES.key,),
+    draw=_draw_convnext_tp,
+)

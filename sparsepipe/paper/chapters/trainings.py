@@ -1,16 +1,24 @@
-"""Trainings of the paper's network on shapes, for Table II and Fig. 8, and largest batches."""
+"""Trainings of the paper's network on shapes and largest batches: Table II and Fig. 8."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from sparsepipe.report.chapter import Block, Column, Compare, Ours
-from sparsepipe.report.measurements import words
-from sparsepipe.report.tables import Key, of_memory, overrides_beside, tables_of
+from sparsepipe.paper.printed import CITATION, printed
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
+from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of, unlike_notes, words
+from sparsepipe.report.tables import (
+    Key,
+    cell_of,
+    of_memory,
+    of_training,
+    overrides_beside,
+    tables_of,
+)
 from sparsepipe.runs.ledger_table import Row
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
@@ -263,3 +271,200 @@ def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
         highest = ours.most / base.least
         note = f"the ratio lies between {lowest:.2f} and {highest:.2f}, as the batches do"
     return Ours(value=ours.least / base.least, runs=runs, note=note)
+
+
+TIME = Column(key="epoch_time", heading="epoch time", unit="s")
+SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Compare.RATIO)
+BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", form="{:.0f}")
+BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=Compare.RATIO)
+
+_OF_TABLE2 = ("paper/network", "paper/trial", "data.resolution")
+Place = tuple[int, int, str, float]
+"""Grid, devices, network and share of the points."""
+_PAPER_TABLE2: Mapping[Place, Mapping[str, str]] = {
+    (
+        int(row["resolution"]),
+        int(row["num_gpus"]),
+        row["network"],
+        float(row["point_ratio_p"]),
+    ): row
+    for row in printed("table2")
+}
+_ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"
+
+
+def _table2_block(rows: Sequence[Row]) -> Block:
+    trainings: dict[Place, list[Row]] = {place: [] for place in _PAPER_TABLE2}
+    searches: dict[Place, list[Row]] = {place: [] for place in _PAPER_TABLE2}
+    names = ("resolution", "devices", "network", "point_ratio")
+    for row in rows:
+        found = {FITTING: searches, "train": trainings}.get(row["task_name"], {})
+        found.get(cell_of(row, *names), []).append(row)
+    budgets = {row["budget_bytes"] for row in rows if "budget_bytes" in row}
+    notes = [
+        f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
+        for budget in sorted(budgets)
+    ]
+    for place in _PAPER_TABLE2:
+        label = ", ".join(_label(place))
+        notes += [f"{label}: {note}" for note in unlike_notes(trainings[place], of_training)]
+        kept = unlike_notes(
+            searches[place], of_memory, of_one_seed="sizes that any has tried count"
+        )
+        notes += [f"largest batch, {label}: {note}" for note in kept]
+    return Block(
+        cells=tuple(
+            cell for place in _PAPER_TABLE2 for cell in _table2_cells(place, trainings, searches)
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _label(place: Place) -> tuple[str, ...]:
+    resolution, devices, network, ratio = place
+    return f"{resolution}³", str(devices), network, f"{ratio:g}"
+
+
+def _table2_cells(
+    place: Place, trainings: Mapping[Place, list[Row]], searches: Mapping[Place, list[Row]]
+) -> Iterator[Cell]:
+    resolution, devices, network, point_ratio = place
+    first = (resolution, 1, "dense", 1.0)  # D-1
+    runs, of_first = trainings[place], trainings[first]
+    reason = no_speedup(runs, of_first, of="D-1")
+    time = mean_of(runs, "epoch_time_s")
+    # Epochs may be of unlike length, so that rates are compared.
+    rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(of_first, "train_shapes_per_s")
+    speedup = words("no speedup", rate.runs, reason) if rate and reason else ratio_of(rate, base)
+    batch = batch_searches(searches[resolution, 1, network, point_ratio])
+    batch_of_first = batch_searches(searches[first])
+    largest = batch.ours if batch else None
+    ratio = batch_ratio(batch, batch_of_first, of="D-1") if batch and batch_of_first else None
+    if devices > 1:
+        largest, ratio = _noted(largest, _ELSEWHERE), _noted(ratio, _ELSEWHERE)
+    theirs = _PAPER_TABLE2[place]
+    printed_ratio = int(theirs["batch_size"]) / int(_PAPER_TABLE2[first]["batch_size"])
+    for column, text, ours in (
+        (TRAIN, theirs["train_accuracy_percent"], mean_of(runs, "train/accuracy", scale=100)),
+        (TEST, theirs["test_accuracy_percent"], mean_of(runs, "test/accuracy", scale=100)),
+        (TIME, theirs["epoch_time_s"], _noted(time, reason)),
+        (SPEEDUP, theirs["speedup_over_D1_1gpu"], speedup),
+        (BATCH, theirs["batch_size"], largest),
+        (BATCHES, f"{printed_ratio:g}", ratio),
+    ):
+        derived = "not printed: the ratio of two batch sizes that are" if column is BATCHES else ""
+        paper = Printed(text=text, derived=derived)
+        yield Cell(row=_label(place), column=column, paper=paper, ours=ours)
+
+
+def _noted(ours: Ours | None, note: str) -> Ours | None:
+    if ours is None or not note:
+        return ours
+    return replace(ours, note=f"{ours.note}; {note}" if ours.note else note)
+
+
+TABLE2 = Chapter(
+    name="table2",
+    title="Table II: dense and sparse, on one device and on four",
+    about=(
+        "VGG16 with batch normalization, dense and sparse, on one device and on four with data "
+        "parallelism. p is the share of the points that is kept, in training and in testing. "
+        "D-1 is the dense network on one device at the same resolution; the speedup is of shapes "
+        "trained in a second. Seconds and batch sizes depend on device and size of the network: "
+        "only their ratios are set against the paper's. The paper trained on ModelNet40 for 90 "
+        "epochs, on GPUs of its Table I."
+    ),
+    heads=("grid", "devices", "network", "p"),
+    find=lambda rows: blocks_of(rows, of_cells=_OF_TABLE2, make=_table2_block),
+    citation=CITATION,
+    pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
+)
+
+
+RATE = Column(
+    key="inference_rate", heading="inference", unit="shapes/s", form="{:.1f}", printed=False
+)
+MEMORY = Column(
+    key="memory", heading="memory of a training step", unit="MB", form="{:,.0f}", printed=False
+)
+_FROM_TABLE = "not printed with Fig. 8: of Table II"
+_OF_FIG8 = ("paper/network", "data.resolution")
+_ROWS = tuple((grid, network) for grid in (32, 50, 100, 200) for network in ("dense", "sparse"))
+_PAPER_FIG8: Mapping[tuple[int, str], Mapping[str, str]] = {
+    (int(row["resolution"]), row["network"]): row
+    for row in printed("table2")
+    if row["num_gpus"] == "1" and row["point_ratio_p"] == "1"
+}
+
+
+def _fig8_blocks(rows: Sequence[Row]) -> list[Block]:
+    trainings = [
+        row
+        for row in rows
+        if row["task_name"] == "train_if_fits" and row.get("study.cell.point_ratio", 1) == 1
+    ]
+    return blocks_of(trainings, of_cells=_OF_FIG8, make=_fig8_block)
+
+
+def _fig8_block(rows: Sequence[Row]) -> Block:
+    cells: list[Cell] = []
+    notes: list[str] = []
+    for grid, network in _ROWS:
+        place = (grid, network)
+        runs = [row for row in rows if cell_of(row, "resolution", "network") == place]
+        cells += _fig8_cells(place, runs)
+        notes += [f"{network} at {grid}³: {note}" for note in unlike_notes(runs, of_training)]
+    return Block(cells=tuple(cells), notes=tuple(notes))
+
+
+def _fig8_cells(place: tuple[int, str], runs: Sequence[Row]) -> Iterator[Cell]:
+    paper = _PAPER_FIG8.get(place, {})
+    refused = _refused([run for run in runs if run.get("fits") is False])
+    for column, text, ours in (
+        (TRAIN, paper.get("train_accuracy_percent"), mean_of(runs, "train/accuracy", scale=100)),
+        (TEST, paper.get("test_accuracy_percent"), mean_of(runs, "test/accuracy", scale=100)),
+        (RATE, None, mean_of(runs, "inference_shapes_per_s")),
+        (MEMORY, None, mean_of(runs, "step_memory_bytes", scale=1e-6)),
+    ):
+        shown = ours or refused
+        if refused is not None and ours is not None:
+            names = ", ".join(str(run.get("run_id")) for run in refused.runs)
+            shown = replace(ours, note=f"without {names}: {refused.note}")
+        elif refused is not None and column is MEMORY:
+            run = refused.runs[0]
+            if run.get("budget_bytes") and run.get("limited_by") == "over_budget":
+                shown = replace(refused, value=f"over {run['budget_bytes'] / 1e6:,.0f}")
+        yield Cell(
+            row=(f"{place[0]}³", place[1]),
+            column=column,
+            paper=Printed(text=text, derived=_FROM_TABLE) if text else None,
+            ours=shown,
+        )
+
+
+def _refused(runs: Sequence[Row]) -> Ours | None:
+    """Words for a network that did not fit; None where all fitted."""
+    if not runs:
+        return None
+    first = runs[0]
+    why = str(first.get("limited_by") or "over_budget").replace("_", " ")
+    budget = first.get("budget_bytes")
+    limit = f", the budget is {budget / 1e6:,.0f} MB" if budget else ""
+    step = f"a training step of {first.get('data.batch_size')} shapes"
+    return words("does not fit", runs, f"{step} does not fit: {why}{limit}")
+
+
+FIG8 = Chapter(
+    name="fig8",
+    title="Fig. 8: accuracy, inference rate and memory over the resolution",
+    about=(
+        "VGG16, dense and sparse, on one device, on grids of 32³ to 200³; dense until a training "
+        "step no longer fits into memory. The paper draws accuracies and prints no figures with "
+        "them: those at 32³ and 50³ are of its Table II, for 100³ and 200³ there are none. It "
+        "says that the dense network could not be held in memory at 100³ and 200³."
+    ),
+    heads=("grid", "network"),
+    find=_fig8_blocks,
+    citation=CITATION,
+    pictured=(TRAIN.key, TEST.key, RATE.key, MEMORY.key),
+)

@@ -8,10 +8,10 @@ import pytest
 
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.paper.chapters.fig7 import FIG7
-from sparsepipe.paper.chapters.fig8 import FIG8
 from sparsepipe.paper.chapters.fig9 import FIG9
 from sparsepipe.paper.chapters.table1 import TABLE1
 from sparsepipe.paper.chapters.table3 import TABLE3
+from sparsepipe.paper.chapters.trainings import FIG8
 from sparsepipe.paper.printed import printed
 from sparsepipe.report.chapter import Block, Chapter
 from sparsepipe.runs.ledger_table import Row

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.paper.chapters.bigconv import BIGCONV
-from sparsepipe.paper.chapters.convnext_tp import CONVNEXT_TP
+from sparsepipe.paper.chapters.measured_steps import BIGCONV, CONVNEXT_TP
 from sparsepipe.paper.printed import printed
 from sparsepipe.report.chapter import Block, Cell
 from sparsepipe.runs.ledger_table import Row

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.paper.chapters.table2 import TABLE2
+from sparsepipe.paper.chapters.trainings import TABLE2
 from sparsepipe.report.chapter import Cell, Ours
 from sparsepipe.runs.ledger_table import Row
 from tests.support.report_cases import fitting, value
