@@ -62,9 +62,6 @@ class LRSchedule:
             steps: optimizer steps of the training; infinite if unknown.
             epochs: epochs of the training; negative if unknown.
             validated_every: epochs from one validation to the next.
-
-        Raises:
-            ConfigError: the length is needed but unknown.
         """
         interval, arguments = self.interval or "step", {}
         if self.horizon is not None:

@@ -94,9 +94,6 @@ def cnn_nd(
         width: multiplies the 32 channels of the first level.
         dropout: probability of the dropout before the last layer.
         checkpointing: keep the input of each convolution's block only.
-
-    Raises:
-        ConfigError: an argument is out of its range.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     require(levels >= 1, "levels", levels, "1 or more")

@@ -61,11 +61,7 @@ class ReportContents:
         where: str | None = None,
         scale: str | None = None,
     ) -> Self:
-        """The contents for the arguments of ``task=report``, or of a sweep.
-
-        Raises:
-            ConfigError: an exhibit is unknown, or ``where`` does not exist.
-        """
+        """The contents for the arguments of ``task=report``, or of a sweep."""
         names = list(exhibits or [name])
         if names == [ALL]:
             names = list(CHAPTERS)
@@ -141,12 +137,7 @@ class Report(Task):
         self._exhibits, self._where, self._scale = exhibits, where, scale
 
     def run(self, run: ResolvedRun) -> None:
-        """Writes ``report.html``, ``report.md``, and a CSV and pictures for each exhibit.
-
-        Raises:
-            ConfigError: nothing of the paper has such a name.
-            DataError: finished runs cannot be read, or a file cannot be written.
-        """
+        """Writes ``report.html``, ``report.md``, and a CSV and pictures for each exhibit."""
         reported = self._reported(run.spec)
         read = _read.pop(reported, None)
         rows = reported.rows() if read is None else read

@@ -59,12 +59,7 @@ class Table1(Task):
     repeats: Annotated[int, Field(ge=1, le=10_000)] = 20
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures one device; writes ``table.md`` and ``table.csv``.
-
-        Raises:
-            ConfigError: the inventory has no such device, or several.
-            HardwareError: the device is not here.
-        """
+        """Measures one device; writes ``table.md`` and ``table.csv``."""
         place = find_device(run.inventory, self.device)
         here = torch.device("cpu")
         if place.accelerator == "cuda":

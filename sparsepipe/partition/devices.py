@@ -64,11 +64,7 @@ class DevicePool:
 
     @classmethod
     def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> DevicePool:
-        """The devices of an inventory, with one bandwidth for all links if one is given.
-
-        Raises:
-            HardwareError: a needed link has no bandwidth above 0.
-        """
+        """The devices of an inventory, with one bandwidth for all links if one is given."""
         kinds = kinds_of(inventory)
         if bandwidth_bytes_per_s is not None:
             speed = _positive(bandwidth_bytes_per_s, "the bandwidth")

@@ -319,11 +319,7 @@ def write_report(
     given: Sequence[str] = (),
     failures: Sequence[Failure] = (),
 ) -> list[FilledChapter]:
-    """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures.
-
-    Raises:
-        DataError: a file cannot be written.
-    """
+    """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures."""
     filled = [fill(chapter, rows, given) for chapter, rows in chapters]
     pictures: dict[str, bytes] = {}
     for each in filled:

@@ -155,11 +155,7 @@ class Engine:
         )
 
     def run(self) -> Record:
-        """Runs all ranks to their ends.
-
-        Raises:
-            ScheduleError: ranks wait for one another for ever.
-        """
+        """Runs all ranks to their ends."""
         for rank in self._ranks:
             rank.go_on()
         self._events.run()
@@ -231,11 +227,10 @@ class Engine:
 
 
 def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record:
-    """Runs a schedule to its end, and records everything; its workload is per microbatch, if any.
+    """Runs a schedule to its end (with a workload per microbatch, if any); records everything.
 
     Raises:
         ScheduleError: the schedule cannot be run.
-        PlanError: sums overlap with the backward, and the costs of layers are unknown.
     """
     check(schedule)
     return Engine(workload, schedule.actions, setting, keep=True, detector=None).run()

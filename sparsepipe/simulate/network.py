@@ -50,12 +50,7 @@ class ClusterNetwork:
 
     @classmethod
     def of(cls, inventory: Inventory, plan: Plan) -> ClusterNetwork:
-        """The links of an inventory.
-
-        Raises:
-            PlanError: a device is on no host of the inventory.
-            HardwareError: a link over which ranks communicate has no bandwidth.
-        """
+        """The links of an inventory."""
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
         devices = [device for stage in plan.stages for device in stage.devices]
         if strange := [device for device in devices if device.split("/")[0] not in names]:
@@ -121,9 +116,6 @@ class Sends:
             sender waits until its message has come; None: no limit.
         inbox: most messages that lie at the receiver before it takes them; 0: a message begins its
             way when the receiver waits for it; None: no limit.
-
-    Raises:
-        ConfigError: a negative number.
     """
 
     outbox: int | None = None
@@ -160,9 +152,6 @@ def reduction_legs(
     two neighbours send each other the vector at the same time, in chunks that follow one another.
     ``ordered``: as the replicas of the pipeline do, ``chain`` or ``direct`` by their hosts and the
     vector's size.
-
-    Raises:
-        ConfigError: unknown algorithm.
     """
     m = len(ranks)
     if m == 1 or not num_bytes:

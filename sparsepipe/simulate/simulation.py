@@ -73,10 +73,6 @@ def pace(
     then left out, and its end is simulated. Where no cycle is found in a short run, a longer one
     gives the pace of a full pipeline. With ``splits`` minibatches are split over the replicas of a
     stage; else replicas take turns.
-
-    Raises:
-        ScheduleError: ranks wait for one another for ever.
-        PlanError: sums overlap with the backward, and the costs of layers are unknown.
     """
     plan = workload.plan
     period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
@@ -196,9 +192,6 @@ class Simulation:
                 :func:`~sparsepipe.schedule.order_by_name`.
             microbatches: T; None: :data:`MICROBATCHES` if the schedule has some.
             option: name of the setting for T in error messages.
-
-        Raises:
-            ConfigError: unknown schedule, or microbatches that do not suit it or the plan.
         """
         found = by_name(schedule, SCHEDULES, kind="schedule")
         recipe = found if isinstance(found, Recipe) else Recipe(order=found, splits=True)

@@ -34,9 +34,6 @@ class Sums:
         bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
         spans: list to which sums that are over are added; None: they are not recorded.
         wake: called with a rank whose update may begin.
-
-    Raises:
-        PlanError: sums are in buckets, and bytes or seconds of the stage's layers are unknown.
     """
 
     def __init__(

@@ -106,10 +106,6 @@ class Workload:
         ``vertical_sync``), and loading, which is part of the first stage's forwards, count where
         all profiles have them. The gradient across a cut counts as large as the activation, though
         a sparse activation's coordinates do not come back.
-
-        Raises:
-            ProfileError: a device has no profile.
-            PlanError: the profiles have other layers than the plan.
         """
         held = [[_profile(device, profiles) for device in stage.devices] for stage in plan.stages]
         different = {id(profile): profile for each in held for profile in each}.values()

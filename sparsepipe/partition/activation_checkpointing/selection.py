@@ -216,11 +216,7 @@ def choose_spans(
     memory: MemoryModel,
     microbatches: Microbatches,
 ) -> RecomputedLayers:
-    """The quickest known spans with which all stages of a plan fit.
-
-    Raises:
-        ConfigError: a stage does not fit, whatever is recomputed of it.
-    """
+    """The quickest known spans with which all stages of a plan fit."""
     stages = []
     for number, stage in enumerate(plan.stages):
         names = dict.fromkeys(map(device_name, stage.devices))
@@ -243,9 +239,6 @@ def recompute_stages(
 ) -> RecomputedLayers:
     """Seconds and bytes of recomputing ``spans``, whether stages fit with them or not; without
     them, of the quickest known spans with which all stages fit.
-
-    Raises:
-        ConfigError: spans are to be chosen, and a stage does not fit, whatever is recomputed.
     """
     found, times_s, peaks, rooms, besides = [], [], [], [], []
     for number, stage in enumerate(stages):

@@ -34,9 +34,6 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
 
     A named stage is one span; named layers that follow one another make one span, and each
     [first, last] is a span by itself. Spans are cut where a stage ends.
-
-    Raises:
-        ConfigError: the setting is malformed, or names a layer twice or one that the plan lacks.
     """
     stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
     if setting in ("none", "all"):

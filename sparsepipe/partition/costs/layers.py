@@ -74,11 +74,7 @@ class Spans:
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:
-    """Sums over a model's layers, or the states of a branching graph.
-
-    Raises:
-        ProfileError: the layers differ, or how they are connected.
-    """
+    """Sums over a model's layers, or the states of a branching graph."""
     if any(profile.states for profile in profiles):
         return state_spans([profile.states for profile in profiles])
     return chain_spans(profiles)
@@ -88,9 +84,6 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
     """Sums over the layers of a chain; bytes are those of the profile where they are most.
 
     Layers without ``saved_bytes`` count as saving their input.
-
-    Raises:
-        ProfileError: they have unequal numbers of layers.
     """
     if len({profile.num_layers for profile in profiles}) != 1:
         raise ProfileError(
@@ -134,11 +127,7 @@ def loads_s(profiles: Sequence[Profile]) -> list[float]:
 
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:
-    """Sums over a branching graph, by its states.
-
-    Raises:
-        ProfileError: the graphs differ.
-    """
+    """Sums over a branching graph, by its states."""
     if len({tuple(state.layers for state in kind) for kind in states}) != 1:
         raise ProfileError(
             "the graphs have different layers or edges", remedy="profile one model on all devices"

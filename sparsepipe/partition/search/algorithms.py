@@ -65,11 +65,6 @@ def mp(problem: Problem, *, device: str) -> Solution:
     """PipeDream's optimizer: all devices count as the named one, and all links as the slowest.
 
     Stages take the devices in the inventory's order.
-
-    Raises:
-        ConfigError: the device is unknown, or layers are to be chosen and a stage does not fit the
-            real devices, whatever is recomputed.
-        PlanError: no plan fits the memory, or the best one does not fit the real devices.
     """
     alike = as_uniform(problem, device)
     stages = _over(alike, prefixes(alike.pool, [0]), strategy="mp").stages
@@ -83,11 +78,6 @@ def variance(problem: Problem, *, device: str) -> Solution:
 
     Stages take the devices in the inventory's order. Transfers do not count, nor does
     recomputation.
-
-    Raises:
-        ConfigError: as :func:`mp`.
-        PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
-            not fit the real devices, which this search does not see.
     """
     alike = as_uniform(problem, device)
     (kind,) = alike.pool.kinds
@@ -112,9 +102,6 @@ def straight(problem: Problem) -> Solution:
     """The best plan with a stage for each device, in the inventory's order.
 
     PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
-
-    Raises:
-        PlanError: there are more devices than layers, or no such plan fits the memory.
     """
     kinds = range(len(problem.pool.kinds))
     each = [kind for kind in kinds for _ in range(problem.pool.counts[kind])]
@@ -133,24 +120,14 @@ def _too_few_layers(spans: Spans, devices: int, name: str) -> PlanError:
 
 
 def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
-    """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
-
-    Raises:
-        ConfigError: the order is unknown.
-        PlanError: no plan fits the memory.
-    """
+    """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2)."""
     kinds = kind_order(order, problem.pool, problem.spans)
     found = _over(problem, prefixes(problem.pool, kinds), strategy="hete_mp")
     return replace(found, order=tuple(problem.pool.kinds[kind].name for kind in kinds))
 
 
 def exact(problem: Problem) -> Solution:
-    """The best of all plans, with any devices for each stage.
-
-    Raises:
-        PlanError: no plan fits the memory, or there are more subsets of the devices than can be
-            looked at.
-    """
+    """The best of all plans, with any devices for each stage."""
     likes = equal_kinds(problem.pool, problem.spans)
     few = merged(problem, likes)
     check_subsets(few)
@@ -159,11 +136,7 @@ def exact(problem: Problem) -> Solution:
 
 
 def exhaustive(problem: Problem) -> Solution:
-    """The best of all plans, by trying them all; for small cases.
-
-    Raises:
-        PlanError: no plan fits the memory, there are too many, or the graph branches.
-    """
+    """The best of all plans, by trying them all; for small cases."""
     if problem.spans.nested_II is not None:
         raise PlanError(
             "exhaustive looks at chains of layers, and the graph branches",
@@ -240,12 +213,7 @@ def search_by_name(name: str) -> Search:
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
-    """The best plan whose stages have given devices, as a row of Table III gives them.
-
-    Raises:
-        PlanError: there are more stages than layers, the stages do not use each device once, or no
-            plan fits the memory.
-    """
+    """The best plan whose stages have given devices, as a row of Table III gives them."""
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.pool.counts or len(groups) > problem.spans.num_layers:
         raise PlanError(
@@ -286,9 +254,6 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
             list of the kinds' names. Ties keep the inventory's order.
         pool: the devices.
         spans: costs of layers on each kind.
-
-    Raises:
-        ConfigError: the order is unknown, or a list does not name each kind once.
     """
     kinds = pool.kinds
     if not isinstance(order, str):

@@ -55,11 +55,6 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     """PipeDream's plan for hosts of equally many devices that all count as the named one.
 
     Of plans that cost the same the one whose last stages have most machines is taken.
-
-    Raises:
-        PlanError: the hosts have different numbers of devices, the search would take too long, or
-            the plan does not fit the memory, which this search does not look at.
-        ConfigError: the device is unknown, or a stage does not fit, whatever is recomputed.
     """
     pool, alike, layers = problem.pool, as_uniform(problem, device), problem.spans.num_layers
     numbers = dict.fromkeys(pool.inside, 0)

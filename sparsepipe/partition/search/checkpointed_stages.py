@@ -216,10 +216,6 @@ def recomputation_of(
 ) -> RecomputedLayers:
     """Seconds and bytes of the layers that the setting names, or of the cheapest ones that fit,
     unless a search has chosen ``spans``.
-
-    Raises:
-        ConfigError: the plan lacks named layers or stages; or layers are to be chosen, and a stage
-            does not fit, whatever is recomputed.
     """
     assert problem.synchronous is not None
     runs = RecomputationCosts(problem)
@@ -273,11 +269,6 @@ def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
 
     Returns:
         Layers to recompute with which it fits, where memory chooses them; else None.
-
-    Raises:
-        PlanError: a stage keeps more than its devices hold.
-        ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
-            the plan lacks layers or stages that are to be recomputed.
     """
     if problem.memory is None:
         return None

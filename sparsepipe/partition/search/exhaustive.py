@@ -36,9 +36,6 @@ def exhaustive(
         memory: what stages keep; None: no device's memory is a limit.
         groups: devices of the stages of each plan; None: any devices.
         more_s: extra seconds of each stage of a plan, infinite where it does not fit.
-
-    Raises:
-        PlanError: there are more plans than anybody would wait for.
     """
     if groups is None and (number := how_many(spans.num_layers, pool)) > MOST_PLANS:
         raise PlanError(

@@ -273,18 +273,6 @@ def test_a_training_without_end_has_no_schedule_over_its_length(tmp_path, interv
     endless.fit(classifier(schedule=constant), batches)
 
 
-def test_training_minimises_the_smoothed_loss() -> None:
-    module = classifier(label_smoothing=0.3)
-    module.log = lambda *args, **kwargs: None
-    batch = next(iter(DataLoader(Samples(20), batch_size=20)))
-    module.training_step(batch, 0).backward()
-    found = module.layers[0].weight.grad.clone()
-    module.zero_grad()
-    logits = module.layers(batch["input"])
-    nn.functional.cross_entropy(logits, batch["label"], label_smoothing=0.3).backward()
-    assert torch.equal(found, module.layers[0].weight.grad)
-
-
 def test_one_cycle_lasts_exactly_the_training(tmp_path) -> None:
     schedule = LRSchedule(
         factory=partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.5, pct_start=0.5),

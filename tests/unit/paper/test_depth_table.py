@@ -109,17 +109,6 @@ def test_two_processes_on_the_cores_of_one_are_no_speedup() -> None:
     assert value(block, "speedup", "2", "measured", "GPipe", "ours") == "no speedup"
 
 
-def test_other_sizes_have_a_table_of_their_own() -> None:
-    other = {"data.batch_size": 64}
-    blocks = PIPELINE_DEPTH.blocks([emulated(1, 200.0), emulated(1, 150.0, **other)])
-    assert len(blocks) == 2
-    assert {"1024" in block.title for block in blocks} == {True, False}
-    assert all(
-        value(block, "speedup", "1", "emulated", "serial", "-") == pytest.approx(1)
-        for block in blocks
-    )
-
-
 def test_devices_with_another_profile_have_a_table_of_their_own() -> None:
     alike = {"parallel.search.profiles.core": "profiles/pipeline_depth/alike.json"}
     rows = [emulated(8, 1000.0, "gpipe", bubble_share=0.2), emulated(1, 200.0),
@@ -130,15 +119,6 @@ def test_devices_with_another_profile_have_a_table_of_their_own() -> None:
     assert "alike.json" in other.title
     assert {labels[1] for labels in usual.rows} == {"measured", "emulated"}
     assert {labels[1] for labels in other.rows} == {"emulated"}, "it is no profile of a real core"
-
-
-def test_a_measured_run_is_beside_the_others_whatever_its_plan_was_made_by() -> None:
-    profiled = {"parallel.search.profiles.core": "mine.json"}
-    block = only(
-        trained(1, train_shapes_per_s=100.0),
-        trained(2, "gpipe", train_shapes_per_s=150.0, **profiled),
-    )
-    assert value(block, "speedup", "2", "measured", "GPipe", "ours") == pytest.approx(1.5)
 
 
 def test_serial_runs_are_in_the_tables_of_all_microbatches() -> None:

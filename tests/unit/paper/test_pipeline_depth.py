@@ -100,13 +100,6 @@ def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None
     assert slowest < 1.1 * sum(costs) / stages
 
 
-def test_a_profile_of_layers_that_are_alike_goes_with_the_same_rows() -> None:
-    config = as_emulated(row("gpipe", 8, ALIKE))
-    (found,) = emulated_profiles(config, build_inventory(config)).values()
-    assert len({(layer.forward_s, layer.backward_s) for layer in found.layers}) == 1
-    assert found.num_layers % 8 == 0
-
-
 def saving() -> Profile:
     """Four layers that save 800 bytes each of a minibatch."""
     layers = [replace(layer, saved_bytes=800.0, begin_bytes=100.0, end_bytes=0.0)

@@ -79,13 +79,3 @@ def test_other_hardware_has_none(hardware: str) -> None:
         division_of(config)
     assert "plans/paper/mp_5gpu.json" in caught.value.remedy
     assert "hardware=paper_5gpu" in caught.value.remedy
-
-
-def test_files_of_ones_own_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "plans" / "paper" / "mp_5gpu.json"
-    own.parent.mkdir(parents=True)
-    own.write_text(shipped(6).read_text())
-    division = division_of(composed("parallel=paper_mp", "hardware=paper_5gpu"))
-    assert division is not None
-    assert division.config == SPLITS[6]

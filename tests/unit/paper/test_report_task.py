@@ -146,13 +146,6 @@ def test_a_file_that_is_no_ledger(report: Report, tmp_path: Path) -> None:
         report("name=table2", f"task.where={tmp_path / 'ledger.csv'}")
 
 
-def test_an_experiment_of_another_name(report: Report, tmp_path: Path) -> None:
-    leave_training(tmp_path / "outputs", "a", name="mine")
-    done = report("name=mine", "task.exhibits=[table2]")
-    assert "80.00" in (done.path / "report.md").read_text()
-    assert done.path.parent.name == "mine"
-
-
 def test_several_of_another_name(report: Report, tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     leave_training(outputs, "a", name="mine")

@@ -96,16 +96,6 @@ def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
     assert {c.data.get("batch_size") for c in configs} == {16}
 
 
-@pytest.mark.parametrize(
-    "experiment", sorted(path.stem for path in compose.config_dir().glob("experiment/*.yaml"))
-)
-def test_every_experiment_that_runs_anything_is_swept_by_our_launcher(experiment: str) -> None:
-    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
-    ours = config.hydra.runtime.choices["hydra/launcher"] == "sparsepipe"
-    assert ours == (experiment != "all")  # which only reads what the others have left
-
-
 def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
     assert all("scale=smoke" in job for job in jobs("table2"))
     desk = jobs("table2", "scale=desk", "data.resolution=32")
@@ -139,12 +129,6 @@ def test_elsewhere_each_device_takes_the_batch_of_one_whatever_the_number_of_dev
         assert config.data.get("batch_size") == batch
 
 
-def test_every_mode_of_the_staleness_experiment_has_the_same_minibatches_at_a_scale() -> None:
-    pipeline = config_of(["experiment=staleness", "scale=desk"])
-    asked = ["experiment=staleness", "scale=desk", "parallel=single", "parallel.devices=1"]
-    assert pipeline.data.get("batch_size") == config_of(asked).data.get("batch_size") == 16
-
-
 def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
     asked = ["experiment=table2", "scale=desk", "data=modelnet40_points", "data.root=there"]
     config = config_of([*asked, "trainer.max_epochs=7"])
@@ -162,18 +146,6 @@ def test_without_a_scale_all_is_as_it_was() -> None:
     assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
     assert "scale" not in config.identity()
     assert composed("data=shapes", "scale=smoke").identity()["scale"] == "smoke"
-
-
-def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None:
-    monkeypatch.setenv("MODELNET40", "somewhere")
-    for ratio, batch in (("1", 128), ("1.0", 128), ("0.5", 64)):
-        asked = [
-            "experiment=table2",
-            "scale=paper",
-            "paper/network=dense",
-            f"data.point_ratio={ratio}",
-        ]
-        assert config_of(asked).data.get("batch_size") == batch
 
 
 def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypatch) -> None:
@@ -222,28 +194,8 @@ def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     assert len(wider) == 2 * 2
 
 
-def test_the_command_line_narrows_what_the_study_of_depth_sweeps() -> None:
-    given = ["paper.partition=variance", "paper/depth=emulated_8", "paper/schedule=gpipe"]
-    (job,) = jobs("pipeline_depth", *given)
-    assert _swept(job) == [f"++{given[0]}", *given[1:]]
-
-
 def _swept(job: list[str]) -> list[str]:
     return sorted(word for word in job if not word.startswith("experiment="))
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ("experiment=table3", "scale=smoke,desk"),  # no sweep: Hydra asks for -m
-        ("-m", "experiment=table3", "scale=smoke,dsek"),
-        ("-m", "experiment=table3", "scale=*"),
-        ("-m", "experiment=fig8", "scale=smoke,desk"),
-        ("-m", "experiment=table3,fig8", "scale=smoke,desk"),
-    ],
-)
-def test_scales_that_stand_for_nothing_else_are_left_to_hydra(asked: tuple[str, ...]) -> None:
-    assert compose.admit(asked) == list(asked)
 
 
 def test_a_scale_of_such_an_experiment_is_refused_where_nothing_stands_for_it() -> None:

@@ -38,14 +38,6 @@ def test_a_speedup_is_over_the_dense_network_on_one_device_at_the_same_resolutio
     assert found.compared == pytest.approx(1.6 / 1.33)
 
 
-def test_seconds_and_batches_are_not_compared() -> None:
-    (block,) = blocks(training("dense", 32, epoch_s=40), fitting("dense", 32, batch=64))
-    assert value(block, "epoch_time", *D1) == 40
-    assert cell(block, "epoch_time", *D1).compared is None
-    assert value(block, "batch", *D1) == 64
-    assert cell(block, "batch", *D1).compared is None
-
-
 REAL = {"data.source._target_": "sparsepipe.data.sources.OffTree"}
 
 
@@ -217,14 +209,6 @@ def test_what_did_not_come_about_alike_is_not_compared() -> None:
     assert len({block.title for block in found}) == len(found), "titles tell them apart"
     for block in found:
         assert not isinstance(value(block, "speedup", *S1), float)
-
-
-def test_more_devices_of_a_kind_are_devices_alike() -> None:
-    (block,) = blocks(
-        training("dense", 32, hardware_devices="2 x Xeon"),
-        training("dense", 32, ranks=4, hardware_devices="4 x Xeon"),
-    )
-    assert len(block.runs) == 2
 
 
 def test_a_search_for_the_batch_counts_however_long_is_trained() -> None:

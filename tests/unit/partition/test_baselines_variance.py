@@ -169,14 +169,3 @@ def test_the_real_devices_must_hold_the_plan() -> None:
     small = replace(pool, kinds=(replace(kinds[0], memory_bytes=12.0 * 2**20), kinds[1]))
     with pytest.raises(PlanError, match="no plan fits"):
         variance(replace(problem, pool=small), device="A")
-
-
-def test_many_layers_on_many_devices() -> None:
-    rng = random.Random(0)
-    seconds = [rng.uniform(0.5, 1.5) for _ in range(400)]
-    ends = least_variance(chain(seconds), stages=64)
-    assert ends is not None
-    sums = [sum(seconds[a:b]) for a, b in pairwise([0, *ends])]
-    assert len(sums) == 64
-    even = [400 * i // 64 for i in range(65)]
-    assert np.var(sums) < np.var([sum(seconds[a:b]) for a, b in pairwise(even)]) / 2

@@ -94,13 +94,6 @@ def test_the_spread_is_a_band_from_the_least_to_the_largest():
     assert {(1, 4), (2, 3), (1, 2), (2, 1)} <= corners
 
 
-def test_seven_ways_look_different():
-    ways = {f"way {n}": [rows([7.0 - n, 6.0 - n])] for n in range(7)}
-    lines = comparison_figure(ways).axes[0].get_lines()
-    assert len({line.get_color() for line in lines}) == 7
-    assert len({line.get_marker() for line in lines}) == 7
-
-
 def test_nothing_to_draw_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(DataError, match="nothing to draw") as caught:
         comparison_figure({"way": [[{"epoch": 0, "lr": 0.1}]]})

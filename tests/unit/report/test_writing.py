@@ -17,7 +17,6 @@ from PIL import Image
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.paper.printed import CITATION, CITATION_OF_DEPTH
 from sparsepipe.plots import style
-from sparsepipe.report.chapter import HOW_COMPARED
 from sparsepipe.report.documents import FilledChapter, fill, write_report
 from sparsepipe.report.measurements import plain_rows
 from tests.support.picture_checks import has_colour, pixels, texts_outside
@@ -150,14 +149,6 @@ def test_words_and_bounds_are_distinguished_from_figures(tmp_path: Path) -> None
     assert "figures are there." in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
-def test_both_documents_say_how_figures_are_compared(
-    written: tuple[Path, list[FilledChapter]],
-) -> None:
-    page = html.unescape((written[0] / "report.html").read_text(encoding="utf-8"))
-    assert HOW_COMPARED in page
-    assert HOW_COMPARED in (written[0] / "report.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("file", ["report.md", "report.html"])
 @pytest.mark.parametrize(
     ("names", "general", "of_depth"),
@@ -217,23 +208,6 @@ def test_pictures_show_all_of_it(name: str, rows: list[dict[str, Any]], colours:
         assert min(axes.get_window_extent().width for axes in figure.axes) > 2 * style.DPI
         image = pixels(figure)
         assert all(has_colour(image, colour) > 40 for colour in colours)
-
-
-def test_ours_and_the_papers_differ_in_shape_and_filling() -> None:
-    (figure,) = fill(CHAPTERS["table2"], TABLE2).figures.values()
-    looks = {
-        handle.get_label(): (handle.get_marker(), handle.get_markerfacecolor())
-        for handle in figure.legends[0].legend_handles
-    }
-    assert looks["the paper's"] == ("D", "white")
-    assert looks["ours"] == ("o", style.BLUE)
-    words = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert "missing" in words
-    assert "no speedup" in words
-    labels = [axes.get_xlabel() for axes in figure.axes]
-    assert labels == [
-        "train accuracy (%)", "test accuracy (%)", "speedup over D-1 (x)", "batch over D-1 (x)",
-    ]  # fmt: skip
 
 
 def test_a_report_of_the_same_runs_is_the_same(tmp_path: Path) -> None:

@@ -35,14 +35,6 @@ def test_the_papers_fig_3() -> None:
     assert times["U3"][1] <= times["B4"][0] < times["U4"][0]
 
 
-def test_the_statements_of_the_page_on_fig_3() -> None:
-    """A minibatch is back after 4 x 3 and six messages, and four are on their way at a time."""
-    times = starts("asynchronous", "stage 0")
-    assert times["B0"][1] == pytest.approx(12 + 6 * 0.2)
-    later = [times[f"B{number}"][1] for number in range(4, 13)]
-    assert (later[-1] - later[0]) / 8 == pytest.approx((12 + 6 * 0.2) / 4)
-
-
 def test_two_activations_at_once_take_twice_as_long() -> None:
     record = SCRIPT["record_of"](SCRIPT["DRAWINGS"]["hybrid"])
     first = [t for t in record.transfers if t.kind == "activation" and t.number in (0, 1)]
