@@ -67,9 +67,6 @@ class StochasticDepth(nn.Module):
         kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(survival)
         return x * kept.div_(survival)
 
-    def extra_repr(self) -> str:
-        return f"probability={self.probability:g}"
-
 
 class CNBlock(nn.Module):
     """``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper."""

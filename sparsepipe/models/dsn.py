@@ -68,11 +68,8 @@ class DomainNorm(nn.Module):
 
     def forward(self, input: Any) -> Any:
         """Normalised values of the same shape, or a sparse tensor with normalised features."""
-        if isinstance(input, sparse.SparseTensor):
-            return input.replace_feats(self._normalised(input.feats))
-        return self._normalised(input)
-
-    def _normalised(self, value: Tensor) -> Tensor:
+        is_sparse = isinstance(input, sparse.SparseTensor)
+        value: Tensor = input.feats if is_sparse else input
         known = self.statistics
         if isinstance(known, PerDomain):
             assert self.domain is not None, "of_domain() names the values' domain"
@@ -89,10 +86,13 @@ class DomainNorm(nn.Module):
             mean, total = added[:-1] / added[-1], added[-1].detach()
             squares = (value - mean.view(shape)).square().sum(others)
             variance = self.add_up(squares, domain) / total
-            known.update(mean.detach(), variance.detach() * (total / (total - 1).clamp(min=1)))
+            with torch.no_grad():
+                known.mean.lerp_(mean, _MOMENTUM)
+                known.variance.lerp_(variance * (total / (total - 1).clamp(min=1)), _MOMENTUM)
         scale = self.weight * (variance + _EPS).rsqrt()
         shift = self.bias - mean * scale
-        return value * scale.view(shape) + shift.view(shape)
+        normalised = value * scale.view(shape) + shift.view(shape)
+        return input.replace_feats(normalised) if is_sparse else normalised
 
 
 _EPS, _MOMENTUM = 1e-5, 0.1
@@ -108,11 +108,6 @@ class _Statistics(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("variance", torch.ones(channels))
-
-    @torch.no_grad()
-    def update(self, mean: Tensor, variance: Tensor) -> None:
-        self.mean.lerp_(mean, _MOMENTUM)
-        self.variance.lerp_(variance, _MOMENTUM)
 
 
 def _as_it_is(value: Tensor, domain: str | None) -> Tensor:

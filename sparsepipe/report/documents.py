@@ -46,45 +46,25 @@ class BlockLayout:
     Attributes:
         groups: titles of columns, each with the heads of its parts.
         rows: texts, one for each head.
+        filled: number of cells with a figure of ours, and of all that may have one.
+        counted: a sentence with these numbers.
+        sweep: the command that makes what is missing, if anything is.
         footnotes: notes by their marks.
-        places: places of measuring by their letters.
+        places: places of measuring by their letters, each with its number of runs.
     """
 
     block: Block
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     rows: tuple[tuple[CellText, ...], ...]
+    filled: tuple[int, int]
+    counted: str
+    sweep: str
     footnotes: Mapping[str, str]
-    places: Mapping[str, MeasuringPlace]
+    places: Mapping[str, tuple[MeasuringPlace, int]]
 
     @property
     def title(self) -> str:
         return self.block.title[:1].upper() + self.block.title[1:]
-
-    @property
-    def filled(self) -> tuple[int, int]:
-        """Cells with a figure of ours, and all that may have one."""
-        cells = self.block.cells
-        there = sum(cell.ours is not None for cell in cells)
-        return there, there + sum(cell.missing for cell in cells)
-
-    @property
-    def counted(self) -> str:
-        there, fillable = self.filled
-        uncounted = sum(cell.ours is not None and not cell.ours.counts for cell in self.block.cells)
-        words = f", {uncounted} of them in words or as a bound" if uncounted else ""
-        return f"{there} of {fillable} figures are there{words}."
-
-    @property
-    def sweep(self) -> str:
-        """The command that makes what is missing, if anything is."""
-        there, fillable = self.filled
-        return self.block.sweep if there < fillable else ""
-
-    @property
-    def runs(self) -> Mapping[str, int]:
-        """The number of runs from each place, by its letter."""
-        found = [MeasuringPlace.of(run) for run in self.block.runs]
-        return {letter: found.count(place) for letter, place in self.places.items()}
 
 
 def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
@@ -131,12 +111,20 @@ def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
         heads = ["paper"] if column.printed else []
         compared = [column.compare.value] if column.compare is not Compare.NOT else []
         groups.append((column.title, (*heads, "ours", *compared)))
+    there = sum(cell.ours is not None for cell in block.cells)
+    fillable = there + sum(cell.missing for cell in block.cells)
+    uncounted = sum(cell.ours is not None and not cell.ours.counts for cell in block.cells)
+    in_words = f", {uncounted} of them in words or as a bound" if uncounted else ""
+    taken = [MeasuringPlace.of(run) for run in block.runs]
     return BlockLayout(
         block=block,
         groups=tuple(groups),
         rows=tuple(rows),
+        filled=(there, fillable),
+        counted=f"{there} of {fillable} figures are there{in_words}.",
+        sweep=block.sweep if there < fillable else "",
         footnotes={mark: note for note, mark in numbers.items()},
-        places={letter: place for place, letter in places.items()},
+        places={letter: (place, taken.count(place)) for place, letter in places.items()},
     )
 
 
@@ -231,8 +219,8 @@ def _block_markdown(layout: BlockLayout) -> Iterator[str]:
         yield "\n".join(f"- {note}" for note in layout.block.notes)
     if layout.places:
         rows = [
-            [letter, at.kind, at.hardware, at.versions, at.short_commit, str(layout.runs[letter])]
-            for letter, at in layout.places.items()
+            [letter, at.kind, at.hardware, at.versions, at.short_commit, str(count)]
+            for letter, (at, count) in layout.places.items()
         ]
         yield "Where these figures were taken:"
         yield markdown_table(("", "kind", "hardware", "versions", "commit", "runs"), rows)
