@@ -46,7 +46,9 @@ def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     panels[0].set_ylabel(", ".join(chapter.heads), fontsize=style.LABEL_PT, color=style.INK)
     figure.suptitle(wrapped(block.title, 32 * len(columns)), fontsize=style.TICK_PT)
-    looks = {"the paper's": _PAPER, "ours": _OURS}
+    looks = {"ours": _OURS}
+    if any(column.printed for column in columns):
+        looks = {"the paper's": _PAPER, **looks}
     if any(cell.ours is not None and cell.ours.spread is not None for cell in block.cells):
         looks["ours, least to most of several runs"] = _SPREAD
     figure.legend(
