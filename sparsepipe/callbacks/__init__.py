@@ -5,7 +5,7 @@ from sparsepipe.callbacks.metrics import EpochSums, MetricsCsv
 from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
 from sparsepipe.callbacks.resumable_loading import ResumableLoaders, Resume
 from sparsepipe.callbacks.shards import WriteShards
-from sparsepipe.callbacks.stop import ErrorNotes, StopAtOnce, StopOnSignal
+from sparsepipe.callbacks.stop import ErrorNotes, StopOnSignal
 from sparsepipe.callbacks.timing import BusyTimes, StepTimer
 from sparsepipe.callbacks.trace import Measured, Trace
 
@@ -22,7 +22,6 @@ __all__ = [
     "RunCheckpoint",
     "ShapesProgressBar",
     "StepTimer",
-    "StopAtOnce",
     "StopOnSignal",
     "Throughput",
     "Trace",

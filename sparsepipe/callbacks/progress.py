@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import pytorch_lightning as pl
@@ -139,21 +138,7 @@ class EpochLines(pl.Callback):
 
     def __init__(self, *, silence: Silence = SILENCE) -> None:
         self._silence = silence
-        self._count = Count("starting")
-        self._watched = ExitStack()
-
-    @override
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # An epoch that was begun by an earlier process is not announced again.
-        self.on_train_epoch_start(trainer, pl_module)
-        if trainer.is_global_zero:
-            self._watched.enter_context(self._silence.watched(lambda: f"{self._count}"))
-
-    @override
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        total = trainer.num_training_batches
-        batches = int(total) if math.isfinite(total) else None
-        self._count = Count(f"epoch {_epoch_of(trainer)}, batches", batches)
+        self._count: Count | None = None  # of the epoch's batches
 
     @override
     def on_train_batch_end(
@@ -164,24 +149,20 @@ class EpochLines(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        if self._count is None:
+            total = trainer.num_training_batches
+            batches = int(total) if math.isfinite(total) else None
+            self._count = Count(f"epoch {_epoch_of(trainer)}, batches", batches)
         self._count.reached(batch_idx + 1)
+        if trainer.is_global_zero:
+            self._silence.break_if_due(lambda: f"{self._count}")
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        values = epoch_metrics(trainer)
+        self._count, values = None, epoch_metrics(trainer)
         if trainer.is_global_zero:
             shown = " ".join(f"{name}={value:.4g}" for name, value in sorted(values.items()))
             log.info("epoch %s %s", _epoch_of(trainer), shown)
-
-    @override
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._watched.close()
-
-    @override
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        self._watched.close()
 
 
 def _epoch_of(trainer: pl.Trainer) -> str:

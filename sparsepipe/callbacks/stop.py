@@ -25,19 +25,19 @@ class StopOnSignal(pl.Callback):
 
     Args:
         watch: notes the signals.
-        checkpoint: writes the checkpoint.
+        checkpoint: writes the checkpoint; None: a signal ends training where it arrives, without
+            one.
     """
 
-    def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint) -> None:
-        self._watch = watch
-        self._checkpoint = checkpoint
+    def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint | None) -> None:
+        self._watch, self._checkpoint = watch, checkpoint
         self._agreement: StopAgreement | None = None
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Lightning has put its own handler in place of ours by now.
         self._watch.install()
-        self._watch.deferred = True
+        self._watch.deferred = self._checkpoint is not None
         if isinstance(trainer.strategy, StagedStrategy):
             self._agreement = StopAgreement(spread=2 * trainer.world_size)
 
@@ -50,7 +50,7 @@ class StopOnSignal(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.is_last_batch:
+        if self._checkpoint is None or trainer.is_last_batch:
             return  # the epoch's end is near and leaves the better checkpoint
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # a checkpoint does not hold gradients
@@ -74,7 +74,8 @@ class StopOnSignal(pl.Callback):
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Here, not at the epoch's end: its checkpoint is written by then.
-        stop_if_requested(self._watch)
+        if self._checkpoint is not None:
+            stop_if_requested(self._watch)
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -82,22 +83,6 @@ class StopOnSignal(pl.Callback):
 
     @override
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._watch.install()
-
-
-class StopAtOnce(pl.Callback):
-    """Ends training where a signal arrives, without a checkpoint.
-
-    Args:
-        watch: raises what ends it.
-    """
-
-    def __init__(self, watch: SignalWatch) -> None:
-        self._watch = watch
-
-    @override
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning has put its own handler in place of ours by now.
         self._watch.install()
 
 

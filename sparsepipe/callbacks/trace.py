@@ -73,9 +73,8 @@ class Trace(pl.Callback):
     when all have met, which is exact to the time that such a meeting takes.
     """
 
-    def __init__(self) -> None:
-        self._recorder: Recorder | None = None
-        self._validation: Mark | None = None
+    _recorder: Recorder | None = None
+    _validation: Mark | None = None
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -31,17 +31,11 @@ class Steps(Protocol):
     def open(self, batch: Any) -> tuple[Any, Any]:
         """The input of the layers, and what the last stage needs of the batch."""
 
-    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Any]:
-        """Loss and logs; ``run`` returns the layers' output."""
+    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """Loss, or result of an evaluation, and logs; ``run`` returns the layers' output."""
 
-    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
-        """Result and logs of a step that does not train."""
-
-    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Any]:
-        """Loss and logs where both ends are here; ``run`` takes the layers' input."""
-
-    def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """The same of a step that does not train."""
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The same where both ends are here; ``run`` takes the layers' input."""
 
 
 class Events(Protocol):
@@ -317,8 +311,8 @@ class StageWorker(ABC, Generic[_Events]):
     def _result(self, value: Any, rest: Any) -> Any:
         """Result and logs, in the last stage, of a step that does not train."""
         if self._first:
-            return self._stage.evaluate_whole(partial(self._steps.whole_evaluation, rest))
-        return self._stage.evaluate(value, close=partial(self._steps.close_evaluation, rest))
+            return self._stage.evaluate_whole(partial(self._steps.whole, rest))
+        return self._stage.evaluate(value, close=partial(self._steps.close, rest))
 
     @contextmanager
     def _noting(self, doing: str) -> Iterator[None]:

@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.spatial.grid import (
-    Fetch,
-    GiveBack,
-    Grid,
-    Move,
-    give_back,
-)
+from sparsepipe.spatial.grid import Fetch, GiveBack, Grid, Move, give_back
 from sparsepipe.spatial.intervals import Interval, Window, window_exchanges
 from sparsepipe.spatial.shard import (
     Shard,
@@ -38,8 +32,7 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
     """Moves of halos along each axis for a layer with ``windows`` over the last dimensions.
 
     Raises:
-        ConfigError: the sample is cut along a dimension that is none of the last, or its output
-            has no position.
+        ConfigError: the layer has no output, or the sample is cut along another dimension.
     """
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
@@ -140,7 +133,7 @@ class _Layer:
             if place + 1 < len(self.moves):
                 fetching = Fetch.start(fetching.wait(), self.moves[place + 1], self.grid)
             for part, halo in zip(self.halos(place), halos, strict=True):
-                yield part, self._narrowed(halo, self.moves[place + 1 :])
+                yield part, self.narrowed(halo, self.moves[place + 1 :])
 
     def start(self, local: Tensor) -> Fetch | None:
         """Begins to fetch halos; None without other ranks."""
@@ -149,12 +142,9 @@ class _Layer:
             fetching.pending.wait()
         return fetching
 
-    def narrowed(self, local: Tensor) -> Tensor:
-        """The view of what :attr:`inside` is of a shard."""
-        return self._narrowed(local, self.moves)
-
-    def _narrowed(self, value: Tensor, moves: Sequence[Move]) -> Tensor:
-        for move in moves:
+    def narrowed(self, value: Tensor, moves: Sequence[Move] | None = None) -> Tensor:
+        """The view of :attr:`inside` along the dimensions of ``moves``, by default of all."""
+        for move in self.moves if moves is None else moves:
             inside = self.inside[move.dim]
             first = inside.start - self.held[move.dim].start if inside.size else 0
             value = value.narrow(move.dim, first, inside.size)
@@ -192,7 +182,7 @@ class _Part:
 
     @property
     def padding(self) -> tuple[list[int], list[int]]:
-        """For PyTorch's convolution, and for ``torch.nn.functional.pad`` where that cannot do it.
+        """Padding for PyTorch's convolution, or for ``F.pad`` where that cannot do it.
 
         Of a convolution the latter pads inputs, of a transposed one outputs; negative ones crop.
         """
@@ -234,11 +224,7 @@ class _Part:
     ) -> tuple[Any, ...]:
         """Gradients of inputs, weight and bias where ``mask`` asks for them; None for others.
 
-        Args:
-            gradient: of the outputs.
-            inputs: None where only their gradient is asked for.
-            weight: of the convolution.
-            mask: of each of the three whether it is.
+        ``gradient`` is that of the outputs; ``inputs`` are None where only theirs is asked for.
         """
         transposed, sizes = self.layer.windows[0].transposed, [each.size for each in self.inputs]
         if inputs is None:  # its values do not matter
@@ -361,20 +347,6 @@ class _HaloGradients:
         return give_back(into, moves[:-1], grid, is_own=True)
 
 
-def _cast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Casts tensors as autocast does for a convolution: all floating-point dtypes but doubles."""
-    kind = next(each.device.type for each in tensors if each is not None)
-    if not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        each.to(dtype)
-        if each is not None and each.is_floating_point() and each.dtype != torch.float64
-        else each
-        for each in tensors
-    )
-
-
 def _run_convolution(
     shard: Shard, weight: Tensor, bias: Tensor | None, windows: Sequence[Window], groups: int
 ) -> Shard:
@@ -386,9 +358,17 @@ def _run_convolution(
         window.output_size(size)
         for window, size in zip(windows, whole_shape(shard)[2:], strict=True)
     ]
-    local, weight, bias = _cast(batched, weight, bias)  # type: ignore[assignment]
-    with torch.autocast(batched.device.type, enabled=False):
-        result = _ShardConvolution.apply(local, weight, bias, layer)  # type: ignore[no-untyped-call]
+    kind, tensors = batched.device.type, (batched, weight, bias)
+    if torch.is_autocast_enabled(kind):  # of all floating-point dtypes but doubles, as PyTorch
+        dtype = torch.get_autocast_dtype(kind)
+        tensors = tuple(  # type: ignore[assignment]
+            each.to(dtype)
+            if each is not None and each.is_floating_point() and each.dtype != torch.float64
+            else each
+            for each in tensors
+        )
+    with torch.autocast(kind, enabled=False):
+        result = _ShardConvolution.apply(*tensors, layer)  # type: ignore[no-untyped-call]
     return alike(result, shard, full=[full[dim] for dim in shard.dims])
 
 
@@ -422,12 +402,8 @@ def _convolution(
 
 
 @function_rule(
-    F.conv_transpose1d,
-    F.conv_transpose2d,
-    F.conv_transpose3d,
-    torch.conv_transpose1d,
-    torch.conv_transpose2d,
-    torch.conv_transpose3d,
+    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
 )
 def _transposed_convolution(
     _: Any,

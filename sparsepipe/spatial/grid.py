@@ -1,9 +1,8 @@
 """The grid of ranks that share one sample, how a sample is cut over it, and moves between shards.
 
 A move along one axis brings each rank the positions that it needs; its adjoint sends gradients of
-these back to the ranks that hold them and adds them up there. Several axes are moved one after the
-other: the second one's messages carry what the first brought, so that corners need no messages of
-their own.
+these back to the ranks that hold them and adds them up there. Axes are moved one after the other,
+so that corners need no messages of their own.
 """
 
 from __future__ import annotations
@@ -33,18 +32,9 @@ from sparsepipe.spatial.intervals import Exchange, Interval, Piece, exchanges, s
 
 _MOST_DIMENSIONS = 8
 _DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.complex64, torch.complex128, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
 """Dtypes that ranks compare by their places here."""
 
@@ -62,8 +52,7 @@ class Grid:
         overlap: whether convolutions compute what needs no halo while halos are under way.
 
     Raises:
-        ConfigError: torch.distributed is not initialised, this process is not in the group, or the
-            group has another size than the grid.
+        ConfigError: the shape does not suit the group, or this process has no such group.
     """
 
     shape: tuple[int, ...]
@@ -120,10 +109,8 @@ class Grid:
         """This rank's view of a whole tensor, whose last dimensions are the spatial ones.
 
         Raises:
-            ConfigError: the tensor has fewer dimensions than the grid, or fewer positions along
-                one than there are shards.
+            ConfigError: the tensor has too few dimensions, or fewer positions than shards.
         """
-        self._check_dimensions(full)
         self.check(full.shape[-self.dimensions :])
         return self.part(full)
 
@@ -138,8 +125,7 @@ class Grid:
         """Checks that samples of these spatial sizes can be cut over the grid.
 
         Raises:
-            ConfigError: there are fewer positions in a dimension than shards, or more or fewer
-                dimensions than the grid has.
+            ConfigError: they cannot.
         """
         if len(sizes) != self.dimensions:
             raise ConfigError(
@@ -163,7 +149,6 @@ class Grid:
         """
         if has_torch_function_unary(local):
             return handle_torch_function(Grid.gather, (local,), self, local)
-        self._check_dimensions(local)
         moves = whole_on_all(self, range(-self.dimensions, 0), self.whole_sizes(local))
         return gather_moved(local, moves, self)
 
@@ -171,13 +156,13 @@ class Grid:
         """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
 
         Raises:
-            ConfigError: ranks disagree on dtype, on dimensions that are not cut, or on whether a
-                gradient is needed; or their shards are not balanced.
+            ConfigError: ranks do not hold balanced shards of one batch.
         """
-        if local.dim() > _MOST_DIMENSIONS:
+        if not self.dimensions <= local.dim() <= _MOST_DIMENSIONS:
             raise ConfigError(
-                f"a tensor of {local.dim()} dimensions cannot be cut into shards",
-                remedy=f"give samples of at most {_MOST_DIMENSIONS} dimensions",
+                f"a tensor of {local.dim()} dimensions cannot be cut over a grid of "
+                f"{self.dimensions}",
+                remedy=f"give samples of the grid's dimensions to {_MOST_DIMENSIONS} dimensions",
             )
         dtype = _DTYPES.index(local.dtype) if local.dtype in _DTYPES else -1
         head = [local.dim(), dtype, int(local.requires_grad and torch.is_grad_enabled())]
@@ -198,14 +183,6 @@ class Grid:
             whole.append(size)
         return tuple(whole)
 
-    def _check_dimensions(self, tensor: Tensor) -> None:
-        if tensor.dim() < self.dimensions:
-            raise ConfigError(
-                f"a tensor of {tensor.dim()} dimensions has none for each of the grid's "
-                f"{self.dimensions}",
-                remedy="give the grid one entry for each spatial dimension of the samples",
-            )
-
 
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     """The grid of ``ranks`` that exchanges the fewest positions of samples of ``sizes``.
@@ -215,7 +192,7 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     longer rows of the memory.
 
     Raises:
-        ConfigError: no grid has as many ranks and no more shards than positions.
+        ConfigError: samples have too few positions for as many ranks.
     """
     factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
     found = [
@@ -256,8 +233,7 @@ def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[M
     """The moves after which every rank has the whole of ``full`` sizes, in dimensions ``dims``."""
     found = []
     for axis, (dim, size) in enumerate(zip(dims, full, strict=True)):
-        parts = grid.shape[axis]
-        plans = exchanges(size, ((Interval(0, size),),) * parts)
+        plans = exchanges(size, ((Interval(0, size),),) * grid.shape[axis])
         found.append(Move(dim, axis, plans[grid.coordinate(axis)]))
     return found
 
@@ -273,20 +249,15 @@ class Fetch:
 
     @classmethod
     def start(cls, local: Tensor, move: Move, grid: Grid) -> Fetch:
-        held, peer = move.exchange.held.start, partial(grid.peer, move.axis)
-        sends = [
-            (
-                peer(piece.rank),
-                local.narrow(move.dim, piece.interval.start - held, piece.interval.size),
-            )
-            for piece in move.exchange.sends
-        ]
-        shape, own = list(local.shape), grid.coordinate(move.axis)
-        receives = []
+        held, own, shape = move.exchange.held.start, grid.coordinate(move.axis), list(local.shape)
+        sends, receives = [], []
+        for piece in move.exchange.sends:
+            part = local.narrow(move.dim, piece.interval.start - held, piece.interval.size)
+            sends.append((grid.peer(move.axis, piece.rank), part))
         for piece in move.exchange.pieces:
             if piece.rank != own:
                 shape[move.dim] = piece.interval.size
-                receives.append((peer(piece.rank), tuple(shape)))
+                receives.append((grid.peer(move.axis, piece.rank), tuple(shape)))
         pending = start_messages(
             sends, receives, like=local, group=grid.group, what="moving halos between shards"
         )
@@ -329,13 +300,9 @@ class GiveBack:
     def start(
         cls, gradients: Sequence[Tensor], move: Move, grid: Grid, *, like: Tensor
     ) -> GiveBack:
-        """Begins.
+        """Begins with the gradients of each of the exchange's pieces that other ranks have.
 
-        Args:
-            gradients: of each of the exchange's pieces that other ranks have.
-            move: whose adjoint it is.
-            grid: of the ranks.
-            like: has the shape of gradients but for the move's dimension.
+        ``like`` has their shape but for the move's dimension.
         """
         peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
         theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
@@ -355,19 +322,16 @@ class GiveBack:
     @classmethod
     def start_halos(cls, halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
         """Begins with gradients of what :meth:`Fetch.halos` has brought."""
-        parts = [
-            part
-            for halo, pieces in zip(halos, _halo_pieces(move, grid), strict=True)
-            for part in torch.split(halo, [piece.interval.size for piece in pieces], move.dim)
-        ]
+        parts: list[Tensor] = []
+        for halo, pieces in zip(halos, _halo_pieces(move, grid), strict=True):
+            parts += torch.split(halo, [piece.interval.size for piece in pieces], move.dim)
         return cls.start(parts, move, grid, like=halos[0])
 
     def wait(self, kept: Sequence[tuple[Interval, Tensor]], *, is_own: bool = False) -> Tensor:
         """The gradient of this rank's shard.
 
-        Args:
-            kept: positions that this rank has, with gradients of these of its own.
-            is_own: whether nobody else needs these, so that they may be added to in their place.
+        ``kept`` are positions that this rank has, with gradients of its own, which may be added to
+        in their place if ``is_own``.
         """
         held, dim = self.move.exchange.held, self.move.dim
         if len(kept) == 1 and kept[0][0] == held:
@@ -419,12 +383,6 @@ def give_back(
     return gradient
 
 
-def _own(value: Tensor, given: Tensor) -> Tensor:
-    """``value``, copied if it is a view of what a function was given."""
-    shared = value.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-    return value.clone() if shared else value
-
-
 class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, move: Move) -> Tensor:
@@ -432,7 +390,10 @@ class _Moved(torch.autograd.Function):
         # Activation checkpointing computes again where a saved tensor is first needed. A layer with
         # an empty output saves none: with this one, messages go in the same order on every rank.
         ctx.save_for_backward(local.new_empty(0))
-        return _own(Fetch.start(local, move, grid).wait(), local)
+        found = Fetch.start(local, move, grid).wait()
+        # Not a view of what was given.
+        shared = found.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
+        return found.clone() if shared else found
 
     @staticmethod
     @once_differentiable
@@ -445,7 +406,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, moves: tuple[Move, ...]) -> Tensor:
         ctx.moves = moves
-        return _own(fetch(local, moves, grid), local)
+        found = fetch(local, moves, grid)
+        shared = found.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
+        return found.clone() if shared else found
 
     @staticmethod
     @once_differentiable
@@ -459,10 +422,7 @@ class _Gather(torch.autograd.Function):
 def gather_moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
     """The whole that moves bring together; of its gradient, equal on all ranks, each keeps a part.
 
-    Args:
-        local: this rank's shard.
-        moves: as :func:`whole_on_all` makes them.
-        grid: of the ranks.
+    ``moves`` are those of :func:`whole_on_all`.
     """
     whole: Tensor = _Gather.apply(local, grid, tuple(moves))  # type: ignore[no-untyped-call]
     return whole
@@ -485,13 +445,12 @@ def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
 
 
 def _disagreement(entries: Sequence[Sequence[int]]) -> ConfigError:
-    def text(entry: Sequence[int]) -> str:
-        dims, dtype, with_gradient, *shape = entry
+    listed = []
+    for rank, (dims, dtype, with_gradient, *shape) in enumerate(entries):
         name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype >= 0 else "another dtype"
-        return f"{name} {shape[:dims]}" + " that needs a gradient" * with_gradient
-
-    listed = "; ".join(f"rank {rank}: {text(entry)}" for rank, entry in enumerate(entries))
+        needs = " that needs a gradient" * with_gradient
+        listed.append(f"rank {rank}: {name} {shape[:dims]}{needs}")
     return ConfigError(
-        f"ranks do not hold balanced shards of one batch: {listed}",
+        f"ranks do not hold balanced shards of one batch: {'; '.join(listed)}",
         remedy="let every rank read the same batch, and cut it with Grid.shard",
     )

@@ -79,12 +79,8 @@ def widened(dtype: torch.dtype) -> torch.dtype:
 def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tensor:
     """The whole reduced over ``dims``, all cut ones among them; these are kept with one position.
 
-    Sums of values of half precision are made in single precision, and rounded once.
-
-    Args:
-        shard: of the whole.
-        dims: counted from the end.
-        how: ``torch.sum``, ``torch.mean`` or ``torch.amax``; the last one gathers the whole.
+    ``how`` is ``torch.sum``, ``torch.mean`` or ``torch.amax``, which gathers the whole. Sums of
+    values of half precision are made in single precision, and rounded once.
     """
     if how is torch.amax:
         return how(whole(shard), dims, keepdim=True)
@@ -165,20 +161,10 @@ def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False)
     return _without(torch.argmax(local_of(input), dim, keepdim), input, [] if keepdim else [place])
 
 
-_LOSSES = (
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
-    F.kl_div,
-    F.soft_margin_loss,
-    F.poisson_nll_loss,
+@function_rule(
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy),
+    *(F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss),
 )
-
-
-@function_rule(*_LOSSES)
 def _elementwise_loss(
     func: Callable[..., Any], *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:

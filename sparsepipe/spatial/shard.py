@@ -140,11 +140,9 @@ Shard.rules[Grid.gather] = lambda _, grid, local: whole(local)
 
 
 def cut(whole: Tensor, grid: Grid) -> Shard:
-    """This rank's shard of a tensor that all ranks have; in a rule the inverse of Grid.gather.
+    """This rank's shard of a tensor [..., *spatial] that all ranks have.
 
-    Args:
-        whole: [..., *spatial], the same on every rank.
-        grid: to cut it over.
+    In a rule it is the inverse of :meth:`Grid.gather`.
     """
     dims = range(-grid.dimensions, 0)
     return shard_of(grid.part(whole), grid, dims, whole.shape[-grid.dimensions :])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import sparsepipe.spatial.pointwise
 import sparsepipe.spatial.resampling  # noqa: F401
@@ -52,26 +52,11 @@ for _norm in (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm):
     rule(_norm)(batch_norm)
 
 _WITHOUT = (
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-    nn.Transformer,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.LocalResponseNorm,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.LPPool1d,
-    nn.LPPool2d,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-    nn.MaxUnpool1d,
-    nn.MaxUnpool2d,
-    nn.MaxUnpool3d,
-    nn.Unfold,
-    nn.Fold,
-    nn.Bilinear,
-    nn.CrossMapLRN2d,
+    *(nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Transformer),
+    *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.LocalResponseNorm),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout, nn.LPPool1d, nn.LPPool2d),
+    *(nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MaxUnpool1d, nn.MaxUnpool2d),
+    *(nn.MaxUnpool3d, nn.Unfold, nn.Fold, nn.Bilinear, nn.CrossMapLRN2d),
 )
 """Modules of PyTorch that need more than one position and have no rule."""
 
@@ -98,16 +83,31 @@ class _SpatialForward:
     before: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.is_outermost:
-            return _outermost(self._inner, self.grid, *args, **kwargs)
-        return self._inner(*args, **kwargs)
+        plain = False
 
-    def _inner(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the rule if an argument is a shard; behind a global pool none is."""
+        def shard(value: Any) -> Any:
+            nonlocal plain
+            is_sample = isinstance(value, Tensor) and not isinstance(value, Shard)
+            if not is_sample or value.dim() < self.grid.dimensions + 2:
+                return value
+            plain = True
+            dims = range(-self.grid.dimensions, 0)
+            return shard_of(value, self.grid, dims, self.grid.whole_sizes(value))
+
+        if self.is_outermost:  # between shards of one's own it changes nothing
+            args, kwargs = tree_map(shard, args), tree_map(shard, kwargs)
         leaves = tree_leaves((args, kwargs)) if self.by_rule is not None else []
         if self.by_rule is not None and any(isinstance(each, Shard) for each in leaves):
-            return self.by_rule(self.module, self.grid, *args, **kwargs)
-        return _plain(self.module, self.before)(*args, **kwargs)
+            result = self.by_rule(self.module, self.grid, *args, **kwargs)
+        else:  # behind a global pool no argument is a shard
+            result = _plain(self.module, self.before)(*args, **kwargs)
+        if not plain:
+            return result
+        return tree_map_only(
+            Tensor,
+            lambda each: local_of(each) if isinstance(each, Shard) else leave(each, self.grid),
+            result,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SpatialForward:
         module, before = copy.deepcopy((self.module, self.before), memo)
@@ -148,7 +148,7 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
     """Lets the layers of a model compute with shards, which somebody else makes of its inputs.
 
     Raises:
-        ConfigError: as :func:`spatialize`.
+        ConfigError: a module has no rule.
     """
     check_rules(model)
     unspatialize(model)
@@ -162,7 +162,7 @@ def check_rules(model: nn.Module) -> None:
     """Checks that rules exist for the modules of a model.
 
     Raises:
-        ConfigError: as :func:`spatialize`.
+        ConfigError: one has none.
     """
     ruled = [name for name, module in model.named_modules() if _rule_of(module) is not None]
     for name, module in model.named_modules():
@@ -202,29 +202,6 @@ def _rule_of(module: nn.Module) -> ModuleRule | None:
     return _RULES[kind] if kind is not None and same else None
 
 
-def _outermost(forward: Callable[..., Any], grid: Grid, *args: Any, **kwargs: Any) -> Any:
-    """Takes plain shards and gives such; between shards of one's own it changes nothing."""
-    plain = False
-
-    def shard(value: Any) -> Any:
-        nonlocal plain
-        if isinstance(value, Shard) or not isinstance(value, Tensor):
-            return value
-        if value.dim() < grid.dimensions + 2:
-            return value
-        plain = True
-        return shard_of(value, grid, range(-grid.dimensions, 0), grid.whole_sizes(value))
-
-    def give(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return local_of(value) if isinstance(value, Shard) else leave(value, grid)
-
-    args, kwargs = tree_map(shard, args), tree_map(shard, kwargs)
-    result = forward(*args, **kwargs)
-    return tree_map(give, result) if plain else result
-
-
 def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
     """The spatial sizes of the samples of a batch.
 
@@ -254,12 +231,8 @@ def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     """Calls layers (:func:`spatialize_layers`) with shards of samples that all ranks have.
 
     What the layers give is whole again on every rank, as gradients are before and behind them; of
-    the gradients of parameters each rank has a part.
-
-    Args:
-        grid: of the ranks that call this together.
-        layers: that act on shards.
-        whole: a pytree, of which is cut what has the sizes of its samples (:func:`sample_sizes`).
+    the gradients of parameters each rank has a part. Of the pytree ``whole`` is cut what has the
+    sizes of its samples (:func:`sample_sizes`).
 
     Raises:
         ConfigError: it has no sample, or a sample has fewer positions than shards.
@@ -267,14 +240,10 @@ def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     sizes = sample_sizes(whole, grid)
     grid.check(sizes)
 
-    def cut_one(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
+    def cut_one(leaf: Tensor) -> Tensor:
         return share(leaf, grid) if has_sizes(leaf, sizes) else enter(leaf, grid)
 
-    def whole_one(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
+    def whole_one(leaf: Tensor) -> Tensor:
         return gathered(leaf) if isinstance(leaf, Shard) else leave(leaf, grid)
 
-    return tree_map(whole_one, layers(tree_map(cut_one, whole)))
+    return tree_map_only(Tensor, whole_one, layers(tree_map_only(Tensor, cut_one, whole)))

@@ -88,22 +88,18 @@ class OwnDomains:
 class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     """Trains a domain separation network whose domains are spread over ranks.
 
-    With a ``grid`` each sample is shared by the ranks of one (:mod:`sparsepipe.spatial`), and what
-    is said of ranks here holds for grids.
-
     With as many ranks as domains, each has one; with fewer, ranks have several; with more, domains
     have replicas, which share their samples as with data parallelism. Batches of a data module have
-    the domains of ``trainer.strategy.domains`` only.
+    the domains of ``trainer.strategy.domains`` only. With a ``grid`` each sample is shared by the
+    ranks of one (:mod:`sparsepipe.spatial`), and what is said of ranks here holds for grids.
 
     Args:
         roles: ``equal``: every rank gathers the codes of all and computes the losses. ``separate``:
             the last rank has no domain, but decoder, head, discriminator and losses (Tsaris and
             Hinkle, Multi-DSN).
         grid: number of shards along each of the last dimensions of samples; None: they are whole.
-        timeout_s: limit of every wait for another rank.
-        process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
-        slowdown: factor by which this rank's device is made slower, by pauses.
-        cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
+
+    Other arguments are those of :class:`sparsepipe.strategies.DataParallelStrategy`.
 
     Attributes:
         placement: which rank, or grid of ranks, has which domains; None before a Trainer runs.

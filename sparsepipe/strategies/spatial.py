@@ -48,14 +48,11 @@ class SpatialStrategy(DataParallelStrategy):
         grid: number of shards along each of the last dimensions; ``auto``: the grid of all ranks
             of a replica that exchanges the fewest bytes, by ``sample_sizes`` of the data module.
         replicas: how many grids there are, each of which reads batches of its own.
-        timeout_s: limit of every wait for another rank.
-        process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
         overlap: compute what needs no halo while halos are under way.
         gather_predictions: predictions are whole on every rank; otherwise they are shards, for
             :class:`sparsepipe.callbacks.WriteShards`.
-        find_unused_parameters: look in every step for parameters without a gradient.
-        slowdown: factor by which this rank's device is made slower, by pauses.
-        cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
+
+    Other arguments are those of :class:`DataParallelStrategy`.
 
     Attributes:
         grid: the ranks that share this one's samples, while a Trainer runs.

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytorch_lightning as pl
 from pydantic import Field
 
-from sparsepipe.callbacks import StepTimer, StopAtOnce
+from sparsepipe.callbacks import StepTimer, StopOnSignal
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
 from sparsepipe.config.run_spec import RunSpec
@@ -198,7 +198,7 @@ def _trained(
     )
     if run.division is not None:
         run.division.check(num_layers=profile.num_layers)
-    callbacks = [run.keep_plan(), timer, StopAtOnce(run.watch)]
+    callbacks = [run.keep_plan(), timer, StopOnSignal(run.watch, None)]
     trainer = run.trainer(callbacks, silent=True, **_INSTEAD)
     if process_group.rank() == 0:
         lift_limits()  # before any rank sends

@@ -40,15 +40,9 @@ class PipelineStrategy(StagedStrategy):
     The module's steps are written as for one device and call the Sequential once. Stages
     work on different minibatches at the same time; each stage updates after every backward
     (PipeDream's 1F1B with weight stashing), so that gradients of early stages are some
-    updates old. One Lightning step is one minibatch for each replica of stage 0. Learning
-    rates count Lightning steps. The pipeline is empty before validation, before checkpoints
-    and at the end of each epoch.
-
-    With one device a run is that of a plain Trainer, bit for bit.
-
-    ``docs/pipeline.md`` lists what is different from one device: clipping takes the norm of each
-    stage's gradients, hooks for batches get a ``RemoteBatch`` on ranks that do not read, and hooks
-    and callbacks see the layers of their rank's stage, until the Trainer has finished.
+    updates old. One Lightning step is one minibatch for each replica of stage 0. The pipeline is
+    empty before validation, before checkpoints and at the end of each epoch. With one device a run
+    is that of a plain Trainer, bit for bit; ``docs/pipeline.md`` lists what else is different.
 
     Args:
         config: replicas of each stage, such as "2-1"; by default one device a stage.

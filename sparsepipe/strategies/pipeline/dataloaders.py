@@ -72,9 +72,7 @@ class Padded:
 def adapt_loader(loader: Any, *, reader: int | None) -> Any:
     """A loader for this rank; every rank must call this, in the same order.
 
-    Args:
-        loader: the user's.
-        reader: which replica of stage 0 this rank is; None where it does not read.
+    ``reader`` is the number of this rank's replica of stage 0; None where it does not read.
 
     Raises:
         ConfigError: the loader has no length, or readers' lengths differ by more than one.
@@ -138,11 +136,7 @@ def is_remote(batch: Any) -> bool:
 
 
 def repeat_nothing(sampler: DistributedSampler[Any]) -> None:
-    """Lets a sampler of Lightning's end where its data do.
-
-    It repeats samples until all readers have as many, and here they need not
-    (:func:`adapt_loader`). In validation and test every sample is to count once.
-    """
+    """Lets a sampler of Lightning's end where its data do, so that each sample counts once."""
     size = len(sampler.dataset)  # type: ignore[arg-type]
     sampler.total_size = size
     sampler.num_samples = len(range(sampler.rank, size, sampler.num_replicas))

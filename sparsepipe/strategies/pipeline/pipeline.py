@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -55,8 +55,7 @@ class StageOptimizer:
         parameters: Mapping[str, nn.Parameter],
         optimizer: Optimizer,
         precision: Precision,
-        *,
-        norm: GlobalNorm | None = None,
+        norm: GlobalNorm | None,
     ) -> None:
         self._module, self._parameters = module, parameters
         self._optimizer, self._precision, self._norm = optimizer, precision, norm
@@ -161,11 +160,12 @@ class Pipeline(ABC):
     """Trains and evaluates on one rank; its worker calls it back for updates and logs.
 
     Args:
-        trained: names of the parameters that learn.
-        updates: applies gradients; None where nothing is trained.
+        optimizer: of this rank's parameters; None where nothing is trained.
+        norm: clips by norm in place of ``precision``; None: ``precision`` clips.
         send_input: whether the last stage gets the input of the layers too.
 
     Attributes:
+        parameters: those of this rank that learn, by name.
         worker: runs this rank's share of every minibatch.
         group: the ranks of this rank's stage.
         loss: the loss of the last step, or minibatch, that came back to this rank.
@@ -183,13 +183,16 @@ class Pipeline(ABC):
         plan: Plan,
         rank: int,
         part: StageModule,
-        trained: Collection[str],
-        updates: StageOptimizer | None,
+        optimizer: Optimizer | None,
+        norm: GlobalNorm | None,
         precision: Precision,
         send_input: bool,
     ) -> None:
-        self._module, self._part, self._trained = module, part, trained
-        self._updates, self._precision = updates, precision
+        self._module, self._part, self._precision = module, part, precision
+        self.parameters = {} if optimizer is None else dict(part.parameters())
+        self._updates: StageOptimizer | None = None
+        if optimizer is not None:
+            self._updates = StageOptimizer(module, self.parameters, optimizer, precision, norm)
         self._metrics = Metrics(module)
         self._metrics.detach()
         self.steps = ModuleSteps(
@@ -232,7 +235,7 @@ class Pipeline(ABC):
         """One Lightning step: a round of stage 0 enters."""
         self.steps.hook, self.steps.arguments = TRAINING, arguments
         if not self.worker.rounds:
-            self._part.check_trained(self._trained)
+            self._part.check_trained(self.parameters)
         assert self._updates is not None
         with self._part.silent():
             self._updates.record(self.worker.rounds)

@@ -1,7 +1,7 @@
-"""A module reduced to the layers of one rank, with placeholders for those of other ranks.
+"""A module reduced to the layers of one rank.
 
-A rank keeps the layers of its stage. The others give way to placeholders without parameters, so
-that names stay, and give their memory back until the module is made whole again.
+Other ranks' layers give way to placeholders without parameters, so that names stay, and give their
+memory back until the module is made whole again.
 """
 
 from __future__ import annotations

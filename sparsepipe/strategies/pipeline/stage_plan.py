@@ -202,11 +202,10 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
     training = [(module, module.training) for module in layers.modules()]
     layers.eval()  # running statistics stay, and nothing is drawn at random
     try:
-        with torch.no_grad():
-            for layer in layers:
-                with FlopCounterMode(display=False) as counter:
-                    value = layer(value)
-                costs.append(float(counter.get_total_flops()))
+        for layer in layers:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                value = layer(value)
+            costs.append(float(counter.get_total_flops()))
     finally:
         for module, mode in training:
             module.training = mode
@@ -224,24 +223,11 @@ def costs_of(
     loop = internals.active_loop(trainer)
     assert loop is not None
     loop.setup_data()
-    costs: list[float] | None = None
-    failure: Exception | None = None
+    costs = None
     if process_group.rank() == 0:
-        try:
-            with isolate_rng():
-                costs = _flops(trainer, loop, module, layers)
-        except Exception as error:  # the others wait for the result
-            error.add_note("while rank 0 measured the layers, for balance='flops'")
-            failure = error
-    message = None if failure is None else f"{type(failure).__name__}: {failure}"
-    costs, message = process_group.broadcast_object((costs, message))
-    if failure is not None:
-        raise failure
-    if message is not None:
-        raise ConfigError(
-            f"rank 0 could not measure the layers: {message}",
-            remedy="correct that; cuts, or balance='parameters', measure nothing",
-        )
+        with isolate_rng():
+            costs = _flops(trainer, loop, module, layers)
+    costs = process_group.broadcast_object(costs, what="measuring the layers, on rank 0")
     assert costs is not None
     return costs if any(costs) else parameter_costs(layers)
 

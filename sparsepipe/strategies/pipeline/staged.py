@@ -34,7 +34,6 @@ from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
 from sparsepipe.strategies.pipeline.pipeline import (
     MakeWorker,
     Pipeline,
-    StageOptimizer,
     make_stage,
 )
 from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
@@ -273,7 +272,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     ) -> Pipeline:
         """Makes this rank's pipeline and worker; every rank must call it."""
         # First what may be refused, then what other ranks must take part in.
-        plan, rank, device, part = self.plan, self.global_rank, self.root_device, sharded.part
+        plan, rank, part = self.plan, self.global_rank, sharded.part
         precision = self.precision_plugin
         optimizer = self.optimizers[0] if fitting else None
         randomness = None
@@ -283,24 +282,33 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
                     "keyed_randomness makes draws of the run's seed, and no seed is set",
                     remedy="call pytorch_lightning.seed_everything before the Trainer runs",
                 )
-            randomness = KeyedRandomness(seed=int(seed), device=device)
-        parameters = dict(part.parameters()) if fitting else {}
+            randomness = KeyedRandomness(seed=int(seed), device=self.root_device)
         make_worker = self.make_worker(part, rank=rank, optimizer=optimizer)
-        updates = None
-        if optimizer is not None:
-            norm = sharded.global_norm() if self.clips_globally and plan.num_stages > 1 else None
-            updates = StageOptimizer(module, parameters, optimizer, precision, norm=norm)
+        clips = optimizer is not None and self.clips_globally and plan.num_stages > 1
         pipeline = self.pipeline_class(
             module,
             placement.layers,
             plan=plan,
             rank=rank,
             part=part,
-            trained=parameters.keys(),
-            updates=updates,
+            optimizer=optimizer,
+            norm=sharded.global_norm() if clips else None,
             precision=precision,
             send_input=self._send_input,
         )
+        self._connect(pipeline, placement, make_worker, randomness)
+        return pipeline
+
+    def _connect(
+        self,
+        pipeline: Pipeline,
+        placement: StagePlacement,
+        make_worker: MakeWorker,
+        randomness: KeyedRandomness | None,
+    ) -> None:
+        """Makes the groups and channels of a pipeline, its stage and its worker."""
+        plan, rank, device = self.plan, self.global_rank, self.root_device
+        assert self.lightning_module is not None
         pipeline.group = make_stage_group(
             map(plan.ranks_of, range(plan.num_stages)),
             backend="nccl" if self._direct else "gloo",
@@ -317,10 +325,10 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         is_grid = plan.stages[plan.stage_of(rank)].grid is not None
         shared = SharedMessages(pipeline.group, device=device) if is_grid else None
         stage = make_stage(
-            module,
+            self.lightning_module,
             placement,
             rank=rank,
-            autocast=precision.forward_context,
+            autocast=self.precision_plugin.forward_context,
             randomness=randomness,
             recomputed=self.recomputed,
             group=pipeline.group,
@@ -329,14 +337,13 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             plan=plan,
             rank=rank,
             stage=stage,
-            replicas=(GridRanks if shared else Replicas)(pipeline.group, parameters),
+            replicas=(GridRanks if shared else Replicas)(pipeline.group, pipeline.parameters),
             network=network,
             shared=shared,
             steps=pipeline.steps,
             events=pipeline,
             slowed=self.slowdown.slowed,
         )
-        return pipeline
 
     @override
     def teardown(self) -> None:

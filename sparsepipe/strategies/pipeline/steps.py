@@ -233,17 +233,6 @@ def without_input(batch: Any, value: Any) -> Any:
     return pytree.tree_map(strip, batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
 
 
-def check_output(output: Any) -> Tensor:
-    """The loss that a training step returned."""
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"training_step returned {type(output).__name__}",
-            remedy="return the loss, or a dictionary with it as 'loss', from every step",
-        )
-    return loss
-
-
 class ModuleSteps:
     """Both halves of the steps of training, validation, test and prediction.
 
@@ -279,12 +268,8 @@ class ModuleSteps:
         rest = batch if self._send_input else without_input(batch, opened.value)
         return opened.value, {"batch": rest, "randomness": drawn}
 
-    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Logs]:
-        """Loss and logs of a training step; ``run`` returns the layers' output."""
-        result, logs = self.close_evaluation(rest, run)
-        return check_output(result), logs
-
-    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
+    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
+        """Loss or result, and logs; ``run`` returns the layers' output."""
         batch, drawn = rest["batch"], rest["randomness"]
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
@@ -295,17 +280,25 @@ class ModuleSteps:
                 randomness=None if drawn is None else safe_pickle.loads(drawn),
                 input_sent=self._send_input,
             )
-        return result, tuple(notes)
+        return self._checked(result), tuple(notes)
 
-    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Logs]:
-        """Loss and logs of a training step in one piece; ``run`` takes the layers' input."""
-        result, logs = self.whole_evaluation(batch, run)
-        return check_output(result), logs
-
-    def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
+        """Loss or result, and logs, of a step in one piece; ``run`` takes the layers' input."""
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_through(self._layers, lambda: self._step(batch), run=run)
-        return result, tuple(notes)
+        return self._checked(result), tuple(notes)
+
+    def _checked(self, result: Any) -> Any:
+        """The loss that a training step returned, or the result of an evaluation."""
+        if self.hook != TRAINING:
+            return result
+        loss = result.get("loss") if isinstance(result, Mapping) else result
+        if not isinstance(loss, Tensor):
+            raise ConfigError(
+                f"training_step returned {type(result).__name__}",
+                remedy="return the loss, or a dictionary with it as 'loss', from every step",
+            )
+        return loss
 
     def _step(self, batch: Any) -> Any:
         with self._in_step():

@@ -68,36 +68,28 @@ class SynchronousPipelineStrategy(StagedStrategy):
     The module's steps are written as for one device and call the Sequential once. A minibatch is
     cut into microbatches, on which stages work at the same time; their gradients add up, and each
     stage updates once when all are in. Training is that of one device on the same microbatches;
-    clipping by norm takes the norm of all stages' gradients. One Lightning step is one minibatch
-    for each replica of stage 0, all in one update. Learning rates count Lightning steps.
-
-    With one device and one microbatch a run is that of a plain Trainer, bit for bit.
+    with one device and one microbatch it is that of a plain Trainer, bit for bit.
 
     ``training_step`` runs once for each microbatch. Its loss is to be the mean over samples: it
-    counts by the microbatch's samples, so that gradients are those of the mean over the minibatch.
-    What it logs becomes one value a step. Batch norms normalise by the microbatch, and their
-    running statistics move with each, if ``batch_norm`` is at its default
-    (``docs/synchronous.md``).
+    counts by the microbatch's samples. What it logs becomes one value a step
+    (``docs/synchronous.md``). One Lightning step is one minibatch for each replica of stage 0.
 
     Arguments that are not listed are those of :class:`PipelineStrategy`.
 
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
-            backward as soon as may be; no more in flight than stages follow) or ``eager_1f1b``
-            (the same with a warm-up twice as long, for links that take their time).
+            backward as soon as may be) or ``eager_1f1b`` (the same with twice the warm-up).
         microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
             replicas of stage 0 share them: each cuts its own batch into its share of them.
         recompute: which layers keep the input of their span only, for the backward to run them
             forward once more: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
-            (numbers, whole ones) and ``layers`` (numbers, and spans [first, last], inclusive);
-            :data:`~sparsepipe.partition.activation_checkpointing.setting.Setting`.
+            (numbers) and ``layers`` (numbers, and spans [first, last], inclusive).
         batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
             and running statistics move with each; ``deferred``: so too, but these move once, by
             the statistics of the minibatch; ``running``: normalise by the running statistics from
             before the minibatch, as by constants, and these move as with ``deferred``.
         keyed_randomness: draws in a layer depend on (seed, number of the microbatch in the whole
-            run, layer) alone, so that a run does not depend on the plan; needs
-            ``seed_everything``.
+            run, layer) alone; needs ``seed_everything``.
     """
 
     strategy_name = "sparsepipe_gpipe"

@@ -143,12 +143,14 @@ class Rate(Net):
 
 def searching(rank: int) -> Any:
     net = Rate()
+    before = weights(net)
     trainer = pipeline_trainer("2-1", [3], max_epochs=2)
     found = Tuner(trainer).lr_find(
         net, make_loader("dense", batches=8), num_training=30, max_lr=1e3,
         early_stop_threshold=3.0, update_attr=False,
     )  # fmt: skip
     assert found is not None
+    assert all(torch.equal(value, before[name]) for name, value in weights(net).items())
     trainer.fit(net, make_loader("dense", batches=8))
     return found.results, trainer.global_step, weights(net.layers)
 

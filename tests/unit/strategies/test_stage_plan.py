@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline.stage_plan import (
     find_layers,
@@ -29,7 +28,7 @@ from tests.support.pipeline_cases import (
     make_net,
     plain_trainer,
 )
-from tests.support.processes import outcomes, run
+from tests.support.processes import run
 
 
 def test_costs_of_layers() -> None:
@@ -208,20 +207,3 @@ def test_streams_with_a_length() -> None:
     assert len(seen) == len(expected) == 12
     assert all(map(torch.equal, seen, expected))
     assert drawn == again == shifts
-
-
-class Stumbles(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        raise KeyError("a bug before the layers")
-
-
-def stumbling(rank: int) -> None:
-    trainer(2).fit(Stumbles(dense_layers()), DataLoader(Noisy(), batch_size=BATCH))
-
-
-def test_a_failure_is_that_of_all_ranks() -> None:
-    first, second = outcomes(stumbling, 2, limit_s=60)
-    assert isinstance(first.error, KeyError)
-    assert "while rank 0 measured the layers" in first.trace
-    assert isinstance(second.error, ConfigError), second
-    assert "rank 0 could not measure the layers: KeyError: 'a bug" in second.error.message
