@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -177,51 +178,33 @@ TRAINERS: dict[str, Callable[[], pl.Trainer]] = {
 }
 
 
-@pytest.mark.parametrize("message", TRAINERS)
-def test_refused_trainers(message: str) -> None:
-    trainer = TRAINERS[message]()
-    with pytest.raises(ConfigError) as refused:
-        check_trainer(trainer, synchronises_norm=False)
-    assert message in refused.value.message
-    assert refused.value.remedy
-
-
 class OwnBackward(Net):
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         (2 * loss).backward()
 
 
-def compiled() -> pl.LightningModule:
-    return from_compiled(torch.compile(make_net("dense")))
-
-
-def lazy() -> pl.LightningModule:
-    return Net(nn.Sequential(nn.LazyLinear(3), nn.ReLU()))
-
-
-def check(module: pl.LightningModule) -> None:
-    check_module(module, fitting=True)
-
-
-MODULES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "OwnBackward has a backward of its own": (lambda: OwnBackward(dense_layers()), check),
-    "Net is compiled as a whole": (compiled, check),
-    "has no shape yet": (lazy, check),
-    "LBFGS evaluates the whole network": (
-        lambda: torch.optim.LBFGS(make_net("dense").parameters()),
-        lambda optimizer: ShardedOptimizer(optimizer, owned=[]),
-    ),
+MODULES: dict[str, Callable[[], Any]] = {
+    "OwnBackward has a backward of its own": lambda: OwnBackward(dense_layers()),
+    "Net is compiled as a whole": lambda: from_compiled(torch.compile(make_net("dense"))),
+    "has no shape yet": lambda: Net(nn.Sequential(nn.LazyLinear(3), nn.ReLU())),
 }
 
 
-@pytest.mark.parametrize("message", MODULES)
-def test_refused_modules(message: str) -> None:
-    make, checked = MODULES[message]
-    made = make()
+@pytest.mark.parametrize("message", [*TRAINERS, *MODULES])
+def test_refused_trainers_and_modules(message: str) -> None:
+    made: Any = {**TRAINERS, **MODULES}[message]()
+    check = partial(check_module, fitting=True)
+    if message in TRAINERS:
+        check = partial(check_trainer, synchronises_norm=False)
     with pytest.raises(ConfigError) as refused:
-        checked(made)
+        check(made)
     assert message in refused.value.message
     assert refused.value.remedy
+
+
+def test_an_optimizer_that_couples_its_parameters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LBFGS evaluates the whole network"):
+        ShardedOptimizer(torch.optim.LBFGS(make_net("dense").parameters()), owned=[])
 
 
 def test_evaluation_accepts_settings_refused_in_training() -> None:

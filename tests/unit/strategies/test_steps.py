@@ -8,9 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
@@ -20,16 +18,10 @@ from tests.support.pipeline_cases import (
     QUIET,
     Dense,
     Net,
-    dense_layers,
-    make_loader,
-    pipeline_trainer,
-    plain_trainer,
 )
-from tests.support.processes import outcomes, run
+from tests.support.processes import outcomes
 
 SAMPLES, BATCH, PARTS = 24, 8, 4
-
-
 STEPS = SAMPLES // BATCH
 
 
@@ -128,40 +120,3 @@ def test_norms_before_the_layers_of_several_stages_are_refused_where_they_would_
     assert "before (BatchNorm1d) runs before the layers" in first.error.message
     assert "first entry of the Sequential" in first.error.remedy
     assert last.error is not None
-
-
-class Collects(Net):
-    """Collects losses in a list, as Lightning's own documents show, and in a metric."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(3)
-        super().__init__(dense_layers())
-        self.outputs: list[Tensor] = []
-        self.mean = MeanMetric()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        loss = F.cross_entropy(self.layers(x), y)
-        self.outputs.append(loss)
-        self.mean.update(loss)
-        self.log("loss", loss)
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("mean", self.mean.compute())
-        self.mean.reset()
-
-
-def collected(rank: int, config: str | None) -> Any:
-    net = Collects()
-    trainer = plain_trainer() if config is None else pipeline_trainer(config, [3])
-    (metrics,) = trainer.validate(net, make_loader("dense", batches=3), verbose=False)
-    return metrics, len(net.outputs)
-
-
-def test_lists_are_on_the_last_stage_and_metrics_everywhere() -> None:
-    ((plain, outputs),) = run(collected, 1, None)
-    assert outputs == 3
-    assert abs(plain["mean"] - plain["loss"]) < 1e-6
-    first, second = run(collected, 2, "1-1")
-    assert first[0] == second[0] == plain
-    assert (first[1], second[1]) == (0, 3)
