@@ -46,9 +46,6 @@ class RunCheckpoint(Checkpoint):
     Attributes:
         monitor: the metric that says which is best.
         best: the best value of it so far.
-
-    Raises:
-        ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
     """
 
     state_key = STATE_KEY
@@ -114,9 +111,6 @@ class RunCheckpoint(Checkpoint):
     def save_within(self, trainer: pl.Trainer, *, batches: int) -> None:
         """Saves the running epoch after ``batches``, unless a loader could not go on there: then
         the checkpoint of the epoch's start stays. All ranks call it.
-
-        Raises:
-            OutputError: it cannot be written.
         """
         found = process_group.gather_objects(self._loaders.obstacle)
         if (obstacle := next(filter(None, found), None)) is None:
@@ -133,9 +127,6 @@ class RunCheckpoint(Checkpoint):
         """Writes ``last.ckpt``, and ``best.ckpt`` if it is ``best``; all ranks call it.
 
         The run goes on with ``epoch`` after ``batches``, as :class:`Resume` counts them.
-
-        Raises:
-            OutputError: it cannot be written.
         """
         # Within an epoch Lightning counts the last batch when it goes on.
         steps = optimizer_steps(trainer) + bool(batches)

@@ -29,11 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Moves of halos along each axis for a layer with ``windows`` over the last dimensions.
-
-    Raises:
-        ConfigError: the layer has no output, or the sample is cut along another dimension.
-    """
+    """Moves of halos along each axis for a layer with ``windows`` over the last dimensions."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):

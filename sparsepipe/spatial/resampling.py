@@ -36,9 +36,6 @@ def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: An
     """Gathers the whole, computes on every rank what one device would, and cuts the result.
 
     The rule of rare functions: it takes the memory and the time of one device.
-
-    Raises:
-        ConfigError: the dimensions that are cut are not the last ones.
     """
     if input.dims != tuple(range(-input.grid.dimensions, 0)):
         raise without_rule(f"{func.__name__} of dimensions in another order")

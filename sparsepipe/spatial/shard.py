@@ -97,12 +97,7 @@ def shard_of(local: Tensor, grid: Grid, dims: Sequence[int], full: Sequence[int]
 
 
 def local_of(value: Tensor) -> Tensor:
-    """The plain tensor that a shard holds.
-
-    Raises:
-        ConfigError: an autograd function of somebody else's has made the shard: its backward pass
-            would act on gradients of shards as if they were whole.
-    """
+    """The plain tensor that a shard holds."""
     with torch._C.DisableTorchFunctionSubclass():
         # Shards that rules return are views of what their own autograd functions have returned.
         node: Any = value.grad_fn
@@ -181,11 +176,7 @@ def gathered(shard: Shard) -> Tensor:
 
 
 def own_part(value: Tensor, shard: Shard) -> Tensor:
-    """The part of a plain tensor, of sizes that broadcast to the whole, that is for ``shard``.
-
-    Raises:
-        ConfigError: it has other sizes.
-    """
+    """The part of a plain tensor, of sizes that broadcast to the whole, that is for ``shard``."""
     for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
         if -dim > value.dim() or value.shape[dim] == 1:
             continue
@@ -202,11 +193,7 @@ def own_part(value: Tensor, shard: Shard) -> Tensor:
 
 
 def uncut(shard: Tensor, dim: int, what: str) -> int:
-    """``dim`` counted from the end, along which the whole is not cut.
-
-    Raises:
-        ConfigError: it is cut, and ``what`` has no rule then.
-    """
+    """``dim`` counted from the end, along which the whole is not cut."""
     place = dim if dim < 0 else dim - local_of(shard).dim()
     if isinstance(shard, Shard) and place in shard.dims:
         raise without_rule(f"{what} a dimension that is cut")

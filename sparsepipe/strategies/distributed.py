@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -186,12 +186,12 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         # loses the fraction where ranks saw unequal numbers of shapes.
         mean = reduce_op in (None, "mean", "avg")
         counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        with naming_missing_ranks("reducing what was logged"):
+        with collective("reducing what was logged"):
             return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
 
     @override
     def barrier(self, name: str | None = None) -> None:
-        with naming_missing_ranks(f"the barrier {name}" if name else "a barrier"):
+        with collective(f"the barrier {name}" if name else "a barrier"):
             super().barrier(name)
 
     @override
@@ -200,11 +200,6 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         if not internals.process_group_exists():
             return obj
         return process_group.broadcast_object(obj, source=src, what=f"the broadcast of rank {src}")
-
-
-def naming_missing_ranks(what: str) -> AbstractContextManager[None]:
-    """For Lightning's own collectives: an error names the ranks that did not take part."""
-    return collective(what) if internals.process_group_exists() else nullcontext()
 
 
 def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> None:

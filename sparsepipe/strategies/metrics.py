@@ -141,9 +141,6 @@ class Metrics:
         """Merges the states (:meth:`take_updated`) of all replicas of the last stage and sets them.
 
         ``replica`` is the number of this rank's replica of the last stage; None in other stages.
-
-        Raises:
-            ConfigError: the states of a metric cannot be merged.
         """
         names = {name for part in parts for name in part}
         for name in sorted(names):

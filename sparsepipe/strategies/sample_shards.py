@@ -38,11 +38,7 @@ class SampleShards:
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
 
     def read(self, loader: object, stage: str) -> None:
-        """Lets the data set of a loader read this rank's part of each sample, if it can.
-
-        Raises:
-            ConfigError: loaders of one stage differ in that, or a sample is too small.
-        """
+        """Lets the data set of a loader read this rank's part of each sample, if it can."""
         data: Any = getattr(loader, "dataset", None)
         readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
         sizes = tuple(data.sample_sizes) if readable else None
@@ -59,11 +55,7 @@ class SampleShards:
             self._readers.append((data, sizes))
 
     def cut(self, batch: Any, stage: str) -> Any:
-        """The batch with shards in place of its sample and of what has the sample's sizes.
-
-        Raises:
-            ConfigError: it has no sample with the grid's dimensions, or ranks read unlike batches.
-        """
+        """The batch with shards in place of its sample and of what has the sample's sizes."""
         grid, read_in_parts = self._grid, self._parts.get(stage)
         sizes = sample_sizes(batch, grid)
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if type(leaf) is Tensor]

@@ -5,6 +5,7 @@ The same serves pipelines, whose ranks hold stages, and domains, whose ranks hol
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -39,9 +40,6 @@ class ShardedOptimizer:
 
     Attributes:
         whole: parameters of the whole optimizer in its order, those of other ranks without values.
-
-    Raises:
-        ConfigError: an optimizer that couples its parameters.
     """
 
     def __init__(self, optimizer: Optimizer, *, owned: Collection[int]) -> None:
@@ -55,18 +53,14 @@ class ShardedOptimizer:
         self._sizes = list(map(len, self._groups))
         self.whole: list[Tensor] = [each for group in self._groups for each in group]
         self._numbers: list[list[int]] = []  # of each group's owned parameters, in the whole
-        number = 0
+        numbers = itertools.count()
         for group in optimizer.param_groups:
-            kept = []
-            self._numbers.append([])
-            for parameter in group["params"]:
-                if id(parameter) in owned:
-                    kept.append(parameter)
-                    self._numbers[-1].append(number)
-                else:
-                    optimizer.state.pop(parameter, None)
-                number += 1
-            group["params"] = kept
+            owns = [(next(numbers), p) for p in group["params"]]
+            self._numbers.append([number for number, p in owns if id(p) in owned])
+            group["params"] = [p for p in group["params"] if id(p) in owned]
+        for parameter in self.whole:
+            if id(parameter) not in owned:
+                optimizer.state.pop(parameter, None)
         # Early stages update for the first time after the learning rate's first step.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -99,11 +93,7 @@ class ShardedOptimizer:
                 self.optimizer.state[parameter] = state[number]
 
     def load(self, whole: State) -> None:
-        """Takes this rank's part of a whole optimizer's state.
-
-        Raises:
-            ConfigError: the optimizer had other groups.
-        """
+        """Takes this rank's part of a whole optimizer's state."""
         sizes = [len(group["params"]) for group in whole["param_groups"]]
         if sizes != self._sizes:
             raise ConfigError(
@@ -152,12 +142,6 @@ class GlobalNorm:
 
     @torch.no_grad()
     def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
-        if type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm:
-            raise ConfigError(
-                f"{type(precision).__name__} has a clip_grad_by_norm of its own, which knows the "
-                "gradients of this rank only",
-                remedy="clip by value (trainer.gradient_clip_algorithm=value), or not at all",
-            )
         mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
         if unknown := [p for p, _ in mine if id(p) not in self._numbers]:
             raise ConfigError(

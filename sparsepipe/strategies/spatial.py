@@ -25,12 +25,12 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures.missing_ranks import collective
 from sparsepipe.spatial.grid import Grid, best_grid
 from sparsepipe.spatial.shard import Shard, gathered
 from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
-from sparsepipe.strategies.distributed import naming_missing_ranks
 from sparsepipe.strategies.sample_shards import SampleShards, stage_of
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class SpatialStrategy(DataParallelStrategy):
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         # DDP's own sums name no rank when one is gone.
-        with naming_missing_ranks("adding up gradients"):
+        with collective("adding up gradients"):
             loss = super().backward(*args, **kwargs)
             # DDP knows nothing of parameters that were frozen when training began, and each rank
             # has its part of their gradients only.

@@ -73,9 +73,6 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
     """A loader for this rank; every rank must call this, in the same order.
 
     ``reader`` is the number of this rank's replica of stage 0; None where it does not read.
-
-    Raises:
-        ConfigError: the loader has no length, or readers' lengths differ by more than one.
     """
     length = sized_len(loader)
     reported = process_group.gather_objects((reader, -1 if length is None else length))
@@ -103,11 +100,7 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
 def count_minibatches(
     loaders: Sequence[Any], batch_idx: int, batch: Any, *, reader: int | None
 ) -> int:
-    """Minibatches that the readers together have in a step, of loaders of :func:`adapt_loader`.
-
-    Raises:
-        ConfigError: a loader ended early, or loaders that are read side by side differ in length.
-    """
+    """Minibatches that the readers together have in a step, of loaders of :func:`adapt_loader`."""
     known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]
     if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):
         raise ConfigError(

@@ -68,11 +68,7 @@ class StageOptimizer:
         self._options[step] = self._present()
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
-        """Updates the parameters with the options of ``step``, which never falls.
-
-        Raises:
-            ConfigError: the optimizer needs gradients at other weights too, or changes options.
-        """
+        """Updates the parameters with the options of ``step``, which never falls."""
         kind = type(self._optimizer).__name__
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)

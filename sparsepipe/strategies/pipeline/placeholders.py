@@ -259,9 +259,6 @@ class StageModule:
     def check_trained(self, names: Collection[str]) -> None:
         """Refuses hooks of parameters, and parameters to learn beside ``names``, which learned when
         the run began.
-
-        Raises:
-            ConfigError: a parameter has a hook, or another one requires a gradient now.
         """
         with self.guard.silent():
             parameters = dict(self.parameters())
@@ -288,11 +285,7 @@ class StageModule:
 
 
 def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuses hooks of parameters: autograd never has the whole gradient of an update here.
-
-    Raises:
-        ConfigError: a parameter has a hook.
-    """
+    """Refuses hooks of parameters: autograd never has the whole gradient of an update here."""
     for name, parameter in parameters.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ConfigError(

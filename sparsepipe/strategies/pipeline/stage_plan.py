@@ -38,9 +38,6 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         module: the LightningModule.
         name: dotted name given by the user; None: ``layers``, else the one Sequential that is
             a child of the module, else the one that is a child of its children.
-
-    Raises:
-        ConfigError: no Sequential, or more than one, suits.
     """
     candidates: list[str] = []
     if name is None:
@@ -104,11 +101,7 @@ class StagePlacement:
         return self.plan.num_stages - 1
 
     def check(self) -> None:
-        """Refuses a plan that the module's parameters do not allow, while ranks have all layers.
-
-        Raises:
-            ConfigError: a parameter belongs to two stages, or a grid cannot compute its stage.
-        """
+        """Refuses a plan that the module's parameters do not allow, while ranks have all layers."""
         owner: dict[int, tuple[int, str]] = {}
         named = (
             *self.module.named_parameters(remove_duplicate=False),
@@ -143,11 +136,7 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Replicas of each stage: "2-1" is (2, 1); None is one rank, or one grid, a stage.
-
-    Raises:
-        ConfigError: the text is malformed, or not for this number of ranks.
-    """
+    """Replicas of each stage: "2-1" is (2, 1); None is one rank, or one grid, a stage."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
@@ -177,9 +166,6 @@ def make_plan(
 ) -> Plan:
     """A plan, from its cuts (the first layer of each stage but the first) or by sharing evenly the
     ``costs`` of layers, which are computed only then.
-
-    Raises:
-        ConfigError: the plan does not fit the layers.
     """
     config = "-".join(map(str, replicas))
     if cuts is None:

@@ -155,11 +155,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
     ) -> StageSpans:
-        """The spans of each stage's layers that run once more in their backward.
-
-        Raises:
-            ConfigError: the plan, or the module that is to be trained, does not suit the settings.
-        """
+        """The spans of each stage's layers that run once more in their backward."""
         return ((),) * plan.num_stages
 
     @property
@@ -497,11 +493,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     # Checkpoints.
 
     def drain(self) -> None:
-        """Empties the pipeline; every rank must call it.
-
-        Raises:
-            ConfigError: the run has failed.
-        """
+        """Empties the pipeline; every rank must call it."""
         if self._is_partial:
             raise ConfigError(
                 "the run has failed, and this rank has the values of its own stage only",

@@ -113,11 +113,7 @@ class Opened:
 def run_until_layers(
     layers: nn.Sequential, step: Callable[[], Any], *, module: nn.Module | None = None
 ) -> Opened:
-    """Runs a step up to its call of ``layers``.
-
-    Raises:
-        ConfigError: it cannot be cut there.
-    """
+    """Runs a step up to its call of ``layers``."""
 
     def leave(value: Any) -> Any:
         raise _Called(value)
@@ -153,9 +149,6 @@ def run_from_layers(
 
     The input in its batch may have no data, unless ``input_sent``. Random generators start from the
     states ``randomness`` (:attr:`Opened.randomness`).
-
-    Raises:
-        ConfigError: the step cannot be cut at its call of ``layers``.
     """
     own: FormerStates = []
     if randomness:
@@ -195,11 +188,7 @@ def run_from_layers(
 def run_through(
     layers: nn.Sequential, step: Callable[[], Any], *, run: Callable[[Any], Any]
 ) -> Any:
-    """Runs a step in one piece, with ``run`` in place of ``layers``; the step's result.
-
-    Raises:
-        ConfigError: the step could not be cut at its call of ``layers``.
-    """
+    """Runs a step in one piece, with ``run`` in place of ``layers``; the step's result."""
 
     def forward(value: Any) -> Any:
         _check_input(value)

@@ -247,6 +247,12 @@ class Attentive(Net):
         self.attention = nn.Sequential(nn.MultiheadAttention(4, 2))
 
 
+class PartCompiled(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down.compile()
+
+
 class Functional(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return super().forward(torch.fft.fftn(x).real)
@@ -326,7 +332,8 @@ class Unnamed(Whole):
 def refused(
     rank: int, kind: type[Net], grid: tuple[int, ...], readers: int, options: dict[str, Any]
 ) -> str:
-    data = options.pop("data", None)
+    data, net = options.pop("data", None), kind().double()
+    model: Any = torch.compile(net) if options.pop("compiled", False) else net
     trainer = pl.Trainer(
         **QUIET,
         max_steps=1,
@@ -340,7 +347,7 @@ def refused(
         sampler = DistributedSampler(data, readers, rank % readers, shuffle=False)
         loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
     with pytest.raises(ConfigError) as caught:
-        trainer.fit(kind().double(), loader)
+        trainer.fit(model, loader)
     return str(caught.value)
 
 
@@ -349,6 +356,8 @@ def refused(
     [
         (Attentive, (1, 2), 1, {}, r"attention.0 \(MultiheadAttention\)"),
         (Functional, (1, 2), 1, {}, "fftn has no rule"),
+        (Net, (1, 2), 1, {"compiled": True}, "Net is compiled as a whole"),
+        (PartCompiled, (1, 2), 1, {}, r"down \(Sequential\) is compiled"),
         (Net, (2, 2), 1, {}, "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks"),
         (Net, (1, 1, 2), 1, {}, "no tensor with 3 dimensions behind batch and channel"),
         (Net, (1, 2), 1, {"sync_batchnorm": True}, "sync_batchnorm=true does not go"),

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from pytorch_lightning import callbacks
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import SpatialStrategy
 from tests.support.pipeline_cases import QUIET
 from tests.support.processes import run_shared
+from tests.unit.strategies.test_spatial import Images
 
 SAMPLES, BATCH, EPOCHS = 12, 2, 2
 BOUND = 1e-10
@@ -32,16 +33,16 @@ class Net(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(2, 6, 5, padding=2, bias=False),  # whose gradient would be mere rounding
+            nn.Conv2d(3, 6, 5, padding=2, bias=False),  # whose gradient would be mere rounding
             nn.BatchNorm2d(6),
             nn.ReLU(inplace=True),
             nn.Dropout(0.2),
             nn.Conv2d(6, 6, 3, padding=1, groups=2),
             nn.ReLU(),
         )
-        self.pixels = nn.Conv2d(6, 3, 1)
+        self.pixels = nn.Conv2d(6, 4, 1)
         self.pooled = nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(6, 3)
+        self.head = nn.Linear(6, 4)
 
     def losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         features = self.features(batch["input"])
@@ -162,36 +163,26 @@ class Case:
     precision: str = "64-true"
 
 
-def _averaging() -> dict[str, Any]:
-    return {"callbacks": [callbacks.EMAWeightAveraging(decay=0.9)]}
+class Frozen(callbacks.BaseFinetuning):
+    """Lets the first layer learn from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: pl.LightningModule) -> None:
+        self.freeze(pl_module.features[0])  # type: ignore[index, arg-type]
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.features[0], optimizer, lr=0.01)
 
 
-def _late_averaging() -> dict[str, Any]:
-    swa = callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1, annealing_epochs=1)
-    return {"callbacks": [swa], "max_epochs": 4}
+def calling(make: Callable[[], pl.Callback], **settings: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {"callbacks": [make()], **settings}
 
 
-def _accumulating() -> dict[str, Any]:
-    return {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2, 1: 3})]}
-
-
-def _early() -> dict[str, Any]:
-    stop = callbacks.EarlyStopping("val", patience=1, min_delta=10.0)
-    return {"callbacks": [stop], "max_epochs": 9, "val_check_interval": 2}
-
-
-def _frozen() -> dict[str, Any]:
-    class Frozen(callbacks.BaseFinetuning):
-        def freeze_before_training(self, pl_module: pl.LightningModule) -> None:
-            self.freeze(pl_module.features[0])  # type: ignore[index, arg-type]
-
-        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
-            if epoch == 1:
-                self.unfreeze_and_add_param_group(pl_module.features[0], optimizer, lr=0.01)
-
-    return {"callbacks": [Frozen()]}
-
-
+LATE_AVERAGING = partial(
+    callbacks.StochasticWeightAveraging, swa_lrs=0.01, swa_epoch_start=1, annealing_epochs=1
+)
+ACCUMULATING = partial(callbacks.GradientAccumulationScheduler, {0: 2, 1: 3})
+STOPPING = partial(callbacks.EarlyStopping, "val", patience=1, min_delta=10.0)
 CASES = {
     "plain": Case(),
     "bf16-mixed": Case(precision="bf16-mixed"),
@@ -206,36 +197,26 @@ CASES = {
         precision="bf16-mixed", settings=lambda: {"gradient_clip_val": 0.05}
     ),
     "accumulation": Case(settings=lambda: {"accumulate_grad_batches": 4}),
-    "accumulation by epochs": Case(settings=_accumulating),
+    "accumulation by epochs": Case(settings=calling(ACCUMULATING)),
     "schedule": Case(module=Scheduled),
     "schedule by validation": Case(module=OnPlateau),
     "two optimizers by hand": Case(module=ByHand, strategy={"find_unused_parameters": True}),
     "lbfgs": Case(module=Lbfgs),
-    "averaged weights": Case(settings=_averaging),
-    "averaged weights at the end": Case(settings=_late_averaging),
-    "frozen at first": Case(settings=_frozen, strategy={"find_unused_parameters": True}),
+    "averaged weights": Case(settings=calling(partial(callbacks.EMAWeightAveraging, decay=0.9))),
+    "averaged weights at the end": Case(settings=calling(LATE_AVERAGING, max_epochs=4)),
+    "frozen at first": Case(settings=calling(Frozen), strategy={"find_unused_parameters": True}),
     "parts of the network": Case(module=Partly, strategy={"find_unused_parameters": True}),
-    "early stopping": Case(settings=_early),
+    "early stopping": Case(settings=calling(STOPPING, max_epochs=9, val_check_interval=2)),
     "anomalies": Case(settings=lambda: {"detect_anomaly": True}),
     "deterministic": Case(settings=lambda: {"deterministic": True}),
     "overfitting": Case(settings=lambda: {"overfit_batches": 2}),
 }
 
 
-class Images(torch.utils.data.Dataset[dict[str, Any]]):
-    """Random images with classes of them and of their pixels."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        draw = torch.Generator().manual_seed(5)
-        self.x = torch.randn(SAMPLES, 2, 8, 9, generator=draw, dtype=torch.float64).to(dtype)
-        self.pixels = torch.randint(3, (SAMPLES, 8, 9), generator=draw)
-        self.label = torch.randint(3, (SAMPLES,), generator=draw)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input": self.x[index], "pixels": self.pixels[index], "label": self.label[index]}
+def images(dtype: torch.dtype = torch.float64) -> Subset[dict[str, Any]]:
+    data = Images()
+    data.x = data.x.to(dtype)
+    return Subset(data, range(SAMPLES))
 
 
 def trained(rank: int, name: str, ranks: int, precision: Any) -> dict[str, Any]:
@@ -255,7 +236,7 @@ def trained(rank: int, name: str, ranks: int, precision: Any) -> dict[str, Any]:
         precision=precision,
     )
     dtype = torch.float64 if precision == "64-true" else torch.float32
-    loader = DataLoader(Images(dtype), batch_size=BATCH)
+    loader = DataLoader(images(dtype), batch_size=BATCH)
     torch.manual_seed(4)
     try:
         trainer.fit(net, loader, loader)
@@ -331,7 +312,7 @@ def fitted_often(rank: int, times: int, replicas: int) -> list[tuple[int, int, i
             strategy=strategy,
             use_distributed_sampler=False,
         )
-        data = Images(torch.float64)
+        data = images()
         sampler = DistributedSampler(data, replicas, rank // ranks)
         loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
         trainer.fit(net, loader)
@@ -348,37 +329,3 @@ def test_nothing_is_left_of_a_trainer(ranks: int, replicas: int) -> None:
         # The first one starts threads for good, as that which computes backward passes.
         assert max(each[1] for each in others) <= second[1], "threads"
         assert max(each[2] for each in others) <= second[2], "open files"
-
-
-def refused(rank: int, what: str) -> str:
-    """The error of a fit that cannot be one on shards."""
-    net: Any = Net().double()
-    if what == "compiled part":
-        net.features.compile()
-    trainer = pl.Trainer(
-        **QUIET,
-        max_steps=1,
-        devices=2,
-        strategy=SpatialStrategy(grid=(1, 2), timeout_s=60.0),
-        use_distributed_sampler=False,
-        sync_batchnorm=what == "norms",
-    )
-    model: Any = torch.compile(net) if what == "compiled" else net
-    loader = DataLoader(Images(torch.float64), batch_size=BATCH)
-    with pytest.raises(ConfigError) as caught:
-        trainer.fit(model, loader)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        ("norms", "sync_batchnorm=true does not go with samples that are cut over a grid"),
-        ("compiled", "Net is compiled as a whole"),
-        ("compiled part", r"features (Sequential) is compiled"),
-    ],
-)
-def test_what_cannot_be_done_with_shards_is_refused(what: str, text: str) -> None:
-    for message in run_shared(refused, 2, what):
-        assert text in message
-        assert "remedy: " in message
