@@ -92,14 +92,11 @@ class Metrics:
         self._updated: set[str] = set()
         self._stale: set[str] = set()
 
-    def detach(self) -> None:
-        """Turns off the metrics' own synchronisation: their states are complete already."""
-        for metric in self._metrics.values():
-            metric.sync_on_compute = metric.dist_sync_on_step = metric._to_sync = False
-
-    def attach(self) -> None:
+    def synchronise(self, on: bool) -> None:
+        """Turns the metrics' own synchronisation off, since their states are complete, or on."""
         for name, metric in self._metrics.items():
-            metric.sync_on_compute, metric.dist_sync_on_step = self._synchronising[name]
+            found = self._synchronising[name] if on else (False, False)
+            metric.sync_on_compute, metric.dist_sync_on_step = found
             metric._to_sync = metric.sync_on_compute
 
     @contextmanager

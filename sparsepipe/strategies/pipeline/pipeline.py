@@ -190,12 +190,12 @@ class Pipeline(ABC):
         if optimizer is not None:
             self._updates = StageOptimizer(module, self.parameters, optimizer, precision, norm)
         self._metrics = Metrics(module)
-        self._metrics.detach()
+        self._metrics.synchronise(False)
         self.steps = ModuleSteps(
             module,
             layers,
             metrics=self._metrics,
-            in_step=part.guard.step,
+            in_step=part.step,
             autocast=precision.forward_context,
             send_input=send_input,
         )
@@ -270,7 +270,7 @@ class Pipeline(ABC):
 
     def end(self, *, failed: bool) -> None:
         """Ends what is shared with other ranks; waits for none of them if it ``failed``."""
-        self._metrics.attach()
+        self._metrics.synchronise(True)
         if not failed:
             self.worker.network.close()
             process_group.destroy_group(self.group)

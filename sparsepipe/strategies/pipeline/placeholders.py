@@ -26,61 +26,6 @@ from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
 _ZEROING = "on_validation_model_zero_grad"
 
 
-class PlaceholderGuard:
-    """Knows when users' code may meet placeholders; all those of a module share one.
-
-    In a step a penalty over all parameters would count for those of one stage only: there the
-    parameters of other ranks are in their places, and raise when they are used. A hook may well go
-    through the parameters of its own stage; rank 0 warns once that these are not all.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._silent_in: str | None = None
-        self._warned = False
-        self.in_step = False
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Context of a user's step."""
-        before, self.in_step = self.in_step, True
-        try:
-            yield
-        finally:
-            self.in_step = before
-
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Context in which our own code may read parameters, but not hooks that it calls."""
-        before, self._silent_in = self._silent_in, self._hook()
-        try:
-            yield
-        finally:
-            self._silent_in = before
-
-    def notice(self) -> None:
-        """Warns, once, that a hook goes through the parameters of a layer that is not here."""
-        hook = self._hook()
-        if self._warned or hook in (None, self._silent_in):
-            return
-        self._warned = True
-        rank_zero_warn(
-            f"{hook} goes through the parameters of {type(self._module).__name__}, and in a "
-            "pipeline each rank has those of its own stage only: a norm, a sum or an average over "
-            "them is not that of the whole network, and a loop over them and over those of a whole "
-            "copy, such as a momentum teacher, pairs the wrong ones. What changes each parameter "
-            "by itself is right, as every rank does so to its own. For the rest, use a checkpoint: "
-            "it holds the whole network."
-        )
-
-    def _hook(self) -> str | None:
-        """The user's hook that is running; Lightning's own zeroes each parameter by itself."""
-        if not isinstance(self._module, pl.LightningModule):
-            return None
-        hook = internals.current_hook(self._module)
-        return None if hook == _ZEROING and not is_overridden(_ZEROING, self._module) else hook
-
-
 class RemoteParameter(Tensor):
     """The shape of a parameter that is on another rank, without values.
 
@@ -138,25 +83,25 @@ _READABLE = {
 class _RemoteParameters(dict[str, Any]):
     """Parameters of a placeholder: none, but within a step."""
 
-    def __init__(self, parameters: Mapping[str, RemoteParameter], guard: PlaceholderGuard) -> None:
+    def __init__(self, parameters: Mapping[str, RemoteParameter], part: StageModule) -> None:
         super().__init__()
         self._parameters = parameters
-        self._guard = guard
+        self._part = part
 
     def items(self) -> Any:
-        if self._guard.in_step:
+        if self._part.in_step:
             return self._parameters.items()
-        self._guard.notice()
+        self._part.notice()
         return super().items()
 
     def __contains__(self, name: object) -> bool:
-        return self._guard.in_step and name in self._parameters
+        return self._part.in_step and name in self._parameters
 
     def __getitem__(self, name: str) -> Any:
         return self._parameters[name]
 
     def __deepcopy__(self, memo: Any) -> _RemoteParameters:
-        self._guard.notice()
+        self._part.notice()
         return self
 
 
@@ -167,14 +112,14 @@ class _RemoteAttributeError(ConfigError, AttributeError):
 class PlaceholderLayer(nn.Module):
     """Stands where a layer is that another rank runs; it has no parameters."""
 
-    def __init__(self, name: str, layer: nn.Module, guard: PlaceholderGuard) -> None:
+    def __init__(self, name: str, layer: nn.Module, part: StageModule) -> None:
         super().__init__()
         self.name = name
         parameters = {
             inner: RemoteParameter.of(parameter, f"{name}.{inner}")
             for inner, parameter in layer.named_parameters()
         }
-        self._parameters = _RemoteParameters(parameters, guard)
+        self._parameters = _RemoteParameters(parameters, part)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(
@@ -198,18 +143,61 @@ class PlaceholderLayer(nn.Module):
 class StageModule:
     """A module reduced to the layers of one stage, until the others are put back.
 
+    It knows when users' code may meet placeholders. In a step a penalty over all parameters would
+    count for those of one stage only: there the parameters of other ranks are in their places, and
+    raise when they are used. A hook may well go through the parameters of its own stage; rank 0
+    warns once that these are not all.
+
     Attributes:
         is_last: whether this rank owns what is in no layer.
-        silent: context in which our own code may read parameters.
+        in_step: whether a user's step runs.
     """
 
     def __init__(self, placement: StagePlacement, *, stage: int) -> None:
         self._placement, self._stage = placement, stage
         self.is_last = stage == placement.plan.num_stages - 1
-        self.guard = PlaceholderGuard(placement.module)
-        self.silent = self.guard.silent
         self._removed: dict[int, nn.Module] = {}
         self._emptied: list[tuple[Tensor, torch.Size]] = []
+        self._silent_in: str | None = None
+        self._warned = self.in_step = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Context of a user's step."""
+        before, self.in_step = self.in_step, True
+        try:
+            yield
+        finally:
+            self.in_step = before
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Context in which our own code may read parameters, but not hooks that it calls."""
+        before, self._silent_in = self._silent_in, self._hook()
+        try:
+            yield
+        finally:
+            self._silent_in = before
+
+    def notice(self) -> None:
+        """Warns, once, that a hook goes through the parameters of a layer that is not here."""
+        hook = self._hook()
+        if self._warned or hook in (None, self._silent_in):
+            return
+        self._warned = True
+        rank_zero_warn(
+            f"{hook} goes through the parameters of a module of which each rank of a pipeline has "
+            "its own stage only: a norm, a sum or an average over them is not that of the whole "
+            "network, and a copy such as a momentum teacher is paired with the wrong ones. What "
+            "changes each parameter by itself is right. For the rest, use a checkpoint: it holds "
+            "the whole network."
+        )
+
+    def _hook(self) -> str | None:
+        """The user's hook that is running; Lightning's own zeroes each parameter by itself."""
+        module = self._placement.module
+        hook = internals.current_hook(module) if isinstance(module, pl.LightningModule) else None
+        return None if hook == _ZEROING and not is_overridden(_ZEROING, module) else hook
 
     def holds(self, name: str) -> bool:
         """Whether this rank's stage owns a parameter or buffer."""
@@ -228,7 +216,7 @@ class StageModule:
             assert layer is not None
             if not first <= position <= last:
                 self._removed[position] = layer
-                layers[position] = PlaceholderLayer(f"{placement.name}.{key}", layer, self.guard)
+                layers[position] = PlaceholderLayer(f"{placement.name}.{key}", layer, self)
         module = placement.module
         kept = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         with torch.no_grad():
@@ -260,7 +248,7 @@ class StageModule:
         """Refuses hooks of parameters, and parameters to learn beside ``names``, which learned when
         the run began.
         """
-        with self.guard.silent():
+        with self.silent():
             parameters = dict(self.parameters())
         if late := [name for name in parameters if name not in names]:
             raise ConfigError(

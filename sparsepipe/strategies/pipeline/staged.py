@@ -53,7 +53,7 @@ def _outside_steps(name: str) -> Any:
     """A collective of Lightning's, which is refused within a step."""
 
     def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
-        if self._sharded is not None and self._sharded.part.guard.in_step:
+        if self._sharded is not None and self._sharded.part.in_step:
             raise ConfigError(
                 f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
                 "rank runs another part of the step",

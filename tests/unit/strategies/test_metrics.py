@@ -59,7 +59,7 @@ def test_every_rank_has_what_one_process_has(replicas: int) -> None:
     alone, ranks = Module(), [Module() for _ in range(replicas + 1)]  # one is of another stage
     all_metrics = [Metrics(rank) for rank in ranks]
     for metrics in all_metrics:
-        metrics.detach()
+        metrics.synchronise(False)
     given = batches()
     for when in ("train", "val", "train", "val", "val", "train", "train"):
         for number in range(2 * replicas + 1):  # unevenly
