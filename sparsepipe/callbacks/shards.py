@@ -93,16 +93,7 @@ class WriteShards(BasePredictionWriter):
                 remedy="add their positions to the batch as 'index'",
             )
         self._written += len(indices)
-        array = self._opened(shards[0])
         shard = shards[0]
-        parts = [slice(None) for _ in whole_shape(shard)[1:]]  # of the whole, in this shard
-        for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
-            held = shard.grid.held(axis, full)
-            parts[dim] = slice(held.start, held.stop)
-        with writing(self._path):
-            array[(indices, *parts)] = _numpy(local_of(shard))
-
-    def _opened(self, shard: Shard) -> np.ndarray[Any, Any]:
         if self._array is None:
             if process_group.rank() == 0:
                 dtype = _numpy(torch.empty(0, dtype=shard.dtype)).dtype
@@ -112,7 +103,12 @@ class WriteShards(BasePredictionWriter):
                     open_memmap(self._path, mode="w+", dtype=dtype, shape=shape)
             process_group.gather_objects(True, what="making the file of predictions")
             self._array = open_memmap(self._path, mode="r+")
-        return self._array
+        parts = [slice(None) for _ in whole_shape(shard)[1:]]  # of the whole, in this shard
+        for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
+            held = shard.grid.held(axis, full)
+            parts[dim] = slice(held.start, held.stop)
+        with writing(self._path):
+            self._array[(indices, *parts)] = _numpy(local_of(shard))
 
     @override
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

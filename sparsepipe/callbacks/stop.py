@@ -87,11 +87,7 @@ class StopOnSignal(pl.Callback):
 
 
 def stop_if_requested(watch: SignalWatch) -> None:
-    """Stops every rank where a signal has come to one; all ranks must call it.
-
-    Raises:
-        Stopped: one has.
-    """
+    """Stops every rank by :class:`Stopped` where a signal has come to one; all ranks call it."""
     if signum := process_group.highest(watch.signum or 0):
         raise Stopped(signum)
 

@@ -87,8 +87,7 @@ class BusyTimes(pl.Callback):
     def values(self) -> dict[str, float]:
         """Shares of time without computing, for ``result.json``; collective.
 
-        Nothing where no pipeline ran, too few steps did, or ranks are on several machines, whose
-        clocks differ.
+        Empty where no pipeline ran, too few steps did, or ranks are on several machines.
         """
         own = (os.uname().nodename, list(self._steps)) if self._worker is not None else None
         everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(own)
@@ -132,8 +131,7 @@ def bubbles(ranks: Sequence[Sequence[Interval]]) -> list[float]:
 def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
     """Bubble of each rank, mean over minibatches but the first; None if these are too few.
 
-    Args:
-        ranks: steps of each, a minibatch each, which ends with the update.
+    Each step of a rank is a minibatch, which ends with the update.
     """
     count = min(map(len, ranks))
     minibatches = [[steps[number].busy[:-1] for steps in ranks] for number in range(1, count)]
@@ -145,11 +143,8 @@ def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] |
     """Idle share of each rank of an asynchronous pipeline while it was full; None if it never was.
 
     Times in which it fills or drains, and what lies between a drain and the next step, are left
-    out: they depend on how long epochs are, and on validations and checkpoints in them.
-
-    Args:
-        ranks: steps of each; all drain after the same ones.
-        ahead: as of :func:`steady_rounds`.
+    out: they depend on how long epochs are, and on validations and checkpoints in them. All ranks
+    drain after the same steps; ``ahead`` is that of :func:`steady_rounds`.
     """
     runs: list[list[Step]] = []  # from one drain to the next
     for step in ranks[0]:

@@ -12,14 +12,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRandomSampler
 
 from sparsepipe.callbacks import ResumableLoaders, Resume, RunCheckpoint, StopOnSignal
 from sparsepipe.runs.checkpoints import DirectCheckpointIO, read_checkpoint
@@ -61,23 +54,6 @@ class Noisy(Clean):
         return self.x[index] + 0.1 * drawn + 0.1 * torch.rand(6)
 
 
-class Buckets(Sampler[list[int]]):
-    """Batches of its own, drawn one by one."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        left = list(range(SIZE))
-        while left:
-            yield [left.pop(random.randrange(len(left))) for _ in range(BATCH)]
-
-    def __len__(self) -> int:
-        return BATCHES
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(Clean().x[torch.randperm(SIZE)])
-
-
 class OwnLoader:
     """Somebody's loader, a class of its own."""
 
@@ -114,13 +90,6 @@ class UnsizedLoader(StatefulLoader):
     __len__ = None  # type: ignore[assignment]
 
 
-class OwnIterator(DataLoader[Any]):
-    """As timm's and ultralytics' loaders, whose iterator outlives epochs."""
-
-    def __iter__(self) -> Any:
-        return super().__iter__()
-
-
 def torchdata(data: Dataset[Any], **options: Any) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -149,11 +118,8 @@ def make_loader(kind: str, workers: int, share: dict[str, int]) -> Any:
         "state": StatefulLoader,
         "torchdata": lambda: torchdata(data, shuffle=True, **sized),
         "weighted": lambda: DataLoader(data, sampler=draws, **sized),
-        "buckets": lambda: DataLoader(data, batch_sampler=Buckets(), **more),
-        "stream": lambda: DataLoader(Stream(), **sized),
         "class": OwnLoader,
         "unsized": UnsizedLoader,
-        "iterator": lambda: OwnIterator(data, shuffle=True, **sized),
     }
     return makers[kind]()
 

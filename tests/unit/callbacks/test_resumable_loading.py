@@ -15,11 +15,8 @@ from tests.support.processes import outcomes, run
 RESUMED = ("shared", "shuffled", "single", "persistent", "beside", "state", "torchdata")
 REPEATED = {
     "weighted": "the order of WeightedRandomSampler may depend on more",
-    "buckets": "the order of Buckets may depend on more",
-    "stream": "is not a plain DataLoader",
     "class": "is not a plain DataLoader",
     "unsized": "has no length",
-    "iterator": "is not a plain DataLoader",
 }
 """Loaders whose epoch begins again, and why."""
 QUICK = ("shuffled", "persistent")
