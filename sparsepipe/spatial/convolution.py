@@ -69,6 +69,7 @@ class _Layer:
         held: inputs that this rank has.
         needed: inputs that it has after the moves.
         outputs: that it computes.
+        inside: the inputs that this rank has and needs.
     """
 
     grid: Grid
@@ -78,6 +79,7 @@ class _Layer:
     held: tuple[Interval, ...]
     needed: tuple[Interval, ...]
     outputs: tuple[Interval, ...]
+    inside: tuple[Interval, ...]
 
     @classmethod
     def of(cls, shard: Shard, windows: Sequence[Window], groups: int) -> _Layer:
@@ -95,17 +97,9 @@ class _Layer:
         needed = list(held)
         for dim in (move.dim for move in moves):
             needed[dim] = windows[dim].needs(outputs[dim], sizes[dim])
-        return cls(grid, tuple(windows), groups, moves, tuple(held), tuple(needed), tuple(outputs))
-
-    @property
-    def inside(self) -> tuple[Interval, ...]:
-        """The inputs that this rank has and needs."""
-        return tuple(held & needed for held, needed in zip(self.held, self.needed, strict=True))
-
-    @property
-    def own(self) -> _Part:
-        """Contribution of these inputs to all outputs."""
-        return _Part(self, self.inside, self.outputs)
+        inside = tuple(mine & wanted for mine, wanted in zip(held, needed, strict=True))
+        intervals = tuple(held), tuple(needed), tuple(outputs), inside
+        return cls(grid, tuple(windows), groups, moves, *intervals)
 
     def halos(self, place: int) -> list[_Part]:
         """Contributions of the halos that the move at ``place`` brings, before and behind."""
@@ -272,7 +266,8 @@ class _ShardConvolution(torch.autograd.Function):
         ctx.layer = layer
         ctx.save_for_backward(local, weight)
         fetching = layer.start(local)
-        result = layer.own.compute(layer.narrowed(local), weight, bias)
+        own = _Part(layer, layer.inside, layer.outputs)
+        result = own.compute(layer.narrowed(local), weight, bias)
         for part, halo in layer.arriving(fetching):
             if not part.is_empty:
                 part.of(result).add_(part.compute(halo, weight, None))
@@ -289,9 +284,8 @@ class _ShardConvolution(torch.autograd.Function):
         mask = ctx.needs_input_grad[:3]
         fetching = layer.start(local) if mask[1] else None
         giving = _HaloGradients.start(layer, gradient, weight) if mask[0] else None
-        into, of_weight, of_bias = layer.own.gradients(
-            gradient, layer.narrowed(local), weight, mask
-        )
+        own = _Part(layer, layer.inside, layer.outputs)
+        into, of_weight, of_bias = own.gradients(gradient, layer.narrowed(local), weight, mask)
         if mask[1]:
             for part, halo in layer.arriving(fetching):
                 if not part.is_empty:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,11 @@ class Grid:
         group: the ranks; None for all of the default process group.
         overlap: whether convolutions compute what needs no halo while halos are under way.
 
+    Attributes:
+        size: number of ranks.
+        dimensions: number of axes, that is, of spatial dimensions.
+        rank: this process's rank in the group.
+
     Raises:
         ConfigError: the shape does not suit the group, or this process has no such group.
     """
@@ -58,9 +63,14 @@ class Grid:
     shape: tuple[int, ...]
     group: ProcessGroup | None = None
     overlap: bool = True
+    size: int = field(init=False)
+    dimensions: int = field(init=False)
+    rank: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(parts) for parts in self.shape))
+        object.__setattr__(self, "size", math.prod(self.shape))
+        object.__setattr__(self, "dimensions", len(self.shape))
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(
                 f"{self.shape} is not the shape of a grid",
@@ -73,25 +83,11 @@ class Grid:
                 f"process group has {ranks}",
                 remedy="make the product of the grid's shape the number of ranks, or give a group",
             )
+        object.__setattr__(self, "rank", group_rank(self.group))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
         """Itself: a copied model is on the same ranks."""
         return self
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return math.prod(self.shape)
-
-    @property
-    def dimensions(self) -> int:
-        """Number of axes, that is, of spatial dimensions."""
-        return len(self.shape)
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group."""
-        return group_rank(self.group)
 
     def coordinate(self, axis: int) -> int:
         """This rank's place along an axis."""

@@ -219,17 +219,3 @@ def _instance_norm(
             )
         raise without_rule("an instance norm that tracks running statistics")
     return _by_groups(input, local_of(input), input.shape[1], weight, bias, eps)
-
-
-@function_rule(F.layer_norm)
-def _layer_norm(
-    _: Any,
-    input: Shard,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    if any(-dim <= len(normalized_shape) for dim in input.dims):
-        raise without_rule("a layer norm over a dimension that is cut")
-    return alike(F.layer_norm(local_of(input), normalized_shape, weight, bias, eps), input)

@@ -231,11 +231,13 @@ def _getitem(_: Any, input: Shard, index: Any) -> Any:
     return shard_of(local_of(input)[tuple(given)], input.grid, dims, input.full)
 
 
-@function_rule(F.linear)
-def _linear(_: Any, input: Shard, weight: Tensor, bias: Tensor | None = None) -> Shard:
-    if -1 in input.dims:
-        raise without_rule("a linear layer over a dimension that is cut")
-    return alike(F.linear(local_of(input), weight, bias), input)
+@function_rule(F.linear, F.layer_norm)
+def _over_last(func: Callable[..., Any], input: Shard, over: Any, *args: Any, **kwargs: Any) -> Any:
+    """Layers over the last dimension, or over those of ``normalized_shape``."""
+    count = 1 if func is F.linear else len(over)
+    if any(-dim <= count for dim in input.dims):
+        raise without_rule(f"{func.__name__} over a dimension that is cut")
+    return alike(func(local_of(input), over, *args, **kwargs), input)
 
 
 _CHANNEL_DROPOUTS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)

@@ -120,8 +120,8 @@ def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
     return shard_of(local, shard.grid, dims, shard.full)
 
 
-@function_rule(torch.sum, Tensor.sum, torch.mean, Tensor.mean)
-def _sum_or_mean(
+@function_rule(torch.sum, Tensor.sum, torch.mean, Tensor.mean, torch.amax, Tensor.amax)
+def _sum_mean_or_amax(
     func: Callable[..., Tensor],
     input: Shard,
     dim: int | Sequence[int] | None = None,
@@ -129,14 +129,8 @@ def _sum_or_mean(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    how = torch.sum if func in (torch.sum, Tensor.sum) else torch.mean
     shard = input if dtype is None else alike(local_of(input).to(dtype), input)
-    return _reduced(how, shard, dim, keepdim)
-
-
-@function_rule(torch.amax, Tensor.amax)
-def _amax(_: Any, input: Shard, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    return _reduced(torch.amax, input, dim, keepdim)
+    return _reduced(getattr(torch, func.__name__), shard, dim, keepdim)
 
 
 @function_rule(torch.max, Tensor.max)

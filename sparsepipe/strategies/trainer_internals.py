@@ -241,14 +241,10 @@ def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
             vars(owner).pop(name, None)
 
 
-def validates_by_time(trainer: pl.Trainer) -> bool:
-    """Whether ``val_check_interval`` is a time."""
-    return getattr(trainer, "_val_check_time_interval", None) is not None
-
-
-def saves_by_time(callback: pl.Callback) -> bool:
-    """Whether a callback saves checkpoints by a clock."""
-    return getattr(callback, "_train_time_interval", None) is not None
+def goes_by_clock(owner: pl.Trainer | pl.Callback) -> bool:
+    """Whether a Trainer validates, or a callback saves checkpoints, by a clock."""
+    names = ("_val_check_time_interval", "_train_time_interval")
+    return any(getattr(owner, name, None) is not None for name in names)
 
 
 def saves_at(callback: pl.Callback, step: int) -> bool:

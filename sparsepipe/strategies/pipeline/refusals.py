@@ -62,7 +62,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
             "use precision='bf16-mixed', which needs no scaling",
         ),
         (
-            internals.validates_by_time(trainer),
+            internals.goes_by_clock(trainer),
             f"val_check_interval is a time, {_CLOCKS}",
             "give a number of batches or a fraction of an epoch",
         ),
@@ -82,7 +82,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
                 "has failed",
                 remedy="leave it out; every_n_train_steps limits what a failure costs",
             )
-        if internals.saves_by_time(callback):
+        if internals.goes_by_clock(callback):
             raise ConfigError(
                 f"{kind}(train_time_interval=...) is a time, {_CLOCKS}",
                 remedy="give every_n_train_steps, a number of batches",
