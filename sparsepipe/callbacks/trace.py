@@ -123,7 +123,7 @@ class Trace(pl.Callback):
             trainer.profiler = profiler.own  # type: ignore[attr-defined]
 
     def gathered(self) -> Measured | None:
-        """What all ranks recorded; None where training ended before. Collective."""
+        """Records of all ranks; None where training ended before. Collective."""
         own = self._recorder
         if own is None:
             return None
@@ -171,7 +171,7 @@ def _as_logs(recorder: Recorder, log: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What ranks did; seconds from the first action on.
+    """Records of the ranks' time, in seconds from the first action on.
 
     Attributes:
         spans: actions and other parts of ranks' time, rank by rank and in order.

@@ -38,7 +38,7 @@ def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
 
     The rule is called in place of the module's ``forward``, with the module, the grid and the
     arguments, among which samples are shards (:class:`sparsepipe.spatial.Shard`), as its outputs
-    are again. A tensor that it returns and that is no shard counts as the same on every rank.
+    are again. A plain tensor that it returns counts as the same on every rank.
     """
 
     def register(found: ModuleRule) -> ModuleRule:
@@ -72,7 +72,7 @@ class _SpatialForward:
         module: whose forward it is.
         grid: of the shards.
         by_rule: called in its place, if there is a rule.
-        is_outermost: whether it takes plain shards and gives such.
+        is_outermost: whether it takes and gives plain tensors, one shard each.
         before: what the module itself had as its attribute ``forward``, if anything.
     """
 
@@ -100,7 +100,7 @@ class _SpatialForward:
         if self.by_rule is not None and any(isinstance(each, Shard) for each in leaves):
             result = self.by_rule(self.module, self.grid, *args, **kwargs)
         else:  # behind a global pool no argument is a shard
-            result = _plain(self.module, self.before)(*args, **kwargs)
+            result = _own_forward(self.module, self.before)(*args, **kwargs)
         if not plain:
             return result
         return tree_map_only(
@@ -114,10 +114,10 @@ class _SpatialForward:
         return _SpatialForward(module, self.grid, self.by_rule, self.is_outermost, before)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _plain, (self.module, self.before)
+        return _own_forward, (self.module, self.before)
 
 
-def _plain(module: nn.Module, before: Callable[..., Any] | None) -> Callable[..., Any]:
+def _own_forward(module: nn.Module, before: Callable[..., Any] | None) -> Callable[..., Any]:
     return MethodType(type(module).forward, module) if before is None else before
 
 

@@ -165,7 +165,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     @property
     def reader(self) -> int | None:
-        """Which replica of stage 0 this rank is; None elsewhere."""
+        """Number of this rank's replica of stage 0; None in other stages."""
         return self.global_rank if self.global_rank < self.replicas[0] else None
 
     @property

@@ -269,15 +269,15 @@ class ModuleSteps:
                 randomness=None if drawn is None else safe_pickle.loads(drawn),
                 input_sent=self._send_input,
             )
-        return self._checked(result), tuple(notes)
+        return self._loss_or_result(result), tuple(notes)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
         """Loss or result, and logs, of a step in one piece; ``run`` takes the layers' input."""
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_through(self._layers, lambda: self._step(batch), run=run)
-        return self._checked(result), tuple(notes)
+        return self._loss_or_result(result), tuple(notes)
 
-    def _checked(self, result: Any) -> Any:
+    def _loss_or_result(self, result: Any) -> Any:
         """The loss that a training step returned, or the result of an evaluation."""
         if self.hook != TRAINING:
             return result
