@@ -168,8 +168,7 @@ class Planned(PipelineStrategy):
 class PlannedWhole(SynchronousPipelineStrategy):
     """The same of a synchronous pipeline."""
 
-    def __init__(self, *replicas: int) -> None:
-        self.plan = plan_of("-".join(map(str, replicas)))
+    __init__ = Planned.__init__  # type: ignore[assignment]
 
 
 def trainer_of(strategy: object, *, ranks: int, steps: int = len(ENDS_S)) -> Any:
@@ -190,32 +189,29 @@ def after_an_epoch(timer: StepTimer, trainer: Any) -> StepTimer:
     return timer
 
 
-def test_a_synchronous_pipeline_is_not_ahead_of_itself() -> None:
-    timer = StepTimer(1.0, clock=iter([BEGIN_S, *ENDS_S]).__next__)
-    found = after_an_epoch(timer, trainer_of(PlannedWhole(2, 11), ranks=13)).rates()
-    assert found.steady_steps == 3, "from the end of step 5 to that of step 8"
-    assert found.steady_per_s == pytest.approx(2 * 3 / (164 - 125))
-
-
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "per_step", "steady", "steady_s"),
+    [
+        # Two replicas at the first stage, which goes 12 // 2 = 6 steps ahead of its backward.
+        (Planned(2, 11), 13, 2, 1, 164 - 149),
+        # A synchronous pipeline is not ahead of itself: from the end of step 5 to that of step 8.
+        (PlannedWhole(2, 11), 13, 2, 3, 164 - 125),
+        # A step of data parallelism is a minibatch of each rank.
+        (object(), 3, 3, 3, 164 - 125),
+    ],
+    ids=["asynchronous", "synchronous", "dp"],
+)
 @pytest.mark.parametrize("time_scale", [1.0, 4.0, 0.5])
-def test_the_rates_of_a_pipeline_are_in_the_clusters_time(time_scale: float) -> None:
-    """Two replicas at the first stage, which goes 12 // 2 = 6 steps ahead of its backward."""
+def test_rates_are_in_the_clusters_time(
+    strategy: object, ranks: int, per_step: int, steady: int, steady_s: float, time_scale: float
+) -> None:
     timer = StepTimer(time_scale, clock=iter([BEGIN_S, *ENDS_S]).__next__)
-    found = after_an_epoch(timer, trainer_of(Planned(2, 11), ranks=13)).rates()
-    assert found.steady_steps == 1, "from the end of step 7 to that of step 8"
-    assert found.steady_per_s == pytest.approx(2 * 1 / ((164 - 149) / time_scale))
-    assert found.epoch_s == pytest.approx((181 - 90) / time_scale)
-    assert found.epoch_per_s == pytest.approx(20 / (91 / time_scale))
-    assert found.minibatches == 20
-
-
-def test_a_step_of_data_parallelism_is_a_minibatch_of_each_rank() -> None:
-    timer = StepTimer(4.0, clock=iter([BEGIN_S, *ENDS_S]).__next__)
-    found = after_an_epoch(timer, trainer_of(object(), ranks=3)).rates()
-    assert found.steady_steps == 3, "from the end of step 5 to that of step 8"
-    assert found.steady_per_s == pytest.approx(3 * 3 / ((164 - 125) / 4))
-    assert found.epoch_s == pytest.approx(91 / 4)
-    assert found.minibatches == 30
+    found = after_an_epoch(timer, trainer_of(strategy, ranks=ranks)).rates()
+    assert found.steady_steps == steady
+    assert found.steady_per_s == pytest.approx(per_step * steady / (steady_s / time_scale))
+    assert found.epoch_s == pytest.approx(91 / time_scale)
+    assert found.epoch_per_s == pytest.approx(per_step * 10 / (91 / time_scale))
+    assert found.minibatches == per_step * 10
 
 
 def test_an_epoch_that_is_never_steady_is_refused_before_it_begins() -> None:
