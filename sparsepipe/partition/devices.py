@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from sparsepipe.cluster import Inventory, Link
 from sparsepipe.cluster.inventory import how_to_give_links
@@ -67,18 +68,16 @@ class DevicePool:
         """The devices of an inventory, with one bandwidth for all links if one is given."""
         kinds = kinds_of(inventory)
         if bandwidth_bytes_per_s is not None:
-            speed = _positive(bandwidth_bytes_per_s, "the bandwidth")
+            speed = _speed(Link(bytes_per_s=bandwidth_bytes_per_s), "all devices", inventory)
             return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
-        inside = {
-            host.name: _speed(host.link, f"host {host.name!r}", inventory)
-            if sum(device.count for device in host.devices) > 1
-            else float("inf")
-            for host in inventory.hosts
-            if any(device.count for device in host.devices)
-        }
-        several = len(inside) > 1
+        inside = {}
+        for host in inventory.hosts:
+            if count := sum(device.count for device in host.devices):
+                alone = count == 1
+                of_host = f"host {host.name!r}"
+                inside[host.name] = inf if alone else _speed(host.link, of_host, inventory)
         of_all = "the inventory, between its hosts,"
-        between = _speed(inventory.link, of_all, inventory) if several else float("inf")
+        between = _speed(inventory.link, of_all, inventory) if len(inside) > 1 else inf
         return cls(kinds=kinds, inside=inside, between=between)
 
     @property
@@ -119,7 +118,7 @@ class DevicePool:
         used = [self.inside[host] for host, count in on_host.items() if count > 1]
         if sum(map(bool, on_host.values())) > 1:
             used.append(self.between)
-        return min(used, default=float("inf"))
+        return min(used, default=inf)
 
     def between_hosts(self, counts: Sequence[int], following: Sequence[int]) -> tuple[float, int]:
         """Bandwidth between successive stages, and how many links share a transfer.
@@ -137,7 +136,7 @@ class DevicePool:
     def cut_bytes_per_s(self, host: int, following: int) -> float:
         """Bandwidth between successive stages, each on one host or :data:`SEVERAL`."""
         if self.is_uniform:
-            return next(iter(self._speeds), float("inf"))
+            return next(iter(self._speeds), inf)
         if host == following != SEVERAL:
             return list(self.inside.values())[host]
         return self.between
@@ -150,16 +149,12 @@ def _speed(link: Link | None, of: str, inventory: Inventory) -> float:
             remedy=f"{how_to_give_links(inventory)}, or give one bandwidth for all links "
             "(task.bandwidth_bytes_per_s)",
         )
-    return _positive(link.bytes_per_s, f"the link of {of}")
-
-
-def _positive(value: float, what: str) -> float:
-    if not 0 < value < float("inf"):
+    if not 0 < link.bytes_per_s < inf:
         raise HardwareError(
-            f"{what} is {value} bytes a second",
+            f"the link of {of} is {link.bytes_per_s} bytes a second",
             remedy="give the bandwidth as a number above 0, as task=bandwidth measures it",
         )
-    return float(value)
+    return float(link.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

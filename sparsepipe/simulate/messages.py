@@ -155,19 +155,14 @@ class Messages:
         self._before = [stages[stage - 1] if stage else [] for stage in of_ranks]
         self._behind = [[*stages, []][stage + 1] for stage in of_ranks]
 
-    def incoming(self, rank: int, action: Action) -> MessageQueue | None:
-        """The queue with the message that a forward or backward needs, if it needs one."""
-        peers = (self._before if action.kind == "F" else self._behind)[rank]
+    def queue_of(self, rank: int, action: Action, *, incoming: bool) -> MessageQueue | None:
+        """The queue of the message that a forward or backward needs (incoming) or sends, if any."""
+        peers = (self._before if (action.kind == "F") == incoming else self._behind)[rank]
         if not peers:
             return None
-        return self._queue(action.kind, peers[action.turn % len(peers)], rank)
-
-    def outgoing(self, rank: int, action: Action) -> MessageQueue | None:
-        """The queue for the message that a forward or backward sends, if it sends one."""
-        peers = (self._behind if action.kind == "F" else self._before)[rank]
-        if not peers:
-            return None
-        return self._queue(action.kind, rank, peers[action.turn % len(peers)])
+        peer = peers[action.turn % len(peers)]
+        ends = (peer, rank) if incoming else (rank, peer)
+        return self._queue(action.kind, *ends)
 
     def states(self, number: int) -> Iterator[tuple[object, State]]:
         """The state of each queue that is not idle, by its kind and its ends."""

@@ -59,18 +59,6 @@ class ClusterNetwork:
                 remedy="choose the hardware that the plan was made for, or search for a new one",
             )
         hosts = tuple(names[device.split("/")[0]] for device in devices)
-        # Hosts inside which ranks communicate: replicas, or ranks that a minibatch passes between.
-        talk: set[int] = set()
-        of_stages = [
-            Counter(hosts[rank] for rank in plan.ranks_of(stage))
-            for stage in range(plan.num_stages)
-        ]
-        for own in of_stages:
-            talk.update(host for host, ranks in own.items() if ranks > 1)
-        for stage, (upper, lower) in enumerate(pairwise(of_stages)):
-            if upper.keys() & lower.keys():
-                pairs = plan.peers(stage, stage + 1)
-                talk.update(hosts[here] for here, there in pairs if hosts[here] == hosts[there])
 
         def usable(link: Link | None, where: str) -> Link:
             if link is None or not 0 < link.bytes_per_s < float("inf"):
@@ -80,7 +68,7 @@ class ClusterNetwork:
             return link
 
         inside = tuple(
-            usable(host.link, f"host {host.name}") if number in talk else INSTANT
+            usable(host.link, f"host {host.name}") if hosts.count(number) > 1 else INSTANT
             for number, host in enumerate(inventory.hosts)
         )
         if len(set(hosts)) < 2:

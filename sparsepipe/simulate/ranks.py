@@ -149,7 +149,7 @@ class Rank:
                 if self._updates is not None:
                     self._updates(action)
             else:
-                queue = self._messages.incoming(self._number, action)
+                queue = self._messages.queue_of(self._number, action, incoming=True)
                 if queue is not None and not queue.take((action.number, action.microbatch)):
                     return
                 if action.kind == "B" and self._sums is not None:
@@ -170,7 +170,7 @@ class Rank:
         self.end_s = None
         self._finish(action)
         if action.kind != "U":
-            queue = self._messages.outgoing(self._number, action)
+            queue = self._messages.queue_of(self._number, action, incoming=False)
             if queue is not None:
                 self._sent = queue
                 queue.put((action.number, action.microbatch))

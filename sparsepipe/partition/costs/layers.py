@@ -49,11 +49,6 @@ class Spans:
         """L; or states of a graph."""
         return len(self.cut_bytes_I) - 1
 
-    def compute_s(self, first: int, end: int, kinds: Sequence[int]) -> float:
-        """Seconds of layers ``first`` to before ``end`` on the slowest of some kinds."""
-        sums_KI = self.compute_s_KI
-        return float(max(sums_KI[kind, end] - sums_KI[kind, first] for kind in kinds))
-
     def parameter_bytes(self, first: int, end: int) -> float:
         """Bytes of parameters of layers ``first`` to before ``end``."""
         return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])

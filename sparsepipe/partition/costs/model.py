@@ -118,26 +118,26 @@ def plan_times(
     With ``by_hosts`` receivers on one host share its link, as in PipeDream's optimizer for levels;
     by default each of them counts as a link.
     """
-    stages, cuts = [], []
+    stages, cuts, sums_KI = [], [], spans.compute_s_KI
     for number, stage in enumerate(plan):
+        first, end, replicas = stage.first, stage.end, sum(stage.counts)
+        kinds = [kind for kind, count in enumerate(stage.counts) if count]
         stages.append(
             model.stage_s(
-                spans.compute_s(
-                    stage.first, stage.end, [k for k, n in enumerate(stage.counts) if n]
-                ),
-                spans.parameter_bytes(stage.first, stage.end),
-                replicas=sum(stage.counts),
+                float(max(sums_KI[kind, end] - sums_KI[kind, first] for kind in kinds)),
+                spans.parameter_bytes(first, end),
+                replicas=replicas,
                 bytes_per_s=pool.sync_bytes_per_s(stage.counts),
             )
         )
         if number:
-            before, receivers = plan[number - 1].counts, sum(stage.counts)
+            before, receivers = plan[number - 1].counts, replicas
             if by_hosts:
                 speed, receivers = pool.between_hosts(before, stage.counts)
             else:
                 speed = pool.cut_bytes_per_s(pool.host_of(before), pool.host_of(stage.counts))
             each = model.cut_s_per_byte(receivers, bytes_per_s=speed)
-            cuts.append(each * float(spans.cut_bytes_I[stage.first]))
+            cuts.append(each * float(spans.cut_bytes_I[first]))
     return stages, cuts
 
 
