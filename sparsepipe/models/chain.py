@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from sparsepipe.errors import ConfigError
 
 Value = Tensor | tuple[Tensor, ...]
-"""A tensor, or a tensor and those that are kept for later."""
+"""A tensor, or a tensor and further tensors kept for later."""
 Head = Literal["classification", "segmentation"]
 """Logits [B, K] of each sample, or [B, K, *spatial] of each position."""
 
@@ -43,7 +43,7 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The tensor that a chain computes on, and those that are kept for later."""
+    """The tensor that a chain computes on, and the tensors kept for later."""
     return (value, ()) if isinstance(value, Tensor) else (value[0], tuple(value[1:]))
 
 
@@ -151,7 +151,7 @@ def convolved(
 
 
 def entry_keep(head: str) -> Literal["input"] | None:
-    """What the first block keeps in a network whose segmentation ends with :class:`Resized`."""
+    """The value that the first block keeps if a segmentation ends with :class:`Resized`."""
     return "input" if head == "segmentation" else None
 
 

@@ -1,13 +1,8 @@
 """The fully convolutional network FCN-8s on images.
 
 Source: Long, Shelhamer and Darrell, "Fully Convolutional Networks for Semantic Segmentation"
-(CVPR 2015), section 4.2: VGG16 whose linear layers are convolutions, scores of its last layer and
-of its pools 4 and 3, added up on the way back to the size of the image by transposed convolutions
-that begin as bilinear interpolation; the scores of the skips begin at zero. Tsaris and Hinkle train
-an FCN2D on images that are cut over a grid of workers.
-
-Otherwise than there, convolutions keep sizes (the paper pads the image by 100 pixels and crops),
-and there is a batch norm behind each, since we begin without ImageNet's weights.
+(CVPR 2015), section 4.2, but with padded convolutions and a batch norm behind each, since we begin
+without ImageNet's weights.
 """
 
 from __future__ import annotations

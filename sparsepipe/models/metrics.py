@@ -67,7 +67,6 @@ class MeanIoU(Confusion):
     """The mean of :func:`ious_of` over classes."""
 
     def compute(self) -> Tensor:
-        """In [0, 1]."""
         return ious_of(super().compute()).nanmean()
 
 
@@ -115,7 +114,7 @@ def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, 
 
 
 def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
-    """Counts int64 [K, K] of labels, true class by row; those that are ignored do not count."""
+    """Counts int64 [K, K] of labels that are not ignored, true class by row."""
     num_classes = logits.shape[1]
     each = torch.arange(num_classes, device=logits.device)
     each = each.view(1, -1, *[1] * (logits.dim() - 2))

@@ -36,7 +36,7 @@ class Problem:
         spans: costs of the layers on each kind of device.
         model: costs of stages and transfers.
         memory: what stages keep; None: memory is no limit.
-        profiles: those that the spans are made of, if any: one for each kind.
+        profiles: profiles of the kinds, if the spans are made of them.
         synchronous: microbatches and recomputation of a synchronous pipeline, for chains of layers
             with profiles; None: memory counts as in an asynchronous pipeline.
     """
@@ -183,7 +183,7 @@ class SynchronousStages:
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
-    """For each kind the number of the first equal one."""
+    """The number of the first equal kind, for each kind."""
     first: dict[object, int] = {}
     found = []
     for k, kind in enumerate(pool.kinds):

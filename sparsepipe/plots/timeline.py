@@ -67,8 +67,8 @@ def lanes(
     names: Sequence[str] | None = None,
     least: float = 0.0,
 ) -> list[Lane]:
-    """For each rank the lane of what it computes; then, where it sends anything, lanes in which no
-    two messages are under way at once, and one of the sums.
+    """Lanes of each rank: its computing; then, if it sends anything, lanes of messages, one at a
+    time in each, and a lane of sums.
 
     Args:
         plan: the stages and their ranks.

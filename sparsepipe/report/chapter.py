@@ -31,7 +31,7 @@ class Compare(Enum):
     DIFFERENCE = "difference"
     """Ours less the paper's, in the unit of the column."""
     WORDS = "verdict"
-    """By the note, for values that are text."""
+    """Compared in words, by the note, for values that are text."""
 
 
 HOW_COMPARED = (

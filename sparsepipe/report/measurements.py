@@ -1,4 +1,4 @@
-"""Figures of finished runs: means over seeds, their machines, and when times are no speedup."""
+"""Figures of finished runs: means over seeds, machines, and reasons against speedups."""
 
 from __future__ import annotations
 

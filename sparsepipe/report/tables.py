@@ -1,7 +1,7 @@
 """Runs that may stand in one table: those whose commands differ only in what chooses the cell.
 
 A run's result contains the cell that it fills (``study.exhibit``, ``study.cell.*``) and the
-overrides of its command (``hydra.overrides``). Others than those that choose the cell, such as
+overrides of its command (``hydra.overrides``). Overrides that do not choose the cell, such as
 ``data.batch_size=8``, give it a table of its own.
 """
 

@@ -19,7 +19,7 @@ Part: TypeAlias = tuple[int, int | None]
 """Number of a minibatch, and of its microbatch if it has some."""
 
 CARGO = {"F": "activation", "B": "gradient"}
-"""What a forward or a backward sends on."""
+"""Cargo that a forward or a backward sends."""
 
 
 class MessageQueue:

@@ -87,7 +87,7 @@ class ClusterNetwork:
         return () if speeds[found[0]] == speeds[found[1]] == float("inf") else found
 
     def latency_s(self, source: int, target: int) -> float:
-        """From the last byte that one rank sends to its arrival at another."""
+        """Seconds from the sending of a message's last byte to its arrival."""
         here, there = self.hosts[source], self.hosts[target]
         return self.inside[here].latency_s if here == there else self.between.latency_s
 

@@ -1,5 +1,5 @@
-"""The next action of a rank and its end, and which updates have to copy weights first: those that
-change what is still needed, as in :mod:`sparsepipe.runtime.weights`.
+"""The next action of a rank and its end; updates copy weights first if these are still needed, as
+in :mod:`sparsepipe.runtime.weights`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 
 Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
-"""What a rank does, generated one action at a time."""
+"""Generator of a rank's actions."""
 
 _LEAST = 1000
 """Least number of minibatches of a long run."""

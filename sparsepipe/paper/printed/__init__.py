@@ -1,20 +1,11 @@
-"""The figures that the paper prints, digit by digit, in one place.
+"""The figures that the papers print, digit by digit, in one place.
 
-Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point Clouds".
-``table1`` to ``table3`` are its Tables I to III, ``fig9`` what the text says of Fig. 9; of Fig. 7
-and Fig. 8 it prints curves and bars without figures. ``fig7`` is computed from the authors' own
-measurements of a TITAN Xp, the GPU of that figure (``sparsepipe/assets/profiles/paper``).
-
-``pipeline_depth`` is Table I of another one: Zhang, Sun, "A Parallel Pipeline Design for Training
-Deep Neural Networks" (TensorFlow, 8 cores, 64 GB; a CNN with 5x5 kernels, 42,000 images of 28x28).
-
-Of Figs. 2 to 5 of Tsaris and Hinkle, which are curves, ``bigconv`` has the numbers of workers;
-``convnext_tp`` has three times of steps of NVIDIA's and NIO's study, without what each is of.
-
-The setting: VGG16 with batch normalization on ModelNet40; 4,096 points of a shape, 90 epochs, SGD
-with learning rate 0.01 and momentum 0.9. Table II: one GPU, and four with data parallelism;
-speedups over the dense network on one GPU at the same resolution; the batch size is the largest
-that fits. Table III and Fig. 9: 50³, batches of 64, the two servers of Table I.
+Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point Clouds":
+``table1`` to ``table3`` are its Tables I to III, ``fig9`` the numbers that its text gives for Fig. 9;
+``fig7`` is computed from the authors' own measurements of a TITAN Xp
+(``sparsepipe/assets/profiles/paper``). ``pipeline_depth`` is Table I of Zhang and Sun (a CNN with
+5x5 kernels, 42,000 images of 28x28), ``bigconv`` has the numbers of workers in Figs. 2 to 5 of
+Tsaris and Hinkle, ``convnext_tp`` three times of steps of NVIDIA's and NIO's study.
 """
 
 from __future__ import annotations

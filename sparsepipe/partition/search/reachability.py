@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 
 
 class ChainReachability:
-    """Reachable places of a chain of layers: but for a few ends, those that fit are a window."""
+    """Reachable places of a chain of layers: fitting ends are a window, with few exceptions."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -75,7 +75,7 @@ class ChainReachability:
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
-        """For each stage and begin the last place where it may end; none behind it: nowhere."""
+        """The last place where each stage may end, by its begin; not behind the begin: nowhere."""
         costs = self._costs
         last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
         if len(self._held_MI):
@@ -97,7 +97,7 @@ class ChainReachability:
         return ends_I
 
     def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
-        """For each stage from which begins it may end at a place, by its time and its memory."""
+        """Whether each stage may end at a place, by its begin, its time and its memory."""
         costs = self._costs
         held_MP = self._kept_MI[:, end, None] <= self._most_MI[:, begins]
         may_EP = self._last_CI[:, begins][costs.stages_E[node][ways]] >= end
@@ -126,7 +126,7 @@ class ChainReachability:
         return ends_VI
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        """For each stage that ends at one of some places, where it may begin."""
+        """The places where each stage may begin that ends at one of some places."""
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
         places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)

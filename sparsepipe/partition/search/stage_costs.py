@@ -2,7 +2,7 @@
 
 The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, with
 ``W`` the sum of compute and, for each byte of parameters, of the all-reduce. Where stages recompute
-layers it is no difference of sums, so that each pair of a begin and an end is looked at, as for
+layers it is not a difference of sums, and each pair of a begin and an end is tested, as for
 branching graphs.
 
 In a synchronous pipeline a stage keeps what its microbatches in flight need. Their sizes depend on

@@ -70,7 +70,8 @@ def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
 
         return best
 
-    inner = level(lambda i, j: spans.compute_s(i, j, [0]), INSIDE)
+    sums_I = spans.compute_s_KI[0]
+    inner = level(lambda i, j: float(sums_I[j] - sums_I[i]), INSIDE)
     outer = level(lambda i, j: inner(i, j, each), BETWEEN)
     return float(outer(0, spans.num_layers, hosts))
 
