@@ -31,7 +31,6 @@ class SweepReport(Callback):
         from sparsepipe.launch.outcome import log_report
         from sparsepipe.paper.chapters import CHAPTERS
         from sparsepipe.paper.report_task import ReportContents, write_chapters
-        from sparsepipe.report.documents import Failure
 
         experiment = OmegaConf.select(config, "hydra.runtime.choices.experiment")
         if experiment not in CHAPTERS:
@@ -40,7 +39,7 @@ class SweepReport(Callback):
         records = records_of(sweep)
         texts = own_texts([record.overrides for record in records], given=given)
         failures = [
-            Failure(job=f"job {record.number + 1} ({text})", error=record.error or record.status)
+            (f"job {record.number + 1} ({text})", record.error or record.status)
             for record, text in zip(records, texts, strict=True)
             if record.status != "finished"
         ]

@@ -15,7 +15,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, NoRunsError
 from sparsepipe.paper.chapters import CHAPTERS
-from sparsepipe.report.documents import Failure, FilledChapter, write_report
+from sparsepipe.report.documents import Failures, FilledChapter, write_report
 from sparsepipe.report.measurements import plain_rows
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import Row, rows_of
@@ -177,7 +177,7 @@ def write_chapters(
     reported: ReportContents,
     rows: Mapping[str, Sequence[Row]],
     *,
-    failures: Sequence[Failure] = (),
+    failures: Failures = (),
 ) -> list[FilledChapter]:
     """Writes a report, and logs where it is and how many figures are missing."""
     (title, *others) = [CHAPTERS[name].title for name in reported.exhibits]

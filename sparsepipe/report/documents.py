@@ -51,6 +51,7 @@ class BlockLayout:
         sweep: the command that makes what is missing, if anything is.
         footnotes: notes by their marks.
         places: places of measuring by their letters, each with its number of runs.
+        picture: name of its picture, if any.
     """
 
     block: Block
@@ -61,50 +62,51 @@ class BlockLayout:
     sweep: str
     footnotes: Mapping[str, str]
     places: Mapping[str, tuple[MeasuringPlace, int]]
+    picture: str | None
 
     @property
     def title(self) -> str:
         return self.block.title[:1].upper() + self.block.title[1:]
 
 
-def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
-    """A block of a chapter as texts."""
-    places = letters(block.runs)
-    numbers: dict[str, str] = {}
+def _cell_texts(
+    cell: Cell, places: Mapping[MeasuringPlace, str], numbers: dict[str, str]
+) -> Iterator[CellText]:
+    """Texts of the parts of a cell; new notes get numbers."""
 
     def number(note: str) -> str:
         return numbers.setdefault(note, str(len(numbers) + 1))
 
-    def texts(cell: Cell) -> Iterator[CellText]:
-        paper, ours, column = cell.paper, cell.ours, cell.column
-        if column.printed and paper is None:
-            yield CellText(role="paper", text=NOTHING)
-        elif column.printed and paper is not None:
-            source = (number(paper.derived),) if paper.derived else ()
-            yield CellText(role="paper", text=paper.text, marks=source)
-        if ours is None:
-            yield CellText(role="ours", text=MISSING if cell.missing else NOTHING)
-        else:
-            small = ""
-            if ours.spread is not None:
-                small = f"{' to '.join(map(column.text, ours.spread))}, {ours.count} runs"
-            marks = tuple(sorted({places[MeasuringPlace.of(run)] for run in ours.runs}))
-            if ours.note and column.compare is not Compare.WORDS:
-                marks = (*marks, number(ours.note))
-            yield CellText(role="ours", text=column.text(ours.value), small=small, marks=marks)
-        if column.compare is Compare.WORDS:
-            yield CellText(role="compared", text=(ours.note if ours else "") or NOTHING)
-        elif column.compare is not Compare.NOT:
-            form = "{:.2f}" if column.compare is Compare.RATIO else "{:+.2f}"
-            compared = cell.compared
-            text = NOTHING if compared is None else form.format(compared)
-            yield CellText(role="compared", text=text)
+    paper, ours, column = cell.paper, cell.ours, cell.column
+    if column.printed:
+        source = (number(paper.derived),) if paper and paper.derived else ()
+        yield CellText(role="paper", text=paper.text if paper else NOTHING, marks=source)
+    if ours is None:
+        yield CellText(role="ours", text=MISSING if cell.missing else NOTHING)
+    else:
+        small = ""
+        if ours.spread is not None:
+            small = f"{' to '.join(map(column.text, ours.spread))}, {ours.count} runs"
+        marks = tuple(sorted({places[MeasuringPlace.of(run)] for run in ours.runs}))
+        if ours.note and column.compare is not Compare.WORDS:
+            marks = (*marks, number(ours.note))
+        yield CellText(role="ours", text=column.text(ours.value), small=small, marks=marks)
+    if column.compare is Compare.WORDS:
+        yield CellText(role="compared", text=(ours.note if ours else "") or NOTHING)
+    elif column.compare is not Compare.NOT:
+        form, compared = "{:.2f}" if column.compare is Compare.RATIO else "{:+.2f}", cell.compared
+        yield CellText(role="compared", text=NOTHING if compared is None else form.format(compared))
 
+
+def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLayout:
+    """A block of a chapter as texts."""
+    places, numbers = letters(block.runs), dict[str, str]()
     rows = []
     for labels, cells in block.rows.items():
         row = [CellText(role="label", text=label) for label in labels]
         for column in block.columns:
-            row += texts(cells.get(column) or Cell(row=labels, column=column, expected=False))
+            cell = cells.get(column) or Cell(row=labels, column=column, expected=False)
+            row += _cell_texts(cell, places, numbers)
         rows.append(tuple(row))
     groups = [("", chapter.heads)]
     for column in block.columns:
@@ -125,51 +127,33 @@ def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
         sweep=block.sweep if there < fillable else "",
         footnotes={mark: note for note, mark in numbers.items()},
         places={letter: (place, taken.count(place)) for place, letter in places.items()},
+        picture=picture,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledChapter:
-    """A chapter with our figures.
-
-    Attributes:
-        definition: the chapter.
-        blocks: its blocks as they are set.
-        pictures: the name of each block's picture, or None.
-        figures: pictures by their names.
-    """
+    """A chapter with our figures; ``figures`` are pictures by their names."""
 
     definition: Chapter
     blocks: tuple[BlockLayout, ...]
-    pictures: tuple[str | None, ...]
     figures: Mapping[str, Figure]
 
 
 def fill(chapter: Chapter, rows: Sequence[Row], given: Sequence[str] = ()) -> FilledChapter:
     """Fills a chapter from finished runs; ``given`` as for :meth:`Chapter.blocks`."""
-    blocks = chapter.blocks(rows, given)
-    figures: dict[str, Figure] = {}
-    pictures: list[str | None] = []
-    for number, block in enumerate(blocks, 1):
+    layouts, figures = [], dict[str, Figure]()
+    for number, block in enumerate(chapter.blocks(rows, given), 1):
         figure = chapter.draw(block) if chapter.draw else beside_each_other(chapter, block)
         name = f"{chapter.name}_{number}.png" if number > 1 else f"{chapter.name}.png"
-        pictures.append(name if figure else None)
         if figure:
             figures[name] = figure
-    return FilledChapter(
-        definition=chapter,
-        blocks=tuple(block_layout(chapter, block) for block in blocks),
-        pictures=tuple(pictures),
-        figures=figures,
-    )
+        layouts.append(block_layout(chapter, block, name if figure else None))
+    return FilledChapter(definition=chapter, blocks=tuple(layouts), figures=figures)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A job that did not finish."""
-
-    job: str
-    error: str
+Failures = Sequence[tuple[str, str]]
+"""Jobs that did not finish, each with its error."""
 
 
 def citation_text(chapter: FilledChapter, common: str) -> str:
@@ -178,9 +162,7 @@ def citation_text(chapter: FilledChapter, common: str) -> str:
     return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
 
 
-def markdown(
-    title: str, chapters: Sequence[FilledChapter], failures: Sequence[Failure] = ()
-) -> str:
+def markdown(title: str, chapters: Sequence[FilledChapter], failures: Failures = ()) -> str:
     """The whole report as Markdown."""
     citation = chapters[0].definition.citation
     parts = [
@@ -192,16 +174,16 @@ def markdown(
     ]
     if failures:
         parts.append("## Jobs of this sweep that did not finish")
-        listed = (f"- {each.job}\n\n{textwrap.indent(each.error, 6 * ' ')}" for each in failures)
+        listed = (f"- {job}\n\n{textwrap.indent(error, 6 * ' ')}" for job, error in failures)
         parts.append("\n".join(listed))
     for chapter in chapters:
         definition = chapter.definition
         parts.append(f"## {definition.title}")
         parts.append(" ".join(filter(None, (definition.about, citation_text(chapter, citation)))))
-        for layout, picture in zip(chapter.blocks, chapter.pictures, strict=True):
+        for layout in chapter.blocks:
             parts += _block_markdown(layout)
-            if picture:
-                parts.append(f"![{definition.title}]({picture})")
+            if layout.picture:
+                parts.append(f"![{definition.title}]({layout.picture})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -233,7 +215,7 @@ def page(
     title: str,
     chapters: Sequence[FilledChapter],
     pictures: Mapping[str, bytes],
-    failures: Sequence[Failure] = (),
+    failures: Failures = (),
 ) -> str:
     """The whole report as one HTML page, with the content of its PNG files by their names."""
     environment = jinja2.Environment(
@@ -305,7 +287,7 @@ def write_report(
     chapters: Sequence[tuple[Chapter, Sequence[Row]]],
     *,
     given: Sequence[str] = (),
-    failures: Sequence[Failure] = (),
+    failures: Failures = (),
 ) -> list[FilledChapter]:
     """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures."""
     filled = [fill(chapter, rows, given) for chapter, rows in chapters]

@@ -1,7 +1,7 @@
 """The figures that the papers print, digit by digit, in one place.
 
 Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point Clouds":
-``table1`` to ``table3`` are its Tables I to III, ``fig9`` the numbers that its text gives for Fig. 9;
+``table1`` to ``table3`` are its Tables I to III, ``fig9`` the numbers of its text on Fig. 9;
 ``fig7`` is computed from the authors' own measurements of a TITAN Xp
 (``sparsepipe/assets/profiles/paper``). ``pipeline_depth`` is Table I of Zhang and Sun (a CNN with
 5x5 kernels, 42,000 images of 28x28), ``bigconv`` has the numbers of workers in Figs. 2 to 5 of
