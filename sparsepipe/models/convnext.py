@@ -140,16 +140,8 @@ def convnext(
         if stage:
             before = sizes[stage - 1]
             features.append(ChainBlock(norm(before), nn.Conv2d(before, size, 2, stride=2)))
-        layers = [
-            CNBlock(
-                size,
-                layer_scale=layer_scale,
-                stochastic_depth=next(depths),
-                checkpointing=checkpointing,
-            )
-            for _ in range(count)
-        ]
-        features.append(ChainBlock(*layers))
+        make = partial(CNBlock, size, layer_scale=layer_scale, checkpointing=checkpointing)
+        features.append(ChainBlock(*(make(stochastic_depth=next(depths)) for _ in range(count))))
     size = sizes[-1]
     if head == "segmentation":
         ends: dict[str, nn.Module] = {
@@ -163,12 +155,14 @@ def convnext(
             "classifier": nn.Sequential(norm(size), nn.Flatten(), linear),
         }
     net = nn.Sequential(OrderedDict({"features": nn.Sequential(*features), **ends}))
-    for layer in net.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-    return net
+    return net.apply(_initialise)
+
+
+def _initialise(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 convnext_tiny = partial(

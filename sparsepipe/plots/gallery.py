@@ -69,12 +69,7 @@ def gallery_figure(
         width_in=max(columns * _PANEL_IN[0], 5.0), height_in=rows * panel_in + 0.5
     )
     shares = "%: probability of the prediction, by the network" if probabilities else ""
-    if true is None:
-        heading = f"Predicted classes of {count} shape{'s' if count > 1 else ''}\n{shares}"
-    else:
-        right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
-        marks = filter(None, ("✓ true class    ✗ true class → prediction", shares))
-        heading = f"Test shapes: {right} of {count} recognised\n" + "    ".join(marks)
+    heading = _heading(true, predicted, shares)
     figure.suptitle(heading, fontsize=style.TITLE_PT, color=style.INK)
     for place in range(count):
         axes = figure.add_subplot(rows, columns, place + 1)
@@ -94,6 +89,15 @@ def gallery_figure(
             parse_math=False,
         )
     return figure
+
+
+def _heading(true: Sequence[int] | None, predicted: Sequence[int], shares: str) -> str:
+    count = len(predicted)
+    if true is None:
+        return f"Predicted classes of {count} shape{'s' if count > 1 else ''}\n{shares}"
+    right = sum(int(t) == int(p) for t, p in zip(true, predicted, strict=True))
+    marks = filter(None, ("✓ true class    ✗ true class → prediction", shares))
+    return f"Test shapes: {right} of {count} recognised\n" + "    ".join(marks)
 
 
 def _ends(files: Sequence[str]) -> list[str]:

@@ -167,23 +167,27 @@ def timelines_figure(
             _draw_lane(
                 axes, row, place=place, height=height, end=end, unit=unit, per_unit_in=per_unit_in
             )
-        axes.set_facecolor("white")
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(style.GREY)
         axes.set_xlim(0, end)
         axes.set_ylim(sum(each) - 0.45, -0.55)  # the first lane on top
         axes.set_yticks(places, [name for name, _ in own], fontsize=style.LABEL_PT, color=style.INK)
         for tick, height in zip(axes.get_yticklabels(), each, strict=True):
             if height == _THIN:
                 tick.set(fontsize=7.0, color=style.GREY)
-        axes.tick_params(axis="y", length=0)
-        axes.tick_params(axis="x", labelsize=style.TICK_PT, color=style.GREY, labelcolor=style.INK)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=16, steps=[1, 2, 5, 10], integer=end >= 4))
-        axes.set_xlabel(unit_name, fontsize=style.LABEL_PT, color=style.INK)
         axes.set_title(title, loc="left", fontsize=style.TITLE_PT, color=style.INK, pad=26)
+        _finish_axes(axes, unit_name)
         _draw_legend(axes, spans)
     return figure
+
+
+def _finish_axes(axes: Axes, x_label: str) -> None:
+    axes.set_facecolor("white")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(style.GREY)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=style.TICK_PT, color=style.GREY, labelcolor=style.INK)
+    axes.set_xlabel(x_label, fontsize=style.LABEL_PT, color=style.INK)
 
 
 def _text_in(span: Span) -> float:
