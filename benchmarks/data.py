@@ -127,7 +127,7 @@ def report(options: argparse.Namespace, directory: Path) -> None:
     """Measure and print everything."""
     count, seconds = time_cache(options, directory)
     print(f"cache build: {count} meshes in {seconds:.1f} s, {count / seconds:.0f} meshes/s")
-    tested = len(open_data(options, directory, 32).point_set("test"))
+    tested = len(open_data(options, directory, 32).samples("test"))
     print(f"occupancy: mean over {tested} test shapes with 4,096 points")
     print("                  occupied  paper  loader shapes/s  training shapes/s  ratio")
     least = float("inf")

@@ -24,7 +24,7 @@ PAPER_OCCUPANCY = {32: 0.076, 50: 0.026}
 def mean_occupancy(data: ShapeDataModule, resolution: int) -> float:
     """Mean share of occupied voxels over the test shapes."""
     voxels = sum(len(batch["input"]) for batch in data.test_dataloader())
-    return voxels / len(data.point_set("test")) / resolution**3
+    return voxels / len(data.samples("test")) / resolution**3
 
 
 def report(
@@ -36,7 +36,7 @@ def report(
             root, source=source, cache_dir=cache, resolution=resolution, num_points=points
         )
         data.setup()
-        clouds, occupied = data.point_set("test"), mean_occupancy(data, resolution)
+        clouds, occupied = data.samples("test"), mean_occupancy(data, resolution)
         voxels = occupied * resolution**3
         print(
             f"{name:8}  {len(clouds):11,d}  {points or clouds.points_per_shape:6,d}"

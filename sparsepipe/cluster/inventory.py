@@ -6,14 +6,15 @@ import hashlib
 import json
 import math
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
+from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
 from sparsepipe.errors import HardwareError
 from sparsepipe.utils import reading
@@ -21,17 +22,38 @@ from sparsepipe.utils import reading
 Accelerator = Literal["cpu", "cuda"]
 _MOST_DEVICES = 10_000
 """More than any cluster has that one network is trained on; searches of plans list them all."""
-_NUMBERS = (
-    "count",
-    "memory_bytes",
-    "tflops",
-    "memory_bytes_per_s",
-    "bytes_per_s",
-    "latency_s",
-    "slowdown",
-)
-_OPTIONAL = ("memory_bytes", "tflops", "memory_bytes_per_s")
-_Value = TypeVar("_Value", bound="Device | Link | Host")
+
+
+def _amount(value: Any) -> Any:
+    """A number as it is written, also where YAML takes it for text, as it does with 12e9."""
+    number = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = float(value)
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+    if number is not None and not reading.is_amount(number):
+        shown = reading.shown(value)
+        raise ValueError(f"{shown} should be a number from 0 to {reading.LARGEST:g}")
+    return number
+
+
+def _needed(value: Any) -> Any:
+    if value is None:
+        raise ValueError("null should be a number")
+    return _amount(value)
+
+
+def _whole(value: Any) -> int:
+    number = _amount(value)
+    if not isinstance(number, int):
+        raise ValueError(f"{reading.shown(value)} should be a whole number")
+    return number
+
+
+_Amount = Annotated[float, PlainValidator(_needed)]
+_Known = Annotated[float | None, PlainValidator(_amount)]
+_NO_OTHERS = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +75,23 @@ class Device:
         HardwareError: a slowdown below 1, or of a GPU.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     name: str
-    count: int
+    count: Annotated[int, PlainValidator(_whole)]
     accelerator: Accelerator = "cuda"
-    memory_bytes: int | None = None
-    tflops: float | None = None
-    memory_bytes_per_s: float | None = None
+    memory_bytes: Annotated[int | None, PlainValidator(_amount)] = None
+    tflops: _Known = None
+    memory_bytes_per_s: _Known = None
     profile: Mapping[str, str] = field(default_factory=dict)
-    slowdown: float = 1.0
+    slowdown: _Amount = 1.0
 
     def __post_init__(self) -> None:
-        number = isinstance(self.slowdown, (int, float)) and not isinstance(self.slowdown, bool)
-        if not (number and math.isfinite(self.slowdown) and self.slowdown >= 1):
+        slower = self.slowdown != 1
+        if not 1 <= self.slowdown < math.inf or (slower and self.accelerator != "cpu"):
             raise HardwareError(
-                f"slowdown is {self.slowdown!r}",
-                remedy="give slowdown a number from 1 on: 2 is half the speed",
-            )
-        if self.slowdown != 1 and self.accelerator != "cpu":
-            raise HardwareError(
-                f"{self.name} has slowdown {self.slowdown:g} and is no CPU",
-                remedy="leave its slowdown out, or give it accelerator: cpu; only processors are "
-                "made slower",
+                f"{self.name} has slowdown {self.slowdown:g} and accelerator {self.accelerator}",
+                remedy="give slowdown a number from 1 on, where 2 is half the speed, and only "
+                "devices with accelerator: cpu; GPUs are not made slower",
             )
 
 
@@ -84,14 +102,16 @@ class Link:
     Partitioning leaves ``latency_s`` out: the paper's cost models and PipeDream's have none.
     """
 
-    bytes_per_s: float
-    latency_s: float = 0.0
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
+    bytes_per_s: _Amount
+    latency_s: _Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """A machine: its devices and the link between them."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     name: str
     devices: tuple[Device, ...]
     link: Link | None = None
@@ -105,6 +125,7 @@ class Inventory:
         HardwareError: they have more than 10,000 devices.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     hosts: tuple[Host, ...]
     link: Link | None = None
 
@@ -213,109 +234,45 @@ class Inventory:
             HardwareError: a key is missing or unknown, a value is not a number or a name, a name
                 occurs twice, or the devices are none or more than 10,000.
         """
-        if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
-            raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
-        hosts = [_host(host, f"hosts[{n}]") for n, host in enumerate(value["hosts"])]
-        _check_distinct([host.name for host in hosts], "the inventory", "hosts")
+        try:
+            given: Inventory = _adapter().validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the inventory"
+            raise HardwareError(
+                f"{place}: {first['msg']}", remedy="correct it as docs/own_cluster.md describes"
+            ) from error
         speeds: dict[str, float] = {}  # profiles and searches know devices by their names
-        for device in (device for host in hosts for device in host.devices):
+        for where, names in (
+            ("the inventory", [host.name for host in given.hosts]),
+            *((host.name, [device.name for device in host.devices]) for host in given.hosts),
+        ):
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise HardwareError(
+                    f"{where} lists several entries of one name: {', '.join(sorted(twice))}",
+                    remedy="give each a name of its own; like devices of a host are one entry, "
+                    "with their 'count'",
+                )
+        for device in (device for host in given.hosts for device in host.devices):
             if speeds.setdefault(device.name, device.slowdown) != device.slowdown:
                 raise HardwareError(
                     f"{device.name} has slowdown {speeds[device.name]:g} on one host and "
                     f"{device.slowdown:g} on another",
                     remedy="call devices of different speeds by different names",
                 )
-        used = (replace(h, devices=tuple(d for d in h.devices if d.count)) for h in hosts)
+        used = (replace(h, devices=tuple(d for d in h.devices if d.count)) for h in given.hosts)
         found = tuple(host for host in used if host.devices)
         if not found:
             raise HardwareError(
-                "the inventory has no device: the count of each is 0",
-                remedy="give a device of the hardware inventory a 'count' above 0",
+                "the inventory has no device",
+                remedy="list hosts with devices, one of them with a 'count' above 0",
             )
-        return cls(hosts=found, link=_link(value.get("link"), "link"))
+        return replace(given, hosts=found)
 
 
-def _host(value: Any, place: str) -> Host:
-    listed = value.get("devices") if isinstance(value, Mapping) else None
-    if not isinstance(listed, list) or not listed:
-        raise HardwareError(
-            f"{place} is {reading.shown(value)}, and has no devices",
-            remedy="give it a 'name' and a list of 'devices'",
-        )
-    devices = tuple(_build(Device, each, f"{place}.devices[{n}]") for n, each in enumerate(listed))
-    link = _link(value.get("link"), f"{place}.link")
-    host = _build(Host, {**value, "devices": devices, "link": link}, place)
-    _check_distinct([device.name for device in devices], f"host {host.name!r}", "devices")
-    return host
-
-
-def _check_distinct(names: Sequence[str], where: str, what: str) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise HardwareError(
-            f"{where} lists several {what} of one name: {', '.join(map(str, twice))}",
-            remedy="give each a name of its own; like devices of a host are one entry, with their "
-            "'count'",
-        )
-
-
-def _link(value: Any, place: str) -> Link | None:
-    return None if value is None else _build(Link, value, place)
-
-
-def _build(kind: type[_Value], value: Any, place: str) -> _Value:
-    what, known = kind.__name__.lower(), [f.name for f in fields(kind)]
-    if not isinstance(value, Mapping):
-        raise HardwareError(
-            f"{place} is {reading.shown(value)}, which is no {what}",
-            remedy=f"give a mapping with {', '.join(known)}",
-        )
-    if unknown := sorted(str(key) for key in value if key not in known):
-        raise HardwareError(
-            f"{place}: a {what} has no {', '.join(unknown)}", remedy=f"use {', '.join(known)}"
-        )
-    try:
-        return kind(**{key: _checked(key, item, place) for key, item in value.items()})
-    except TypeError as error:
-        raise HardwareError(
-            f"{place}: a {what} is incomplete: {error}", remedy="add what is missing"
-        ) from error
-
-
-def _checked(key: str, value: Any, place: str) -> Any:
-    """A number as such, also where YAML takes it for text, as it does with 12e9."""
-    if key in _NUMBERS:
-        return value if value is None and key in _OPTIONAL else _number(key, value, place)
-    try:
-        if key == "name":
-            return reading.name(value, f"{place}.{key}")
-        if key == "profile":
-            files = reading.mapping(value, f"{place}.{key}")
-            return {model: reading.name(file, f"{place}.{key}") for model, file in files.items()}
-    except ValueError as error:
-        raise HardwareError(str(error), remedy="give a text, in quotes") from error
-    if key == "accelerator" and value not in get_args(Accelerator):
-        raise HardwareError(
-            f"{place}.{key} is {reading.shown(value)}",
-            remedy=f"give one of {', '.join(get_args(Accelerator))}",
-        )
-    return value
-
-
-def _number(key: str, value: Any, place: str) -> float:
-    number = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            number = float(value)
-        if isinstance(number, float) and number.is_integer():
-            number = int(number)
-    if not reading.is_amount(number) or (key == "count" and not isinstance(number, int)):
-        kind = "whole number" if key == "count" else "number"
-        raise HardwareError(
-            f"{place}.{key} is {reading.shown(value)}",
-            remedy=f"give {key} a {kind} from 0 to {reading.LARGEST:g}",
-        )
-    return number  # type: ignore[no-any-return]
+@cache
+def _adapter() -> TypeAdapter[Inventory]:
+    return TypeAdapter(Inventory)
 
 
 def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:

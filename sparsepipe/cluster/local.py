@@ -7,11 +7,13 @@ from typing import Literal
 
 from sparsepipe.cluster.inventory import Device, Host, Inventory
 from sparsepipe.errors import HardwareError
+from sparsepipe.utils.arguments import Count, checked
 from sparsepipe.utils.host import cpu_name, memory_bytes, usable_cores
 
 
+@checked
 def local(
-    *, accelerator: Literal["auto", "cpu", "cuda"] = "auto", cpu_devices: int | None = None
+    *, accelerator: Literal["auto", "cpu", "cuda"] = "auto", cpu_devices: Count | None = None
 ) -> Inventory:
     """The machine this runs on: its CUDA GPUs, or its CPU with one device a core.
 
@@ -24,17 +26,9 @@ def local(
             processes share cores, and the run's speed is not that of so many machines.
 
     Raises:
-        HardwareError: ``cuda`` on a machine where torch sees no GPU, or an unknown kind, or no
-            device at all.
+        ConfigError: an unknown kind, or fewer than one device.
+        HardwareError: ``cuda`` on a machine where torch sees no GPU.
     """
-    if accelerator not in ("auto", "cpu", "cuda"):
-        raise HardwareError(
-            f"no accelerator is called {accelerator!r}", remedy="use 'auto', 'cpu' or 'cuda'"
-        )
-    if cpu_devices is not None and cpu_devices < 1:
-        raise HardwareError(
-            f"a CPU of {cpu_devices} devices", remedy="set hardware.cpu_devices to 1 or more"
-        )
     devices: list[Device] = []
     if accelerator != "cpu":
         import torch

@@ -12,15 +12,7 @@ from sparsepipe.errors import HardwareError, PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One device.
-
-    Args:
-        host: name of its host.
-        name: the model.
-        number: which of its model in its host, from 0.
-        slowdown: how many times slower it is made.
-        accelerator: its kind.
-    """
+    """One device: ``number`` counts those of a model (``name``) in their host, from 0."""
 
     host: str
     name: str
@@ -30,7 +22,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """Its name in plan files."""
+        """Name of the device in plan files."""
         return f"{self.host}/{self.name}/{self.number}"
 
 
@@ -73,8 +65,7 @@ def places_for(
     """The device of each rank.
 
     A plan whose devices are all in the inventory chooses them; else ranks take the devices in the
-    inventory's order, as those of a plan by hand, which calls its devices ``rank 0`` and so on,
-    or of a plan made for another inventory.
+    inventory's order, as those of a plan by hand (``rank 0`` and so on) or for another inventory.
 
     Args:
         inventory: the hardware, with enough devices (:meth:`Inventory.require`). A single host
@@ -86,8 +77,8 @@ def places_for(
         searched: the plan was made for certain devices; in an order by chance it is another.
 
     Raises:
-        PlanError: the plan's devices are not one for each rank, or lie on another number of
-            hosts, or a plan that was searched for is for other devices.
+        PlanError: the plan's devices are not one for each rank, lie on another number of hosts,
+            or are others than a search has made it for.
     """
     chosen = named_places(inventory, devices or ())
     # A single host may stand for several nodes, whose devices are called alike.
@@ -142,13 +133,8 @@ def ranks_of_nodes(
     """The ranks of each node, in the order of its processes.
 
     Ranks are numbered stage after stage, and launchers number processes node after node. Nodes
-    are the hosts that have ranks, in the inventory's order; the processes of a node take its
-    devices in the order of the ranks.
-
-    Args:
-        chosen: the device of each rank.
-        inventory: the hardware; a single host stands for any number of its kind.
-        nodes: hosts that run.
+    are the hosts that have ranks, in the inventory's order; a single host stands for any number
+    of its kind.
 
     Raises:
         PlanError: the devices lie on another number of hosts.
@@ -198,15 +184,11 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
     Raises:
         HardwareError: a device is not here.
     """
-    kinds = [device.name for device in host.devices]
-
-    def kind(gpu: str) -> str | None:
-        if gpu in kinds:
-            return gpu
-        within = [name for name in kinds if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", gpu)]
-        return max(within, key=len, default=None)
-
-    kind_of = [kind(gpu) for gpu in gpus]
+    kind_of = list[str | None]()
+    for gpu in gpus:
+        names = [device.name for device in host.devices]
+        within = [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", gpu)]
+        kind_of.append(max(within, key=len, default=None))
     found = []
     for place in places:
         alike = [index for index in range(len(gpus)) if kind_of[index] == place.name]

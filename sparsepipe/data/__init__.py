@@ -10,82 +10,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsepipe.data.augment import Augment
-    from sparsepipe.data.cloud_shifts import CloudShift
-    from sparsepipe.data.datamodule import ShapeDataModule
-    from sparsepipe.data.domains import DomainDataModule, FolderDomains
-    from sparsepipe.data.images import (
-        DrawnDigits,
-        ImageDataModule,
-        ImageFolder,
-        ImageShift,
-        Mnist,
-        PackagedDigits,
-        Svhn,
-        Usps,
-    )
-    from sparsepipe.data.points import PointSet
-    from sparsepipe.data.sources import (
-        ClassFolder,
-        GeneratedShapes,
-        NormalResampled,
-        NpzBundle,
-        OffTree,
-    )
-    from sparsepipe.data.volumes import GeneratedVolumes, VolumeDataModule, VolumeFiles
-
-__all__ = [
-    "Augment",
-    "ClassFolder",
-    "CloudShift",
-    "DomainDataModule",
-    "DrawnDigits",
-    "FolderDomains",
-    "GeneratedShapes",
-    "GeneratedVolumes",
-    "ImageDataModule",
-    "ImageFolder",
-    "ImageShift",
-    "Mnist",
-    "NormalResampled",
-    "NpzBundle",
-    "OffTree",
-    "PackagedDigits",
-    "PointSet",
-    "ShapeDataModule",
-    "Svhn",
-    "Usps",
-    "VolumeDataModule",
-    "VolumeFiles",
-]
+    from sparsepipe.data.augment import Augment as Augment
+    from sparsepipe.data.cloud_shifts import CloudShift as CloudShift
+    from sparsepipe.data.datamodule import ShapeDataModule as ShapeDataModule
+    from sparsepipe.data.domains import DomainDataModule as DomainDataModule
+    from sparsepipe.data.domains import FolderDomains as FolderDomains
+    from sparsepipe.data.images import DrawnDigits as DrawnDigits
+    from sparsepipe.data.images import ImageDataModule as ImageDataModule
+    from sparsepipe.data.images import ImageFolder as ImageFolder
+    from sparsepipe.data.images import ImageShift as ImageShift
+    from sparsepipe.data.images import Mnist as Mnist
+    from sparsepipe.data.images import PackagedDigits as PackagedDigits
+    from sparsepipe.data.images import Svhn as Svhn
+    from sparsepipe.data.images import Usps as Usps
+    from sparsepipe.data.points import PointSet as PointSet
+    from sparsepipe.data.sources import ClassFolder as ClassFolder
+    from sparsepipe.data.sources import GeneratedShapes as GeneratedShapes
+    from sparsepipe.data.sources import NormalResampled as NormalResampled
+    from sparsepipe.data.sources import NpzBundle as NpzBundle
+    from sparsepipe.data.sources import OffTree as OffTree
+    from sparsepipe.data.volumes import GeneratedVolumes as GeneratedVolumes
+    from sparsepipe.data.volumes import VolumeDataModule as VolumeDataModule
+    from sparsepipe.data.volumes import VolumeFiles as VolumeFiles
 
 _MODULES = {
-    "Augment": "augment",
-    "ClassFolder": "sources",
-    "CloudShift": "cloud_shifts",
-    "DomainDataModule": "domains",
-    "DrawnDigits": "images",
-    "FolderDomains": "domains",
-    "GeneratedShapes": "sources",
-    "GeneratedVolumes": "volumes",
-    "ImageDataModule": "images",
-    "ImageFolder": "images",
-    "ImageShift": "images",
-    "Mnist": "images",
-    "NormalResampled": "sources",
-    "NpzBundle": "sources",
-    "OffTree": "sources",
-    "PackagedDigits": "images",
-    "PointSet": "points",
-    "ShapeDataModule": "datamodule",
-    "Svhn": "images",
-    "Usps": "images",
-    "VolumeDataModule": "volumes",
-    "VolumeFiles": "volumes",
+    "augment": ("Augment",),
+    "cloud_shifts": ("CloudShift",),
+    "datamodule": ("ShapeDataModule",),
+    "domains": ("DomainDataModule", "FolderDomains"),
+    "images": ("DrawnDigits", "ImageDataModule", "ImageFolder", "ImageShift"),
+    "images.real_digits": ("Mnist", "PackagedDigits", "Svhn", "Usps"),
+    "points": ("PointSet",),
+    "sources": ("ClassFolder", "GeneratedShapes", "NormalResampled", "NpzBundle", "OffTree"),
+    "volumes": ("GeneratedVolumes", "VolumeDataModule", "VolumeFiles"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,20 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
 from sparsepipe.data.points import FloatArray
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import checked
 
 Axis = Literal["x", "y", "z"]
 
+_Share = Annotated[float, Field(ge=0, le=1)]
 _ROUNDING = np.float32(1e-4)
 """Distance from the grid, in half widths, below which a point outside is a rounding error."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
     """Settings of the augmentation; every part is off by default.
@@ -51,32 +54,22 @@ class Augment:
     enabled: bool = True
     scale: Sequence[float] = (1.0, 1.0)
     scale_per_axis: bool = True
-    shift: float = 0.0
-    jitter: float = 0.0
-    jitter_clip: float = 0.05
-    rotate_deg: float = 0.0
-    flip: float = 0.0
-    dropout: float = 0.0
+    shift: _Share = 0.0
+    jitter: _Share = 0.0
+    jitter_clip: _Share = 0.05
+    rotate_deg: Annotated[float, Field(ge=0, le=180)] = 0.0
+    flip: _Share = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     outside: Literal["drop", "clamp"] = "drop"
 
     def __post_init__(self) -> None:
         factors = tuple(float(factor) for factor in self.scale)
         object.__setattr__(self, "scale", factors)
         if len(factors) != 2 or not 0 < factors[0] <= factors[1]:
-            _raise_invalid("scale", list(factors), "two factors, 0 < smallest <= largest")
-        for name, largest in (
-            ("shift", 1.0),
-            ("jitter", 1.0),
-            ("jitter_clip", 1.0),
-            ("rotate_deg", 180.0),
-            ("flip", 1.0),
-        ):
-            if not 0 <= getattr(self, name) <= largest:
-                _raise_invalid(name, getattr(self, name), f"a number from 0 to {largest:g}")
-        if not 0 <= self.dropout < 1:
-            _raise_invalid("dropout", self.dropout, "a share from 0 to below 1")
-        if self.outside not in ("drop", "clamp"):
-            _raise_invalid("outside", self.outside, "drop or clamp")
+            raise ConfigError(
+                f"data.augment.scale={list(factors)} is not valid",
+                remedy="set it to two factors, 0 < smallest <= largest",
+            )
 
     @property
     def rotates(self) -> bool:
@@ -108,9 +101,10 @@ class Augment:
             unit_N3 = unit_N3[kept_N] if kept_N.any() else unit_N3[:1]
         if tuple(self.scale) != (1.0, 1.0):
             low, high = self.scale
-            unit_N3 = unit_N3 * _float32(rng.uniform(low, high, 3 if self.scale_per_axis else 1))
+            factors = rng.uniform(low, high, 3 if self.scale_per_axis else 1)
+            unit_N3 = unit_N3 * factors.astype(np.float32)
         if self.shift > 0:
-            unit_N3 = unit_N3 + _float32(rng.uniform(-self.shift, self.shift, 3))
+            unit_N3 = unit_N3 + rng.uniform(-self.shift, self.shift, 3).astype(np.float32)
         if self.outside == "drop":
             inside_N = (np.abs(unit_N3) <= 1 + _ROUNDING).all(axis=1)
             unit_N3 = unit_N3[inside_N] if inside_N.any() else unit_N3
@@ -118,14 +112,3 @@ class Augment:
             noise_N3 = rng.standard_normal(unit_N3.shape, np.float32) * np.float32(self.jitter)
             unit_N3 = unit_N3 + np.clip(noise_N3, -self.jitter_clip, self.jitter_clip)
         return np.clip(unit_N3, -1, 1)
-
-
-def _float32(values: NDArray[np.float64]) -> FloatArray:
-    return values.astype(np.float32)
-
-
-def _raise_invalid(name: str, value: object, expected: str) -> None:
-    raise ConfigError(
-        f"data.augment.{name}={value} is not valid",
-        remedy=f"set data.augment.{name} to {expected}",
-    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -60,18 +61,14 @@ class CloudShift:
         return cloud_N3 if len(shifted) < _LEAST else shifted.astype(np.float32, copy=False)
 
 
-_Shift = Callable[[FloatArray, int, float, np.random.Generator], FloatArray]
-
-
-def _none(cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator) -> FloatArray:
-    return cloud_N3
+_Shift = Callable[[FloatArray, int, float, Generator], FloatArray]
 
 
 def _size_of(cloud_N3: FloatArray) -> float:
     return float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
 
 
-def _horizontal(up: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
     """A random direction that is nearly horizontal, from above."""
     turn, rise = rng.uniform(0, 2 * np.pi), rng.uniform(0.1, 0.7)
     direction_3 = np.empty(3)
@@ -81,9 +78,7 @@ def _horizontal(up: int, rng: np.random.Generator) -> NDArray[np.float64]:
     return direction_3
 
 
-def _partial(
-    cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator
-) -> FloatArray:
+def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
     """Points seen from one side: in each cell of the view those nearest to the viewer."""
     toward_3 = _horizontal(up, rng)
     frame_33, _ = np.linalg.qr(np.column_stack([toward_3, rng.standard_normal((3, 2))]))
@@ -100,7 +95,7 @@ def _partial(
     return seen_N3
 
 
-def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator) -> FloatArray:
+def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
     """Noise on each point, and some points anywhere."""
     noise_N3 = rng.standard_normal(cloud_N3.shape) * 0.015 * strength * _size_of(cloud_N3)
     outliers = rng.uniform(
@@ -109,9 +104,7 @@ def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Genera
     return np.concatenate([cloud_N3 + noise_N3, outliers]).astype(np.float32)
 
 
-def _occluded(
-    cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator
-) -> FloatArray:
+def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
     """Points that are not near either of two random ones."""
     for _ in range(2):
         middle_3 = cloud_N3[rng.integers(len(cloud_N3))]
@@ -122,9 +115,7 @@ def _occluded(
     return cloud_N3
 
 
-def _density(
-    cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator
-) -> FloatArray:
+def _density(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
     """Fewer points the farther they are from a random side."""
     along_N = cloud_N3 @ _horizontal(up, rng)
     share_N = (along_N - along_N.min()) / max(float(np.ptp(along_N)), 1e-12)
@@ -134,9 +125,7 @@ def _density(
     return left_N3
 
 
-def _rotated(
-    cloud_N3: FloatArray, up: int, strength: float, rng: np.random.Generator
-) -> FloatArray:
+def _rotated(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
     """Tilted about a random horizontal axis, and turned about the vertical one."""
     tilt = np.deg2rad(45 * strength) * rng.uniform(0.5, 1)
     turn = rng.uniform(0, 2 * np.pi)
@@ -154,7 +143,7 @@ def _rotated(
 
 
 SHIFTS: dict[str, _Shift] = {
-    "none": _none,
+    "none": lambda cloud_N3, up, strength, rng: cloud_N3,
     "partial": _partial,
     "noisy": _noisy,
     "occluded": _occluded,

@@ -1,4 +1,4 @@
-"""Data loaders: samplers, worker processes, and error messages when workers fail."""
+"""Data loaders: samplers, batches of samples, worker processes, and errors when workers fail."""
 
 from __future__ import annotations
 
@@ -55,24 +55,17 @@ class TrainSampler(DistributedSampler[Any]):
         return math.ceil(self._samples / self.num_replicas)
 
     def __iter__(self) -> Iterator[Access]:
-        if self._samples == self._size:
-            order_N = self._order(0)
-            padded_N = np.resize(order_N, len(self) * self.num_replicas)
-            return _accesses(self.epoch, padded_N[self.rank :: self.num_replicas])
-        passes = math.ceil(len(self) * self.num_replicas / self._size)
-        # Each pass is an epoch of its own, so that augmentation differs as well.
-        accesses = [
-            access
-            for number in range(passes)
-            for access in _accesses(self.epoch * passes + number, self._order(number))
-        ]
-        padded = accesses[: len(self) * self.num_replicas]
-        return iter(padded[self.rank :: self.num_replicas])
-
-    def _order(self, number: int) -> IntArray:
-        """The order of a pass over the samples in this epoch."""
-        own = (self._stream, number) if self._stream or number else ()
-        return np.random.default_rng([self.seed, self.epoch, *own]).permutation(self._size)
+        wanted = len(self) * self.num_replicas
+        passes = 1 if self._samples == self._size else math.ceil(wanted / self._size)
+        accesses = list[Access]()
+        for number in range(passes):
+            own = (self._stream, number) if self._stream or number else ()
+            order_N = np.random.default_rng([self.seed, self.epoch, *own]).permutation(self._size)
+            # Each pass is an epoch of its own, so that augmentation differs as well.
+            epoch = self.epoch * passes + number
+            accesses += [(epoch, int(index)) for index in order_N]
+        padded = accesses * math.ceil(wanted / max(len(accesses), 1))
+        return iter(padded[self.rank : wanted : self.num_replicas])
 
 
 class EvalSampler(DistributedSampler[Any]):
@@ -95,17 +88,13 @@ class EvalSampler(DistributedSampler[Any]):
                 "(data.val_share for validation)",
             )
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)  # type: ignore[arg-type]
-        self._size = len(dataset)
+        self._own = range(rank, len(dataset), num_replicas)
 
     def __len__(self) -> int:
-        return len(range(self.rank, self._size, self.num_replicas))
+        return len(self._own)
 
     def __iter__(self) -> Iterator[Access]:
-        return _accesses(0, np.arange(self.rank, self._size, self.num_replicas))
-
-
-def _accesses(epoch: int, order_N: IntArray) -> Iterator[Access]:
-    return ((epoch, int(index)) for index in order_N)
+        return iter([(0, index) for index in self._own])
 
 
 def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -168,8 +157,25 @@ class ShapeLoader(DataLoader[dict[str, Any]]):
             except RuntimeError as error:
                 if not any(part in str(error) for part in _WORKER_EXITS):
                     raise  # an error raised in a worker, which includes its traceback
-                raise _worker_exit_error(error) from error
+                raise DataError(
+                    f"a loader worker exited: {str(error).splitlines()[0]}",
+                    remedy="usually memory or shared memory (/dev/shm) ran out: lower "
+                    "data.batch_size or data.num_workers; data.num_workers=0 reads in the training "
+                    "process and shows the cause",
+                ) from error
             yield batch
+
+
+def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A batch: numbers and arrays of each name as a tensor with a row for each sample.
+
+    A batch of one large sample is not copied.
+    """
+    batch = {}
+    for name in samples[0]:
+        values = [np.asarray(sample[name]) for sample in samples]
+        batch[name] = torch.from_numpy(values[0][None] if len(values) == 1 else np.stack(values))
+    return batch
 
 
 def make_loader(
@@ -219,12 +225,3 @@ def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)
     # Torch checks for the parent only every few seconds, and never while a worker reads.
     exit_with_parent()
-
-
-def _worker_exit_error(error: RuntimeError) -> DataError:
-    return DataError(
-        f"a loader worker exited: {str(error).splitlines()[0]}",
-        remedy="usually memory or shared memory (/dev/shm) ran out: lower data.batch_size or "
-        "data.num_workers; data.num_workers=0 reads in the training process and shows the "
-        "cause",
-    )

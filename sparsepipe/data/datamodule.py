@@ -23,9 +23,10 @@ from sparsepipe.data.dataloaders import (
     default_workers,
     make_loader,
     split_validation,
+    stacked,
 )
 from sparsepipe.data.dataset import (
-    Collate,
+    CollateShapes,
     PointRatio,
     RatioMode,
     Representation,
@@ -33,19 +34,17 @@ from sparsepipe.data.dataset import (
     ShapeDataset,
     Voxelisation,
 )
-from sparsepipe.data.files import log_once
+from sparsepipe.data.files import LOCK_WAIT_S, log_once
 from sparsepipe.data.points import SPLITS, IntArray, MappedArray, PointSet, Split
 from sparsepipe.data.preprocessing import Preprocessing
 from sparsepipe.data.shape_rows import ShapeSampler
-from sparsepipe.data.sources.base import Source
+from sparsepipe.data.sources.listed import PointSource
 from sparsepipe.data.voxels import Span
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 
 Purpose = Literal["train", "val", "test"]
-
-
 Share = Annotated[float, Field(ge=0, lt=1)]
 """A share of samples that leaves some."""
 
@@ -60,7 +59,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         epoch_samples: training samples in an epoch; if there are fewer, they are repeated in new
             orders. None: each once.
         stream: distinguishes data that are read beside each other in the seed of the order.
+        num_train: number of training samples, once they are set up.
+        num_val: number of validation samples, once they are set up.
     """
+
+    _source: Any
 
     @checked
     def __init__(
@@ -69,75 +72,92 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         super().__init__()
         self.batch_size, self._val_share, self._seed = batch_size, val_share, seed
         self._num_workers = default_workers() if num_workers is None else num_workers
-        self._train_S: IntArray = np.empty(0, np.int64)
-        self._val_S: IntArray = np.empty(0, np.int64)
+        self._collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = stacked
+        self._splits: dict[Split, Any] = {}
+        self._train_S = self._val_S = np.empty(0, np.int64)
+        self.num_train = self.num_val = 0
         self.epoch_samples: int | None = None
         self.stream = 0
 
     @property
-    def num_train(self) -> int:
-        """Number of training samples, once they are set up."""
-        return len(self._train_S)
-
-    @property
-    def num_val(self) -> int:
-        """Number of validation samples, once they are set up."""
-        return len(self._val_S)
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)  # type: ignore[attr-defined]
 
     @property
     def is_labelled(self) -> bool:
         """Whether every training sample has a label; once they are prepared or set up."""
-        return bool((self._labels_S("train") >= 0).all())
+        return bool((self.samples("train").labels_S >= 0).all())
+
+    def fingerprint(self) -> str:
+        """Digest of the data, independent of their location on the disk."""
+        return str(self._source.fingerprint())
 
     @abstractmethod
-    def _open(self, split: Split) -> None:
-        """Open a split unless it is open, after building its part of the cache if necessary."""
-
-    @abstractmethod
-    def _labels_S(self, split: Split) -> IntArray:
-        """Labels [S] of a split; -1 for samples without a label."""
+    def _load(self, split: Split) -> Any:
+        """The samples of a split, after building its part of the cache if necessary."""
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
         """Samples of the training split (for training and validation) or of the test split."""
 
-    @abstractmethod
-    def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
-        """A function, pickled for the workers, that combines samples into a batch."""
+    def samples(self, split: Split) -> Any:
+        """The samples of ``train`` (with validation) or ``test``; their ``labels_S`` are -1 where a
+        sample has no label.
+        """
+        if split not in self._splits:
+            self._splits[split] = self._load(split)
+        return self._splits[split]
 
     def prepare_data(self) -> None:
         """Build the cache of all splits; of several processes one builds it, the others wait."""
         for split in SPLITS:
-            self._open(split)
+            self.samples(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Open all splits, which is cheap once the cache is there, and choose the validation."""
         del stage
-        for split in SPLITS:
-            self._open(split)
+        self.prepare_data()
         self._train_S, self._val_S = split_validation(
-            self._labels_S("train"), share=self._val_share, seed=self._seed
+            self.samples("train").labels_S, share=self._val_share, seed=self._seed
         )
+        self.num_train, self.num_val = len(self._train_S), len(self._val_S)
 
     def train_dataloader(self) -> ShapeLoader:
         """Shuffled, augmented training samples, the same number for every rank."""
-        dataset = self._dataset("train", self._train_S)
-        sampler = TrainSampler(
-            cast(Sized, dataset),
-            seed=self._seed,
-            samples=self.epoch_samples,
-            stream=self.stream,
-            **self._ranks(),
+        dataset = cast(Sized, self._dataset("train", self._train_S))
+        return self._loader(
+            TrainSampler(
+                dataset,
+                seed=self._seed,
+                samples=self.epoch_samples,
+                stream=self.stream,
+                **self._ranks(),
+            )
         )
-        return self._loader(dataset, sampler)
 
     def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
         """The validation split, or no loader when ``val_share`` is 0."""
-        return self._eval_loader("val", self._val_S) if len(self._val_S) else []
+        if not self.num_val:
+            return []
+        dataset = cast(Sized, self._dataset("val", self._val_S))
+        return self._loader(EvalSampler(dataset, **self._ranks()))
 
     def test_dataloader(self) -> ShapeLoader:
-        """The test split; no rank repeats a sample."""
-        return self._eval_loader("test", np.arange(len(self._labels_S("test"))))
+        """The test split; no rank repeats a sample.
+
+        Raises:
+            ConfigError: the split is empty.
+        """
+        count = len(self.samples("test").labels_S)
+        if not count:
+            raise ConfigError(
+                "these data have no samples to test on",
+                remedy="put some into the folders test, mark rows of a csv file as split=test, set "
+                "data.source.held_out=2000 for the last rows of train.csv, or set task.test=false",
+            )
+        dataset = cast(Sized, self._dataset("test", np.arange(count)))
+        return self._loader(EvalSampler(dataset, **self._ranks()))
 
     def predict_dataloader(self) -> ShapeLoader:
         """The test split, read exactly as for testing."""
@@ -145,34 +165,23 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def test_names(self) -> Sequence[str]:
         """The file of each test sample, or its name, or else its number."""
-        return [str(number) for number in range(len(self._labels_S("test")))]
+        samples = self.samples("test")
+        names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
+        return names or [str(number) for number in range(len(samples.labels_S))]
 
-    def test_input(self, count: int) -> Any:
-        """The first samples of the test split, as the input of a batch."""
-        most = min(count, len(self._labels_S("test")))
-        dataset = self._dataset("test", np.arange(most))
-        return self._collate()([dataset[index] for index in range(most)])["input"]
-
-    def _eval_loader(self, purpose: Purpose, indices_S: IntArray) -> ShapeLoader:
-        dataset = self._dataset(purpose, indices_S)
-        return self._loader(dataset, EvalSampler(cast(Sized, dataset), **self._ranks()))
-
-    def _loader(
-        self, dataset: Dataset[dict[str, Any]], sampler: TrainSampler | EvalSampler
-    ) -> ShapeLoader:
+    def _loader(self, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
         return make_loader(
-            dataset,
+            sampler.dataset,
             sampler=sampler,
             batch_size=self.batch_size,
             num_workers=self._num_workers,
-            collate=self._collate(),
+            collate=self._collate,
         )
 
     def _ranks(self) -> dict[str, int]:
         """The sampler's arguments for this process, from the trainer if there is one."""
-        kwargs: dict[str, Any] = (
-            (self.trainer.distributed_sampler_kwargs or {}) if self.trainer is not None else {}
-        )
+        trainer = self.trainer
+        kwargs: dict[str, Any] = (trainer and trainer.distributed_sampler_kwargs) or {}
         return {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
 
 
@@ -219,7 +228,7 @@ class ShapeDataModule(SplitDataModule):
         self,
         root: Path | str | None,
         *,
-        source: Callable[..., Source],
+        source: Callable[..., PointSource],
         cache_dir: Path | str,
         resolution: Resolution = 32,
         span: Span = "extent",
@@ -239,7 +248,7 @@ class ShapeDataModule(SplitDataModule):
         split: float | str | None = None,
         strict: bool = False,
         cache_workers: CountFrom0 = 0,
-        lock_wait_s: float = 7_200.0,
+        lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
         super().__init__(
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
@@ -265,26 +274,26 @@ class ShapeDataModule(SplitDataModule):
         )
         whole = point_ratio == 1 and not (augment is not None and augment.enabled)
         check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
-        self._root = root
-        self._source = source(root) if split is None else source(root, split=split)
+        self._root, self._augment = root, augment
+        self._collate = CollateShapes(resolution)
+        self._source: PointSource = source(root) if split is None else source(root, split=split)
         # Checked here as well, before a cache is built in vain.
         if getattr(self._source, "takes_cached_points", False):
             check_num_points(num_points, stored=cached_points)
-        if representation == "dense_surface":
-            self._surface_loader()
-        self._augment = augment
-        self._points: dict[Split, PointSet] = {}
+        if representation == "dense_surface" and not hasattr(self._source, "load_surface"):
+            raise ConfigError(
+                f"data.representation=dense_surface needs meshes, but "
+                f"{type(self._source).__name__} holds points only",
+                remedy="set data.representation=dense, or use a data group of OFF meshes "
+                "(data=shapes, modelnet10 or modelnet40)",
+            )
         self._surfaces: dict[Split, MappedArray] = {}
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names; labels index them."""
-        return self.point_set("train").classes
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.classes)
+        classes: tuple[str, ...] = self.samples("train").classes
+        return classes
 
     @property
     def in_channels(self) -> int:
@@ -295,39 +304,6 @@ class ShapeDataModule(SplitDataModule):
         """Digest of the data in the root, independent of their location on the disk."""
         return self._source.fingerprint(self._cache)
 
-    def point_set(self, split: Split) -> PointSet:
-        """The clouds of ``train`` (including validation) or ``test``.
-
-        Raises:
-            ConfigError: fewer points are stored than ``num_points``.
-            DataError: the data cannot be read, or the splits have different classes.
-        """
-        if split not in self._points:
-            points = self._source.load(split, self._cache)
-            check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
-            if "train" in self._points and points.classes != self._points["train"].classes:
-                known = self._points["train"].classes
-                odd = sorted({*known} ^ {*points.classes}) or "another order"
-                raise DataError(
-                    f"training and test data in {self._root} have different classes: {odd}",
-                    remedy="check data.root: both splits must hold the same classes",
-                )
-            wanted = self._voxelisation.num_points or points.points_per_shape
-            if points.counts_S is not None and (points.counts_S < wanted).any():
-                fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
-                log_once(
-                    f"{few} of {len(points)} {split} clouds have fewer points than the {wanted} of "
-                    f"data.num_points, the fewest {points.counts_S[fewest]} "
-                    f"({(points.files or points.names)[fewest]}): they are repeated"
-                )
-            self._points[split] = points
-        return self._points[split]
-
-    def test_names(self) -> Sequence[str]:
-        """The file of each test shape, or its name where shapes share files."""
-        points = self.point_set("test")
-        return points.files or points.names
-
     def preprocessing(self) -> Preprocessing:
         """The function that makes a network's input of any shape, as for those of the test."""
         first = getattr(self._source, "takes_first_points", False)
@@ -337,62 +313,41 @@ class ShapeDataModule(SplitDataModule):
             keeps_clouds=not getattr(self._source, "takes_cached_points", False),
         )
 
-    def _open(self, split: Split) -> None:
-        self.point_set(split)
-        self._surface(split)
-
-    def dataset(
-        self, split: Split, indices_N: IntArray, *, augment: Augment | None, stream: int
-    ) -> ShapeDataset:
-        """Some shapes of a split as a data set; ``stream`` distinguishes uses in the seed."""
-        return ShapeDataset(
-            self.point_set(split),
-            indices_N,
-            voxelisation=self._voxelisation,
-            augment=augment,
-            stream=stream,
-            surface=self._surface(split),
-        )
-
-    def _labels_S(self, split: Split) -> IntArray:
-        return self.point_set(split).labels_S
+    def _load(self, split: Split) -> PointSet:
+        settings = self._voxelisation
+        points = self._source.load(split, self._cache)
+        check_num_points(settings.num_points, stored=points.points_per_shape)
+        known = self._splits["train"].classes if "train" in self._splits else points.classes
+        if points.classes != known:
+            odd = sorted({*known} ^ {*points.classes}) or "another order"
+            raise DataError(
+                f"training and test data in {self._root} have different classes: {odd}",
+                remedy="check data.root: both splits must hold the same classes",
+            )
+        wanted = settings.num_points or points.points_per_shape
+        if points.counts_S is not None and (points.counts_S < wanted).any():
+            fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
+            log_once(
+                f"{few} of {len(points)} {split} clouds have fewer points than the {wanted} of "
+                f"data.num_points, the fewest {points.counts_S[fewest]} "
+                f"({(points.files or points.names)[fewest]}): they are repeated"
+            )
+        if settings.representation == "dense_surface":
+            self._surfaces[split] = self._source.load_surface(  # type: ignore[attr-defined]
+                split, self._cache, resolution=settings.resolution, span=settings.span
+            )
+        return points
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> ShapeDataset:
-        return self.dataset(
-            "test" if purpose == "test" else "train",
+        split: Split = "test" if purpose == "test" else "train"
+        return ShapeDataset(
+            self.samples(split),
             indices_S,
+            voxelisation=self._voxelisation,
             augment=self._augment if purpose == "train" else None,
             stream=get_args(Purpose).index(purpose),
+            surface=self._surfaces.get(split),
         )
-
-    def _collate(self) -> Collate:
-        return Collate(self._voxelisation.resolution)
-
-    def _surface(self, split: Split) -> MappedArray | None:
-        """Packed occupancy from the meshes of a split; None unless ``dense_surface`` is set."""
-        if self._voxelisation.representation != "dense_surface":
-            return None
-        if split not in self._surfaces:
-            self._surfaces[split] = self._surface_loader()(
-                split,
-                self._cache,
-                resolution=self._voxelisation.resolution,
-                span=self._voxelisation.span,
-            )
-        return self._surfaces[split]
-
-    def _surface_loader(self) -> Callable[..., MappedArray]:
-        load_surface: Callable[..., MappedArray] | None = getattr(
-            self._source, "load_surface", None
-        )
-        if load_surface is None:
-            raise ConfigError(
-                f"data.representation=dense_surface needs meshes, but "
-                f"{type(self._source).__name__} holds points only",
-                remedy="set data.representation=dense, or use a data group of OFF meshes "
-                "(data=shapes, modelnet10 or modelnet40)",
-            )
-        return load_surface
 
 
 def check_num_points(num_points: int | None, *, stored: int) -> None:
@@ -409,17 +364,13 @@ def check_dense(representation: str, *, batch_size: int, resolution: int, whole:
 
     ``whole`` means that all points are used, without augmentation.
     """
-    if representation == "sparse":
-        return
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    batch_bytes = 4 * batch_size * resolution**3
-    if batch_bytes > memory_bytes // 4:
+    if representation != "sparse" and 4 * batch_size * resolution**3 > memory_bytes // 4:
         largest = int((memory_bytes / 16 / batch_size) ** (1 / 3))
         raise ConfigError(
-            f"a dense batch of {batch_size} grids of {resolution}^3 takes "
-            f"{batch_bytes / 2**30:,.1f} GiB, more than a quarter of this machine's memory",
-            remedy=f"set data.representation=sparse, or data.resolution to at most {largest} "
-            "for this data.batch_size",
+            f"a dense batch of {batch_size} grids of {resolution}^3 takes more than a quarter of "
+            "this machine's memory",
+            remedy=f"set data.representation=sparse, or data.resolution to at most {largest}",
         )
     if representation == "dense_surface" and not whole:
         raise ConfigError(

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.cloud_shifts import CloudShift
-from sparsepipe.data.dataloaders import Access
+from sparsepipe.data.dataloaders import Access, stacked
 from sparsepipe.data.points import FloatArray, IntArray, PointSet, StoredArray
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.sparse import sparse_collate
@@ -25,34 +25,6 @@ from sparsepipe.utils.arguments import Count, checked
 
 RatioMode = Literal["fixed", "uniform"]
 Representation = Literal["sparse", "dense", "dense_surface"]
-
-
-def draw_points(
-    rng: np.random.Generator,
-    *,
-    stored: int,
-    drawn: int,
-    point_ratio: float = 1.0,
-    ratio_mode: RatioMode = "fixed",
-) -> IntArray | None:
-    """Distinct positions [N] of the points to use, or None for all of them.
-
-    Drawing ``drawn`` points and keeping a random share equals drawing that share directly.
-
-    Args:
-        rng: random generator.
-        stored: P, number of stored points, at least ``drawn``.
-        drawn: number of points before the share is applied.
-        point_ratio: p in (0, 1].
-        ratio_mode: ``fixed`` keeps p, ``uniform`` a share from U(0, p]; at least one point.
-    """
-    share = point_ratio
-    if ratio_mode == "uniform":
-        share *= 1.0 - rng.random()  # random() is in [0, 1), so the share is in (0, p]
-    kept = max(1, round(share * drawn))
-    if kept == stored:
-        return None
-    return rng.choice(stored, kept, replace=False, shuffle=False)
 
 
 MAX_RESOLUTION = MAX_COORDINATE + 1
@@ -114,7 +86,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_N)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """Label, index and either ``coords`` [M, 3] int32 or ``grid`` [1, R, R, R] float32.
+        """Label, index and either ``coords`` [M, 3] int32 or ``input`` [1, R, R, R] float32.
 
         ``index`` is the shape's position in the split's ``PointSet``. A plain number, as from
         Lightning's sampler for overfitting some batches, is read as in epoch 0.
@@ -132,16 +104,19 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         """
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation
-        if settings.representation == "dense_surface":
-            sample["grid"] = self._surface_grid(index)
+        side = settings.resolution
+        if self.surface is not None:
+            packed = self.surface.array[self.points.rows_S[index]]
+            bits = np.unpackbits(packed, count=side**3).reshape(1, side, side, side)
+            sample["input"] = bits.astype(np.float32)
             return sample
         rng = np.random.default_rng([settings.seed, *key])
         unit_N3 = self.unit_cloud(index, rng, shift_key=(key[0], key[2]))
-        coords_M3 = voxelise(unit_N3, resolution=settings.resolution)
+        coords_M3 = voxelise(unit_N3, resolution=side)
         if settings.representation == "sparse":
             sample["coords"] = coords_M3
         else:
-            sample["grid"] = occupancy(coords_M3, resolution=settings.resolution)
+            sample["input"] = occupancy(coords_M3, resolution=side)
         return sample
 
     def unit_cloud(
@@ -149,13 +124,14 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     ) -> FloatArray:
         """Drawn and augmented points [N, 3] of a shape; the grid is the cube [-1, 1]^3."""
         settings, points, augment = self.voxelisation, self.points, self.augment
-        picked_N = draw_points(
-            rng,
-            stored=points.points_per_shape,
-            drawn=settings.num_points or points.points_per_shape,
-            point_ratio=settings.point_ratio,
-            ratio_mode=settings.ratio_mode,
-        )
+        stored, share = points.points_per_shape, settings.point_ratio
+        if settings.ratio_mode == "uniform":
+            share *= 1.0 - rng.random()  # random() is in [0, 1), so the share is in (0, p]
+        # Drawing num_points and keeping a random share equals drawing that share directly.
+        kept = max(1, round(share * (settings.num_points or stored)))
+        picked_N = None
+        if kept < stored:
+            picked_N = rng.choice(stored, kept, replace=False, shuffle=False)
         cloud_N3 = points.cloud(index, picked_N)
         frames = points.frames
         low_3, high_3 = frames.low_S3[index], frames.high_S3[index]
@@ -181,17 +157,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         unit_N3 = (cloud_N3 - middle_3) / half_3
         return unit_N3 if augment is None else augment.vary(unit_N3, rng)
 
-    def _surface_grid(self, index: int) -> FloatArray:
-        assert self.surface is not None
-        side = self.voxelisation.resolution
-        packed = self.surface.array[self.points.rows_S[index]]
-        bits = np.unpackbits(packed, count=side**3)
-        return bits.reshape(1, side, side, side).astype(np.float32)
-
 
 @dataclass(frozen=True, slots=True)
-class Collate:
-    """Combines samples into a batch.
+class CollateShapes:
+    """Combines samples of shapes into a batch.
 
     Attributes:
         resolution: R, the extent of the sparse tensor.
@@ -201,18 +170,12 @@ class Collate:
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """``input`` (SparseTensor, or Tensor [B, 1, R, R, R]), ``label`` [B], ``index`` [B]."""
-        batch: dict[str, Any] = {
-            name: torch.tensor([sample[name] for sample in samples], dtype=torch.int64)
-            for name in ("label", "index")
-        }
-        if "grid" in samples[0]:
-            batch["input"] = torch.from_numpy(np.stack([sample["grid"] for sample in samples]))
-            return batch
+        if "input" in samples[0]:
+            return stacked(samples)
+        coords = [torch.from_numpy(sample["coords"]) for sample in samples]
+        batch = stacked([{name: sample[name] for name in ("label", "index")} for sample in samples])
         batch["input"] = sparse_collate(
-            [
-                (torch.from_numpy(sample["coords"]), torch.ones(len(sample["coords"]), 1))
-                for sample in samples
-            ],
+            [(each, torch.ones(len(each), 1)) for each in coords],
             spatial_shape=(self.resolution,) * 3,
         )
         return batch

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.data.dataloaders import ShapeLoader
 from sparsepipe.data.datamodule import SplitDataModule
-from sparsepipe.data.files import digest_values, explaining_storage
-from sparsepipe.data.sources.base import require_root
+from sparsepipe.data.files import digest_values, explaining_storage, require_root
 from sparsepipe.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -60,28 +59,28 @@ class DomainDataModule(pl.LightningDataModule):
         super().__init__()
         del root
         self.batch_size = batch_size
-        domains = _chosen(domains, targets=targets, source=source)
-        if len(domains) < 2:
-            raise ConfigError(
-                f"the data have {len(domains)} domains",
-                remedy="give data.domains a source and at least one target",
-            )
-        self._domains = {name: _made(name, each, common or {}) for name, each in domains.items()}
-        for number, each in enumerate(self._domains.values()):
-            each.stream = number
-        if unknown := [name for name in evaluated or () if name not in domains]:
+        names = _chosen(tuple(domains), targets=targets, source=source)
+        if unknown := [name for name in evaluated or () if name not in names]:
             raise ConfigError(
                 f"data.evaluated names {unknown[0]!r}",
-                remedy=f"choose among the domains: {', '.join(domains)}",
+                remedy=f"choose among the domains: {', '.join(names)}",
             )
-        self._evaluated = tuple(domains if evaluated is None else evaluated)
+        self._domains: dict[str, SplitDataModule] = {}
+        for number, name in enumerate(names):
+            given = domains[name]
+            each = given if isinstance(given, SplitDataModule) else given(**(common or {}))
+            if not isinstance(each, SplitDataModule):
+                raise ConfigError(
+                    f"data.domains.{name} builds a {type(each).__name__}",
+                    remedy="name a data module of sparsepipe.data, with _partial_: true",
+                )
+            each.stream = number
+            self._domains[name] = each
+        self.domains = names
+        """Names of the domains, the source first."""
+        self._evaluated = tuple(names if evaluated is None else evaluated)
         self._longest = 0  # samples of a process in an epoch
         self._logged = set[str]()
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """Names of the domains, the source first."""
-        return tuple(self._domains)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -100,11 +99,11 @@ class DomainDataModule(pl.LightningDataModule):
 
     @property
     def _source(self) -> Any:
-        return next(iter(self._domains.values()))
+        return self._domains[self.domains[0]]
 
     def fingerprint(self) -> str:
         """Digest of the data of all domains."""
-        return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])  # type: ignore[attr-defined]
+        return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])
 
     def prepare_data(self) -> None:
         """Prepares the data of each domain.
@@ -114,31 +113,45 @@ class DomainDataModule(pl.LightningDataModule):
         """
         for each in self._domains.values():
             each.prepare_data()
-        self._check_classes()
+        if not self._source.is_labelled:
+            raise DataError(
+                f"the source {self.domains[0]} has samples without labels",
+                remedy="give it labels (in folders: those of its classes), or choose another "
+                "domain as source by data.source",
+            )
+        for name, each in self._domains.items():
+            classes = tuple(each.classes)  # type: ignore[attr-defined]
+            if classes != self.classes and (classes or each.is_labelled):
+                raise DataError(
+                    f"the domain {name} has the classes {', '.join(classes)}, the source "
+                    f"{', '.join(self.classes)}",
+                    remedy="use data of the same classes in the same order, or remove the labels "
+                    "of the target (in folders: put its files into one without classes)",
+                )
 
     def setup(self, stage: str | None = None) -> None:
         """Opens all domains, and chooses the length of an epoch.
 
         Raises:
-            DataError: a domain has other classes than the source, or no training samples; or the
-                source has no labels.
+            DataError: see :meth:`prepare_data`; or a domain has no training samples.
         """
+        self.prepare_data()
+        labelled, bare = list[str](), list[str]()
         for name, each in self._domains.items():
             each.trainer = self.trainer
             each.setup(stage)
+            (labelled if each.is_labelled else bare).append(name)
             if not each.num_train:
                 raise DataError(
                     f"the domain {name} has no training samples",
                     remedy="leave the domain out, or give it data",
                 )
-        self._check_classes()
-        targets = {name: self._domains[name].is_labelled for name in self.domains[1:]}
-        if labelled := [name for name, is_labelled in targets.items() if is_labelled]:
+        if labelled[1:]:
             self._log_once(
-                f"labels of the targets {', '.join(labelled)} are ignored in training, and used in "
-                "evaluations only"
+                f"labels of the targets {', '.join(labelled[1:])} are ignored in training, and "
+                "used in evaluations only"
             )
-        if bare := [name for name, is_labelled in targets.items() if not is_labelled]:
+        if bare:
             self._log_once(
                 f"the targets {', '.join(bare)} have no labels: they are evaluated without accuracy"
             )
@@ -161,24 +174,6 @@ class DomainDataModule(pl.LightningDataModule):
         if message not in self._logged:
             self._logged.add(message)
             log.info(message)
-
-    def _check_classes(self) -> None:
-        source, *targets = self._domains.items()
-        if not source[1].is_labelled:
-            raise DataError(
-                f"the source {source[0]} has samples without labels",
-                remedy="give it labels (in folders: those of its classes), or choose another "
-                "domain as source by data.source",
-            )
-        for name, each in targets:
-            classes = tuple(each.classes)  # type: ignore[attr-defined]
-            if classes != self.classes and (classes or each.is_labelled):
-                raise DataError(
-                    f"the domain {name} has the classes {', '.join(classes)}, the source "
-                    f"{', '.join(self.classes)}",
-                    remedy="use data of the same classes in the same order, or remove the labels "
-                    "of the target (in folders: put its files into one without classes)",
-                )
 
     @property
     def _placement(self) -> Any:
@@ -219,13 +214,14 @@ class DomainDataModule(pl.LightningDataModule):
         """The test split of one domain after the other."""
         return self._evaluation("test_dataloader")
 
-    def predict_dataloader(self) -> Any:
-        """The test split, as for testing."""
-        return self.test_dataloader()
+    predict_dataloader = test_dataloader
 
     def some_tested(self, name: str, *, count: int) -> Any:
         """The first test samples of a domain, whichever process has it, as an input."""
-        return self._domains[name].test_input(count)
+        loader = self._domains[name].test_dataloader()
+        samples: Any = loader.dataset
+        some = [samples[index] for index in range(min(count, len(samples)))]
+        return loader.collate_fn(some)["input"]
 
     def _evaluation(self, hook: str) -> Any:
         names = [name for name in self._own if name in self._evaluated]
@@ -316,36 +312,25 @@ class InTurn:
 
 
 def _chosen(
-    domains: Mapping[str, Any], *, targets: int | Sequence[str] | None, source: str | None
-) -> dict[str, Any]:
+    domains: tuple[str, ...], *, targets: int | Sequence[str] | None, source: str | None
+) -> tuple[str, ...]:
+    """The source and the targets."""
     if source is not None and source not in domains:
         raise ConfigError(
             f"data.source={source!r} is not a domain of the data",
             remedy=f"choose one of {', '.join(domains)}",
         )
-    names = sorted(domains, key=lambda name: name != source) if source else list(domains)
-    if targets is not None and not isinstance(targets, int):
+    first, *others = sorted(domains, key=lambda name: name != source) if source else domains
+    if targets is None or isinstance(targets, int):
+        chosen = others if targets is None else others[:targets]
+        is_valid = targets is None or 1 <= targets <= len(others)
+    else:
         chosen = list(dict.fromkeys(targets))
-        if unknown := [name for name in chosen if name not in names[1:]]:
-            raise ConfigError(
-                f"data.targets names {unknown[0]!r}, which is not a target",
-                remedy=f"choose among {', '.join(names[1:])}",
-            )
-        return {name: domains[name] for name in (names[0], *chosen)}
-    if targets is not None and not 1 <= targets < len(names):
+        is_valid = {*chosen} <= {*others}
+    if not is_valid or not chosen:
         raise ConfigError(
-            f"data.targets={targets}, and the data have {len(names) - 1} targets",
-            remedy=f"set it to a number from 1 to {len(names) - 1}, or to null for all",
+            f"data.targets={targets}, and the targets are {', '.join(others) or 'none'}",
+            remedy="give at least two domains, and choose targets by their names or by their "
+            "number; null takes all",
         )
-    kept = names if targets is None else names[: 1 + targets]
-    return {name: domains[name] for name in kept}
-
-
-def _made(name: str, given: Any, common: Mapping[str, Any]) -> SplitDataModule:
-    made = given if isinstance(given, SplitDataModule) else given(**common)
-    if not isinstance(made, SplitDataModule):
-        raise ConfigError(
-            f"data.domains.{name} builds a {type(made).__name__}",
-            remedy="name a data module of sparsepipe.data, with _partial_: true",
-        )
-    return made
+    return (first, *chosen)

@@ -15,16 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsepipe.data.files import (
-    LIST_BYTES,
-    check_class_names,
-    digest_values,
-    explaining_storage,
-    log_once,
-    read_text,
-)
+from sparsepipe.data.files import digest_values, explaining_storage, log_once
 from sparsepipe.data.points import SPLITS, IntArray, Split
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
 _NAMED = 5
@@ -63,9 +57,6 @@ class Listing:
         names: relative paths of the files, with forward slashes.
         labels_S: class number of each file; -1 without folders of classes.
         classes: class names.
-
-    Raises:
-        DataError: the name of a class is not valid text.
     """
 
     root: Path
@@ -73,9 +64,6 @@ class Listing:
     names: tuple[str, ...]
     labels_S: IntArray
     classes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_class_names(self.classes, self.root)
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
@@ -161,7 +149,7 @@ def list_folder(
                 remedy=f"move one of them; {_LAYOUT}",
             )
     if isinstance(split, str):
-        divided = _divided_by_table(root, found, split)
+        split_of = _splits_in_table(root, {file.name for file in found}, split)
     elif all(file.split for file in found):
         if found and split is not None:
             raise ConfigError(
@@ -169,58 +157,53 @@ def list_folder(
                 f"files, such as {found[0].name}",
                 remedy="set data.split=null, or move the files out of these folders",
             )
-        divided = {each: [file for file in found if file.split == each] for each in SPLITS}
+        split_of = {file.name: str(file.split) for file in found}
     else:
-        divided = _divided_by_share(found, share if split is None else split, seed)
+        split_of = _splits_by_share(found, share if split is None else split, seed)
     classes = sorted({file.class_name for file in found if file.class_name})
-    return {each: make_listing(root, each, divided[each], classes, suffixes) for each in SPLITS}
-
-
-def _divided_by_table(
-    root: Path, found: Sequence[FoundFile], setting: str
-) -> Mapping[Split, Sequence[FoundFile]]:
-    given = expanded(setting)
-    path = next((each for each in (given, root / given) if each.exists()), None)
-    if path is None:
-        raise DataError(
-            f"data.split={setting} is neither a share nor an existing csv file", remedy=_SPLIT
+    return {
+        each: make_listing(
+            root, each, [f for f in found if split_of.get(f.name) == each], classes, suffixes
         )
+        for each in SPLITS
+    }
+
+
+def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mapping[str, str]:
+    given = expanded(setting)
     listed: dict[str, str] = {}
-    for row in read_table(path, columns=("file", "split")):
+    for row in read_table(given if given.exists() else root / given, columns=("file", "split")):
         name = os.path.relpath(root / row["file"].replace("\\", "/"), root)
         if listed.setdefault(name, row["split"]) != row["split"]:
-            raise DataError(f"{path} has {name} in both splits", remedy="remove one of the lines")
-    names = {file.name for file in found}
+            raise DataError(f"{setting} has {name} in both splits", remedy="remove one of them")
     if absent := sorted(listed.keys() - names):
         raise DataError(
-            f"{path} names files that are not in the folders of classes of {root}: {named(absent)}",
+            f"{setting} names files that {root} does not have in folders of classes: "
+            f"{named(absent)}",
             remedy="correct the paths, which are relative to data.root, or remove these lines",
         )
-    if left_out := sorted(names - listed.keys()):
-        log_once(f"{len(left_out)} files that {path} does not name are left out")
-    return {each: [file for file in found if listed.get(file.name) == each] for each in SPLITS}
+    if left_out := len({*names} - listed.keys()):
+        log_once(f"{left_out} files that {setting} does not name are left out")
+    return listed
 
 
-def _divided_by_share(
+def _splits_by_share(
     found: Sequence[FoundFile], share: float, seed: int | None
-) -> Mapping[Split, Sequence[FoundFile]]:
+) -> Mapping[str, str]:
     """A share of each class for testing, at least one file if one is left for training."""
     if isinstance(share, bool) or not 0 < share < 1:
         raise ConfigError(f"the share {share} of files for testing is not valid", remedy=_SPLIT)
-    tested = set[FoundFile]()
+    split_of = {file.name: "train" for file in found}
     for class_name in {file.class_name for file in found}:
-        files = [file for file in found if file.class_name == class_name]
-        count = min(max(round(share * len(files)), 1), len(files) - 1)
+        names = [file.name for file in found if file.class_name == class_name]
+        count = min(max(round(share * len(names)), 1), len(names) - 1)
         if seed is None:
-            ends = [number * count // len(files) for number in range(len(files) + 1)]
-            tested.update(file for n, file in enumerate(files) if ends[n + 1] > ends[n])
+            ends = [number * count // len(names) for number in range(len(names) + 1)]
+            tested = [name for n, name in enumerate(names) if ends[n + 1] > ends[n]]
         else:
-            drawn = sorted(files, key=lambda file: digest_values([seed, file.name]))
-            tested.update(drawn[:count])
-    return {
-        "train": [file for file in found if file not in tested],
-        "test": [file for file in found if file in tested],
-    }
+            tested = sorted(names, key=lambda name: digest_values([seed, name]))[:count]
+        split_of.update(dict.fromkeys(tested, "test"))
+    return split_of
 
 
 def make_listing(
@@ -268,33 +251,24 @@ def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
     Raises:
         DataError: the file cannot be read, a column or a value is missing, or a split is unknown.
     """
-    text = read_text(path, limit_bytes=LIST_BYTES)
     needs = f"it needs the columns {', '.join(columns)}, separated by commas or semicolons"
-    try:
+    with reading.explained(path, "csv file", error=DataError, remedy=f"{needs}; {_SPLIT}"):
+        text = reading.read_text(path)
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
-        reader = csv.DictReader(
-            text.splitlines(), delimiter=delimiter, skipinitialspace=True, strict=True
-        )
+        reader = csv.DictReader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
         rows = list(reader)
-    except csv.Error as error:
-        raise DataError(f"{path} is not a csv file: {error}", remedy=needs) from error
-    if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
-        raise DataError(f"{path} lacks the column {', '.join(missing)}", remedy=needs)
-    for line, row in enumerate(rows, 2):
-        if not all(row[name] for name in columns) or None in row:
-            raise DataError(
-                f"{path}, line {line}, does not have a value in each column",
-                remedy="complete the line, or remove it",
-            )
-        row.update({name: value.strip() for name, value in row.items() if value})
-        if row.get("split"):
-            row["split"] = row["split"].lower()
-            if row["split"] not in SPLITS:
-                raise DataError(
-                    f"{path}, line {line}, has the split {row['split']!r}",
-                    remedy="write train or test there; data.val_share keeps a share of the "
-                    "training files for validation",
-                )
+        if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+            raise ValueError(f"it lacks the column {', '.join(missing)}")
+        for line, row in enumerate(rows, 2):
+            if not all(row[name] for name in columns) or None in row:
+                raise ValueError(f"line {line} does not have a value in each column")
+            row.update({name: value.strip() for name, value in row.items() if value})
+            if row.get("split"):
+                row["split"] = row["split"].lower()
+                if row["split"] not in SPLITS:
+                    raise ValueError(
+                        f"line {line} has the split {row['split']!r}, not train or test"
+                    )
     return rows
 
 

@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float32]
 ExactArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-CHUNK_SHAPES = 256
+_CHUNK_SHAPES = 256
 """Shapes in memory at once while frames are measured."""
 
 
@@ -151,11 +151,8 @@ class PointSet:
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
             stored_P3 = stored_P3.take(picked_N, axis=0)  # in a third of the time of an index
-        step_3, offset_3, origin_S3 = (
-            self.step_S3[index],
-            self.offset_S3[index],
-            self.frames.origin_S3,
-        )
+        step_3, offset_3 = self.step_S3[index], self.offset_S3[index]
+        origin_S3 = self.frames.origin_S3
         if origin_S3 is not None and origin_S3[index].any():
             exact_N3: ExactArray = (
                 stored_P3.astype(np.float64) * step_3 + offset_3 - origin_S3[index]
@@ -174,6 +171,14 @@ def measure_cloud(points_P3: NDArray[Any]) -> tuple[FloatArray, float]:
     return center_3.astype(np.float32), float(radius)
 
 
+_FAR, _LOST = 16, 4096
+"""Distances from the origin in half lengths of a shape. From the first on the origin is moved, lest
+2^-20 of the shape be lost. From the second on single precision shifts voxels of a grid of 50^3.
+"""
+_COARSE = 1e-3
+"""Steps of stored points, as a share of a shape's length, that the log warns of."""
+
+
 def measure_frames(
     points_SP3: NDArray[Any], scale: float, *, offset_S3: ExactArray | None = None
 ) -> Frames:
@@ -183,20 +188,26 @@ def measure_frames(
     are stored so coarsely, such as map coordinates in single precision, that their form is lost.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
-    for start in range(0, len(points_SP3), CHUNK_SHAPES):
-        rows = slice(start, start + CHUNK_SHAPES)
+    for start in range(0, len(points_SP3), _CHUNK_SHAPES):
+        rows = slice(start, start + _CHUNK_SHAPES)
         chunk_BP3 = points_SP3[rows].astype(np.float64) * scale
         if offset_S3 is not None:
             chunk_BP3 += offset_S3[rows, None]
         center_B13 = chunk_BP3.mean(axis=1, keepdims=True)
         radius_B = np.sqrt(np.square(chunk_BP3 - center_B13).sum(axis=2).max(axis=1))
         parts.append((chunk_BP3.min(axis=1), chunk_BP3.max(axis=1), center_B13[:, 0], radius_B))
-    low_S3, high_S3, center_S3, radius_S = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    if points_SP3.dtype.kind == "f":
+    low_S3, high_S3, center_S3, radius_S = map(np.concatenate, zip(*parts, strict=True))
+    if (dtype := points_SP3.dtype).kind == "f":
         without_S3 = 0.0 if offset_S3 is None else offset_S3
-        _warn_of_coarse_points(points_SP3.dtype, low_S3 - without_S3, high_S3 - without_S3, scale)
+        farthest_S3 = np.maximum(np.abs(low_S3 - without_S3), np.abs(high_S3 - without_S3)) / scale
+        steps_S = np.spacing(farthest_S3.max(axis=1).astype(dtype)).astype(np.float64) * scale
+        coarse_S = steps_S > _COARSE * (high_S3 - low_S3).max(axis=1)
+        if coarse_S.any():
+            text = (
+                "%d of %d shapes have points in %s so far from the origin that they are up to %.2g "
+                "apart: subtract an offset before they are stored, or use float64"
+            )
+            _LOG.warning(text, int(coarse_S.sum()), len(coarse_S), dtype, steps_S.max())
     far_S = _is_far(low_S3, high_S3, times=_FAR)
     origin_S3 = np.where(far_S[:, None], (low_S3 + high_S3) / 2, 0.0)
     low, high, center = (
@@ -207,36 +218,9 @@ def measure_frames(
     )
 
 
-_FAR, _LOST = 16, 4096
-"""Distances from the origin in half lengths of a shape. From the first on the origin is moved, lest
-2^-20 of the shape be lost. From the second on single precision shifts voxels of a grid of 50^3.
-"""
-_COARSE = 1e-3
-"""Steps of stored points, as a share of a shape's length, that the log warns of."""
-
-
 def _is_far(low_S3: NDArray[Any], high_S3: NDArray[Any], *, times: float) -> NDArray[np.bool_]:
     """Whether shapes lie farther from the origin than some times half their length."""
     half_S = (high_S3.astype(np.float64) - low_S3).max(axis=1) / 2
     middle_S = np.abs(high_S3.astype(np.float64) + low_S3).max(axis=1) / 2
     far_S: NDArray[np.bool_] = middle_S > times * half_S
     return far_S
-
-
-def _warn_of_coarse_points(
-    dtype: np.dtype[Any], low_S3: ExactArray, high_S3: ExactArray, scale: float
-) -> None:
-    farthest_S = np.maximum(np.abs(low_S3), np.abs(high_S3)).max(axis=1) / scale
-    steps_S = np.spacing(farthest_S.astype(dtype)).astype(np.float64) * scale
-    coarse_S = steps_S > _COARSE * (high_S3 - low_S3).max(axis=1)
-    if coarse_S.any():
-        worst = int(steps_S.argmax())
-        _LOG.warning(
-            "%d of %d shapes have points in %s so far from the origin that they are up to %.2g "
-            "apart, on shapes %.2g long: subtract an offset before they are stored, or use float64",
-            int(coarse_S.sum()),
-            len(coarse_S),
-            dtype,
-            steps_S[worst],
-            (high_S3 - low_S3)[worst].max(),
-        )

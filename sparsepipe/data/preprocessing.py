@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparsepipe.data.dataset import Collate, ShapeDataset, Voxelisation
+from sparsepipe.data.dataset import CollateShapes, ShapeDataset, Voxelisation
 from sparsepipe.data.files import digest_file
 from sparsepipe.data.formats import as_shape, read_shape
 from sparsepipe.data.points import HeldArray, PointSet, measure_frames
-from sparsepipe.data.shape_rows import ShapeSampler, SurfaceVoxels
-from sparsepipe.data.sources.base import quantised_points
+from sparsepipe.data.shape_rows import ShapeSampler, SurfaceVoxels, quantised_points
 from sparsepipe.errors import DataError
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.reading import explained
@@ -80,53 +79,44 @@ class Preprocessing:
             number = None if self.test_number is None else self.test_number(path)
             return self._sample(read_shape(path), digest_file(path), number)
 
-    def _sample(
-        self, values: NDArray[np.float64], digest: str, number: int | None = None
-    ) -> dict[str, Any]:
-        key = (_OWN_STREAM, 0, int(digest, 16)) if number is None else (_TEST_STREAM, 0, number)
-        dataset = ShapeDataset(
-            self._points(values, digest),
-            np.zeros(1, np.int64),
-            voxelisation=self.voxelisation,
-            surface=self._surface(values, digest),
-        )
-        return dataset.sample(0, key=key)
-
     def batch(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Samples as a batch, with its ``input``."""
-        batch = Collate(self.voxelisation.resolution)(samples)
+        batch = CollateShapes(self.voxelisation.resolution)(samples)
         x: SparseTensor | Tensor = batch["input"]
         return {**batch, "input": x.to(self.device, self.dtype or x.dtype)}
 
-    def _points(self, values: NDArray[np.float64], digest: str) -> PointSet:
+    def _sample(
+        self, values: NDArray[np.float64], digest: str, number: int | None = None
+    ) -> dict[str, Any]:
+        settings, surface = self.voxelisation, None
         of_shape: dict[str, Any] = {
             "rows_S": np.zeros(1, np.int64),
             "labels_S": np.full(1, -1),
             "names": (digest,),
             "classes": (),
         }
+        if settings.representation == "dense_surface":
+            if values.ndim == 2:
+                raise DataError(
+                    "the network was trained on the surfaces of meshes, and this is a cloud",
+                    remedy="give a mesh, or train with data.representation=dense",
+                )
+            voxels = SurfaceVoxels(self.sampler, settings.resolution, settings.span)
+            surface = HeldArray(voxels.packed(values, digest)[None])
         if values.ndim == 3 or not self.keeps_clouds:
             points_P3, numbers = self.sampler.quantised(values, digest)
-            return quantised_points(HeldArray(points_P3[None]), numbers[None], **of_shape)
-        needed = self.voxelisation.num_points or 1
-        rows_P = np.arange(max(len(values), needed)) % len(values)  # short ones are repeated
-        points_1P3 = values[rows_P][None]
-        return PointSet(
-            points=HeldArray(points_1P3),
-            offset_S3=np.zeros((1, 3)),
-            step_S3=np.ones((1, 3)),
-            frames=measure_frames(points_1P3, 1.0),
-            **of_shape,
-        )
-
-    def _surface(self, values: NDArray[np.float64], digest: str) -> HeldArray | None:
-        settings = self.voxelisation
-        if settings.representation != "dense_surface":
-            return None
-        if values.ndim == 2:
-            raise DataError(
-                "the network was trained on the surfaces of meshes, and this is a cloud of points",
-                remedy="give a mesh, or train with data.representation=dense",
+            points = quantised_points(HeldArray(points_P3[None]), numbers[None], **of_shape)
+        else:
+            needed = settings.num_points or 1
+            rows_P = np.arange(max(len(values), needed)) % len(values)  # short ones are repeated
+            points_1P3 = values[rows_P][None]
+            points = PointSet(
+                points=HeldArray(points_1P3),
+                offset_S3=np.zeros((1, 3)),
+                step_S3=np.ones((1, 3)),
+                frames=measure_frames(points_1P3, 1.0),
+                **of_shape,
             )
-        voxels = SurfaceVoxels(self.sampler, settings.resolution, settings.span)
-        return HeldArray(voxels.packed(values, digest)[None])
+        key = (_OWN_STREAM, 0, int(digest, 16)) if number is None else (_TEST_STREAM, 0, number)
+        only = np.zeros(1, np.int64)
+        return ShapeDataset(points, only, voxelisation=settings, surface=surface).sample(0, key=key)

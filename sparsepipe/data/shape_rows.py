@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sparsepipe.data.formats import read_shape, triangle_areas
 from sparsepipe.data.formats.off import READER_VERSION
-from sparsepipe.data.points import FloatArray, measure_cloud
+from sparsepipe.data.points import FloatArray, Frames, PointSet, StoredArray, measure_cloud
 from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
 
@@ -28,11 +28,8 @@ size, would be wrong by up to 1/20 of such a voxel near the far faces.
 """
 
 FRAME_NUMBERS = 10
-"""Lower corner (3), upper corner (3), mean of the points (3), radius about it (1).
-
-Relative to the middle of the box, because single precision would distort a shape far from the
-origin.
-"""
+"""Lower corner (3), upper corner (3), mean of the points (3), radius about it (1), all relative to
+the middle of the box, because single precision would distort a shape far from the origin."""
 
 _LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
@@ -87,7 +84,7 @@ class ShapeSampler:
     def quantised(
         self, values: NDArray[np.float64], digest: str
     ) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Row and numbers, as of a file, of triangles [F, 3, 3] or points [Q, 3]."""
+        """Row and numbers of triangles [F, 3, 3] or points [Q, 3]."""
         count = self.points if values.ndim == 3 else len(values)
         if values.ndim == 3:
             row_P3, frame = quantise(*self.sample(values, digest))
@@ -129,22 +126,36 @@ def sample_triangles(
     return points_P3
 
 
-def box_middle(low_3: NDArray[np.float64], high_3: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middle of a box, to which the frames of stored shapes are relative."""
-    return (low_3 + high_3) / 2
-
-
 def quantise(
     points_P3: NDArray[np.float64], low_3: NDArray[np.float64], high_3: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint16], FloatArray]:
     """Points as 16-bit steps across their box, and the frame (see ``FRAME_NUMBERS``)."""
     size_3 = high_3 - low_3
     steps_P3 = (points_P3 - low_3) * (QUANTA / np.where(size_3 > 0, size_3, 1.0))
-    middle_3 = box_middle(low_3, high_3)
+    middle_3 = (low_3 + high_3) / 2
     center_3, radius = measure_cloud(points_P3 - middle_3)
     frame = np.concatenate([low_3 - middle_3, high_3 - middle_3, center_3, [radius]])
     frame = frame.astype(np.float32)
     return np.clip(np.rint(steps_P3), 0, QUANTA).astype(np.uint16), frame
+
+
+def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
+    """Clouds that :class:`ShapeSampler` has quantised.
+
+    Args:
+        points: rows [R, P, 3].
+        meta_SK: the frame of each shape, and how many points its file has.
+        of_shapes: the other attributes of :class:`PointSet`.
+    """
+    low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
+    return PointSet(
+        points=points,
+        offset_S3=low_S3,
+        step_S3=((high_S3 - low_S3) / np.float32(QUANTA)).astype(np.float32),
+        frames=Frames(low_S3, high_S3, meta_SK[:, 6:9], meta_SK[:, 9]),
+        counts_S=meta_SK[:, FRAME_NUMBERS].astype(np.int64),
+        **of_shapes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +211,7 @@ class SurfaceVoxels:
         """Packed occupancy of triangles."""
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
         _, frame = quantise(points_P3, low_3, high_3)
-        triangles_F33 = triangles_F33 - box_middle(low_3, high_3)
+        triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # which the frame is relative to
         middle_3, half_3 = grid_box(
             frame[:3], frame[3:6], frame[6:9], float(frame[9]), span=self.span
         )

@@ -226,7 +226,7 @@ class _TestNumbers:
     def _read(self) -> dict[str, int]:
         was_disabled, FOUND.disabled = FOUND.disabled, True  # these data are only looked up
         try:
-            files = self._data.build().point_set("test").files
+            files = self._data.build().samples("test").files
         except SparsePipeError as error:
             log.info("the test of the training cannot be read: %s", error.message)
             return {}

@@ -1,13 +1,12 @@
 """Formats of files with one shape each: a mesh, or a cloud of points.
 
 ``READERS`` has the reader of each suffix. A new format is a function in a file here, from a path to
-triangles [F, 3, 3] or points [Q, 3], and a line in that table.
-
-Shapes: F faces, Q points of a cloud.
+triangles [F, 3, 3] or points [Q, 3], and a line in that table. Shapes: F faces, Q points.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +16,42 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import SHAPE_BYTES, check_regular, unreadable
-from sparsepipe.data.formats.arrays import read_npy, read_npz
-from sparsepipe.data.formats.meshes import read_by_trimesh, scene_shape
-from sparsepipe.data.formats.off import MAX_COORDINATE, read_off
-from sparsepipe.data.formats.text import read_text_points
+from sparsepipe.data.files import check_regular, unreadable
+from sparsepipe.data.formats.clouds import read_array_points, read_text_points
+from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import DataError
+
+_TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
+"""Limits of text, which takes several times its size in memory, and of other files."""
+_MAX_COORDINATE = 1e30
+"""Limit of coordinates, beyond which squares overflow."""
+
+
+def read_by_trimesh(path: Path) -> NDArray[np.float64]:
+    """Triangles [F, 3, 3] of all meshes in a file, or points [Q, 3] if it has none.
+
+    The file is read from memory and without a resolver, so that no other file is opened.
+    """
+    content, suffix = io.BytesIO(path.read_bytes()), path.suffix[1:].lower()
+    return _scene_shape(
+        trimesh.load_scene(
+            content, file_type=suffix, process=False, resolver={}, skip_materials=True
+        )
+    )
+
+
+def _scene_shape(scene: trimesh.Scene) -> NDArray[np.float64]:
+    if any(isinstance(part, trimesh.Trimesh) for part in scene.geometry.values()):
+        triangles_F33: NDArray[np.float64] = scene.to_mesh().triangles
+        return triangles_F33
+    return np.concatenate([np.empty((0, 3)), *(part.vertices for part in scene.dump())])
+
 
 READERS: dict[str, Callable[[Path], NDArray[Any]]] = {
     ".csv": read_text_points,
     ".glb": read_by_trimesh,
-    ".npy": read_npy,
-    ".npz": read_npz,
+    ".npy": read_array_points,
+    ".npz": read_array_points,
     ".obj": read_by_trimesh,
     ".off": lambda path: read_off(path).triangles,
     ".ply": read_by_trimesh,
@@ -39,9 +62,6 @@ READERS: dict[str, Callable[[Path], NDArray[Any]]] = {
 """The reader of each suffix, in lower case."""
 
 SHAPE_SUFFIXES = tuple(READERS)
-TEXT_SUFFIXES = tuple(suffix for suffix, read in READERS.items() if read is read_text_points)
-_TEXT_BYTES = 1 << 28
-"""Limit of a file of text, which takes several times its size in memory while it is read."""
 
 
 def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
@@ -62,18 +82,13 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     check_shape_file(path)
     try:
         with np.errstate(all="ignore"):  # coordinates that are not finite are refused below
-            values = np.asarray(READERS[path.suffix.lower()](path), np.float64)
+            return _checked_shape(np.asarray(READERS[path.suffix.lower()](path), np.float64))
     except DataError:
         raise
     except Exception as error:  # each format's reader has its own
         if isinstance(error, OSError) and error.errno:
             raise unreadable(path, error) from error
-        raise _without_shape(
-            path,
-            f"it cannot be read as {path.suffix[1:].upper()}, and may be damaged or cut off "
-            f"({type(error).__name__}: {error})",
-        ) from error
-    return _checked_shape(path, values)
+        raise _without_shape(path, error) from error
 
 
 def check_shape_file(path: Path) -> None:
@@ -82,13 +97,13 @@ def check_shape_file(path: Path) -> None:
     Raises:
         DataError: it is missing, or another one.
     """
-    if path.suffix.lower() not in READERS:
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
         raise DataError(
             f"{path} has no suffix of a format that holds a shape",
             remedy=f"convert it to one of {', '.join(READERS)}",
         )
-    is_text = path.suffix.lower() in TEXT_SUFFIXES
-    check_regular(path, limit_bytes=_TEXT_BYTES if is_text else SHAPE_BYTES)
+    check_regular(path, limit_bytes=_TEXT_BYTES if reader is read_text_points else _SHAPE_BYTES)
 
 
 def as_shape(shape: Any) -> NDArray[np.float64]:
@@ -102,7 +117,7 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
     """
     what = f"the {type(shape).__name__}"
     if isinstance(shape, trimesh.Scene):
-        shape = scene_shape(shape)
+        shape = _scene_shape(shape)
     elif isinstance(shape, trimesh.Trimesh):
         shape = shape.triangles
     elif isinstance(shape, trimesh.PointCloud):
@@ -110,10 +125,9 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
     elif hasattr(shape, "detach"):  # torch's, which may be on a device
         shape = shape.detach().cpu().double()  # numpy has no bfloat16
     try:
-        values = np.asarray(shape, np.float64)
+        return _checked_shape(np.asarray(shape, np.float64))
     except (TypeError, ValueError) as error:
-        raise _without_shape(what, str(error)) from error
-    return _checked_shape(what, values)
+        raise _without_shape(what, error) from error
 
 
 def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -124,24 +138,21 @@ def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
     return areas_F
 
 
-def _checked_shape(source: object, values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
-        raise _without_shape(source, f"it has the shape {list(values.shape)}, not [points, 3]")
+        raise ValueError(f"it has the shape {list(values.shape)}, not [points, 3]")
     if not len(values):
-        raise _without_shape(source, "it has no points; a file may be empty or cut off")
-    if not np.isfinite(values).all():
-        raise _without_shape(source, "some of its coordinates are not finite")
-    if (farthest := np.abs(values).max()) > MAX_COORDINATE:
-        raise _without_shape(
-            source, f"coordinates reach {farthest:.3g}, more than {MAX_COORDINATE:g}"
-        )
+        raise ValueError("it has no points; a file may be empty or cut off")
+    if not np.abs(values).max() <= _MAX_COORDINATE:
+        raise ValueError(f"coordinates are not finite, or more than {_MAX_COORDINATE:g}")
     if values.ndim == 3 and not triangle_areas(values).sum() > 0:
-        raise _without_shape(source, "its mesh has no surface")
+        raise ValueError("its mesh has no surface")
     return values
 
 
-def _without_shape(source: object, why: str) -> DataError:
+def _without_shape(source: object, error: Exception) -> DataError:
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(
-        f"{source} holds no shape: {why.splitlines()[0]}",
+        f"{source} holds no shape, and may be damaged or cut off: {why}",
         remedy="replace it by a mesh, or by points [points, 3]",
     )

@@ -2,9 +2,7 @@
 
 ModelNet's files join the header and the counts (``OFF490 518 0``) and contain duplicate and
 degenerate faces; other collections have comments, polygons and colour columns. Such files are
-read; corrupt ones raise an error with the file, the fault and a remedy.
-
-Shapes: V vertices, F faces.
+read. Shapes: V vertices, F faces.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import trimesh
-from numpy.typing import NDArray
 
 from sparsepipe.data.files import check_regular
 from sparsepipe.errors import DataError
@@ -32,7 +29,7 @@ _HEADER = re.compile(r"(?:ST)?C?N?OFF", re.IGNORECASE)
 _COMMENT = re.compile(r"#[^\r\n]*")
 _DEGENERATE_SHARE = 1e-14
 """Faces with a smaller area than this share of the squared extent are rounding errors."""
-MAX_COORDINATE = 1e30
+_MAX_COORDINATE = 1e30
 """Limit of coordinates, beyond which squares overflow."""
 _MAX_DECIMALS = 17
 """Digits of the largest coordinate, because vertices are compared as 64-bit integers."""
@@ -59,54 +56,65 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
     check_regular(path)
     # Only comments can contain characters other than ASCII, and comments are dropped.
     text = _COMMENT.sub("", path.read_bytes().decode("utf-8-sig", errors="replace")).strip()
-    header = _HEADER.match(text)
-    if header is None:
-        begin = repr(text[:20].splitlines()[0]) if text else "nothing"
-        raise _corrupt(path, f"it is not an OFF file of points in space: it begins with {begin}")
-    rows = [words for words in map(str.split, text[header.end() :].splitlines()) if words]
     try:
-        num_vertices, num_faces = map(int, rows[0][:2])
-    except (IndexError, ValueError) as error:
-        raise _corrupt(path, "its header lacks the numbers of vertices and faces") from error
-    if num_vertices < 1 or num_faces < 1:
-        raise _corrupt(path, f"it has {num_vertices} vertices and {num_faces} faces")
-    missing = 1 + num_vertices + num_faces - len(rows)
-    if missing > 0:
-        raise _corrupt(
-            path,
-            f"truncated: the header promises {num_vertices} vertices and {num_faces} faces, "
-            f"{missing} of their lines are missing",
-        )
-    try:
-        vertices_V3 = np.array([words[:3] for words in rows[1 : 1 + num_vertices]], np.float64)
-        vertices_V3 = vertices_V3.reshape(num_vertices, 3)
-        faces_F3 = _triangles(rows[1 + num_vertices : 1 + num_vertices + num_faces])
+        header = _HEADER.match(text)
+        if header is None:
+            begin = repr(text[:20].splitlines()[0]) if text else "nothing"
+            raise ValueError(f"it is not an OFF file of points in space: it begins with {begin}")
+        rows = [words for words in map(str.split, text[header.end() :].splitlines()) if words]
+        return _clean(_parsed(rows))
     except (ValueError, OverflowError) as error:
-        raise _corrupt(path, str(error)) from error
-    if not np.isfinite(vertices_V3).all():
-        bad = int(np.flatnonzero(~np.isfinite(vertices_V3).all(axis=1))[0])
-        raise _corrupt(path, f"vertex {bad} is not finite (NaN or infinite)")
-    if faces_F3.size and not (faces_F3.min() >= 0 and faces_F3.max() < num_vertices):
-        bad = int(faces_F3.min() if faces_F3.min() < 0 else faces_F3.max())
-        raise _corrupt(path, f"a face refers to vertex {bad} of {num_vertices}")
-    return _clean(path, trimesh.Trimesh(vertices_V3, faces_F3, process=False))
+        raise DataError(
+            f"{path}: {error}",
+            remedy="restore the file from its source, or remove it from the data set",
+        ) from error
 
 
-def _triangles(rows: list[list[str]]) -> NDArray[np.int64]:
-    """Corners [F, 3] of triangles and fans of polygons, then of the two halves of each quad."""
+def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
+    """The mesh of the words in each line: triangles, fans of polygons, then halves of quads."""
+    if not rows or len(rows[0]) < 2:
+        raise ValueError("its header lacks the numbers of vertices and faces")
+    num_vertices, num_faces = map(int, rows[0][:2])
+    if num_vertices < 1 or num_faces < 1 or 1 + num_vertices + num_faces > len(rows):
+        raise ValueError(
+            f"truncated or empty: the header promises {num_vertices} vertices and {num_faces} "
+            f"faces, and {len(rows) - 1} lines follow"
+        )
+    vertices_V3 = np.array([words[:3] for words in rows[1 : 1 + num_vertices]], np.float64)
+    vertices_V3 = vertices_V3.reshape(num_vertices, 3)
     triangles, quads = list[list[str]](), list[list[str]]()
-    for number, (count, *words) in enumerate(rows):
+    for number, (count, *words) in enumerate(rows[1 + num_vertices : 1 + num_vertices + num_faces]):
         corners = words[: int(count)]
         if not len(corners) == int(count) > 0:
             raise ValueError(f"face {number} is not a count with that many corners")
         if len(corners) == 4:
             quads.append(corners)
         else:
-            first = corners[0]
-            triangles += [[first, *pair] for pair in pairwise(corners[1:])]
+            triangles += [[corners[0], *pair] for pair in pairwise(corners[1:])]
     faces_F3 = np.array(triangles, np.int64).reshape(-1, 3)
     quads_Q4 = np.array(quads, np.int64).reshape(-1, 4)
-    return np.concatenate([faces_F3, quads_Q4[:, [0, 1, 2]], quads_Q4[:, [2, 3, 0]]])
+    faces_F3 = np.concatenate([faces_F3, quads_Q4[:, [0, 1, 2]], quads_Q4[:, [2, 3, 0]]])
+    if not np.abs(vertices_V3).max() <= _MAX_COORDINATE:
+        raise ValueError(f"coordinates are not finite, or more than {_MAX_COORDINATE:g}")
+    if faces_F3.size and not (faces_F3.min() >= 0 and faces_F3.max() < num_vertices):
+        raise ValueError(
+            f"faces refer to vertices {faces_F3.min()} to {faces_F3.max()} of {num_vertices}"
+        )
+    return trimesh.Trimesh(vertices_V3, faces_F3, process=False)
+
+
+def _clean(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    if len(mesh.faces):
+        extent = float(np.ptp(mesh.vertices, axis=0).max())
+        # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
+        # small model in metres or miss duplicates of a large one in millimetres.
+        mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
+        solid_F = mesh.area_faces > _DEGENERATE_SHARE * extent * extent
+        mesh.update_faces(solid_F & mesh.unique_faces())
+        mesh.remove_unreferenced_vertices()
+    if not len(mesh.faces) or not mesh.area > 0:
+        raise ValueError("the mesh has zero area: every face is degenerate")
+    return mesh
 
 
 def write_off(mesh: trimesh.Trimesh, path: Path) -> None:
@@ -121,23 +129,6 @@ def write_off(mesh: trimesh.Trimesh, path: Path) -> None:
         temporary.write_text(text, encoding="ascii")
 
 
-def _clean(path: Path, mesh: trimesh.Trimesh) -> trimesh.Trimesh:
-    if len(mesh.faces):
-        farthest = float(np.abs(mesh.vertices).max())
-        if farthest > MAX_COORDINATE:
-            raise _corrupt(path, f"coordinates reach {farthest:.3g}, more than {MAX_COORDINATE:g}")
-        extent = float(np.ptp(mesh.vertices, axis=0).max())
-        # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
-        # small model in metres or miss duplicates of a large one in millimetres.
-        mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
-        solid_F = mesh.area_faces > _DEGENERATE_SHARE * extent * extent
-        mesh.update_faces(solid_F & mesh.unique_faces())
-        mesh.remove_unreferenced_vertices()
-    if not len(mesh.faces) or not mesh.area > 0:
-        raise _corrupt(path, "the mesh has zero area: every face is degenerate")
-    return mesh
-
-
 def _decimals(vertices_V3: np.ndarray) -> int:
     extent = float(np.ptp(vertices_V3, axis=0).max()) if len(vertices_V3) else 0.0
     if not 0 < extent < np.inf:
@@ -147,11 +138,4 @@ def _decimals(vertices_V3: np.ndarray) -> int:
     return min(
         _SIGNIFICANT_DIGITS - int(np.ceil(np.log10(extent))),
         _MAX_DECIMALS - int(np.ceil(np.log10(farthest))),
-    )
-
-
-def _corrupt(path: Path, fault: str) -> DataError:
-    return DataError(
-        f"{path}: {fault}",
-        remedy="restore the file from its source, or remove it from the data set",
     )

@@ -1,10 +1,9 @@
 """Images: digits that are drawn here, real ones, and those of a user's folders."""
 
-from sparsepipe.data.images.datamodule import ImageDataModule
-from sparsepipe.data.images.folders import ImageFolder
+from sparsepipe.data.images.datamodule import ImageDataModule, ImageFolder
+from sparsepipe.data.images.drawn_digits import DrawnDigits
 from sparsepipe.data.images.real_digits import Mnist, PackagedDigits, Svhn, Usps
 from sparsepipe.data.images.shifts import ImageShift
-from sparsepipe.data.images.sources import DrawnDigits
 
 __all__ = [
     "DrawnDigits",

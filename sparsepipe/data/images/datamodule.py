@@ -1,4 +1,4 @@
-"""The LightningDataModule of images.
+"""The LightningDataModule of images, and those of a user's folder.
 
 Shapes: B images in a batch, S of a split, H x W pixels, C channels.
 """
@@ -6,21 +6,55 @@ Shapes: B images in a batch, S of a split, H x W pixels, C channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
-from sparsepipe.data.dataloaders import Access, ShapeLoader
+from sparsepipe.data.cache import CacheSettings
+from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
+from sparsepipe.data.files import digest_file, digest_values, require_root
 from sparsepipe.data.images.shifts import ImageShift
-from sparsepipe.data.images.sources import DIGITS, ImageSet, ImageSource
-from sparsepipe.data.points import SPLITS, IntArray, Split
-from sparsepipe.errors import ConfigError
-from sparsepipe.utils.arguments import Count, CountFrom0, Seed
+from sparsepipe.data.listing import list_folder
+from sparsepipe.data.points import SPLITS, IntArray, MappedArray, Split
+from sparsepipe.data.sources.listed import open_rows
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
+
+DIGITS = tuple("0123456789")
+_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_MODES = {1: "L", 3: "RGB"}
+_WIDE = ("I", "F")
+"""First letters of pillow's modes of more than 8 bits, which it would cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """The images of one split.
+
+    Attributes:
+        images: uint8 [S, H, W], or [S, H, W, C] with colours; of digits 28 x 28 and 0 where there
+            is no ink; in memory or memory-mapped.
+        labels_S: int64 [S], the digits or other classes; -1 without a label.
+        files: paths of the files that have an image each; none where images share files.
+    """
+
+    images: NDArray[Any] | MappedArray
+    labels_S: NDArray[np.int64]
+    files: tuple[str, ...] = ()
+
+    def image(self, index: int) -> NDArray[np.float32]:
+        """One image, float32 [C, H, W] in [0, 1]."""
+        images = self.images.array if isinstance(self.images, MappedArray) else self.images
+        image = images[index][None] if images.ndim == 3 else images[index].transpose(2, 0, 1)
+        scaled: NDArray[np.float32] = image.astype(np.float32) / np.float32(255)
+        return scaled
 
 
 class ImageDataModule(SplitDataModule):
@@ -31,7 +65,9 @@ class ImageDataModule(SplitDataModule):
 
     Args:
         root: directory of the data, if the source reads files.
-        source: class (or partial) called with ``root``.
+        source: class (or partial) called with ``root``; it has ``load(split, cache_dir)``, which
+            returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and, if they
+            are no digits, the names of their ``classes``.
         cache_dir: directory of drawn and of resized images.
         shift: what makes another domain of the images, if anything.
         batch_size: as in ``ShapeDataModule``.
@@ -48,7 +84,7 @@ class ImageDataModule(SplitDataModule):
         self,
         root: Path | str | None = None,
         *,
-        source: Callable[[Path | str | None], ImageSource],
+        source: Callable[[Path | str | None], Any],
         cache_dir: Path | str,
         shift: ImageShift | None = None,
         batch_size: Count = 32,
@@ -64,58 +100,19 @@ class ImageDataModule(SplitDataModule):
         """Class names; labels index them."""
         self._shift = shift
         self._cache = expanded(cache_dir).absolute()
-        self._splits: dict[Split, ImageSet] = {}
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.classes)
 
     @property
     def in_channels(self) -> int:
         """Channels of an image."""
-        return len(self._dataset("train", np.zeros(1, np.int64))[0]["image"])
+        return len(self._dataset("train", np.zeros(1, np.int64))[0]["input"])
 
-    def fingerprint(self) -> str:
-        """Digest of the images, independent of their location on the disk."""
-        return self._source.fingerprint()
-
-    def image_set(self, split: Split) -> ImageSet:
-        """The images of ``train`` (with validation) or ``test``."""
-        if split not in self._splits:
-            self._splits[split] = self._source.load(split, self._cache)
-        return self._splits[split]
-
-    def test_names(self) -> Sequence[str]:
-        """The file of each test image, or its number where images share files."""
-        return self.image_set("test").files or super().test_names()
-
-    def _open(self, split: Split) -> None:
-        self.image_set(split)
-
-    def test_dataloader(self) -> ShapeLoader:
-        """The test split; no rank repeats an image.
-
-        Raises:
-            ConfigError: no test images exist.
-        """
-        if not len(self.image_set("test")):
-            raise ConfigError(
-                "these data have no images to test on",
-                remedy="set data.source.held_out=2000 to test on the last 2,000 rows of train.csv, "
-                "or task.test=false",
-            )
-        return super().test_dataloader()
-
-    def _labels_S(self, split: Split) -> IntArray:
-        return self.image_set(split).labels_S
+    def _load(self, split: Split) -> ImageSet:
+        images: ImageSet = self._source.load(split, self._cache)
+        return images
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> ImageDataset:
         split: Split = "test" if purpose == "test" else "train"
-        return ImageDataset(self.image_set(split), indices_S, shift=self._shift, split=split)
-
-    def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
-        return collate
+        return ImageDataset(self.samples(split), indices_S, shift=self._shift, split=split)
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
@@ -129,12 +126,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self,
-        images: ImageSet,
-        indices_S: IntArray,
-        *,
-        shift: ImageShift | None = None,
-        split: Split = "train",
+        self, images: ImageSet, indices_S: IntArray, *, shift: ImageShift | None, split: Split
     ) -> None:
         self.images, self.indices_S = images, indices_S
         self._shift, self._split = shift, SPLITS.index(split)
@@ -143,20 +135,95 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """``image`` float32 [C, H, W], ``label`` and ``index``."""
+        """``label``, ``index`` and ``input`` float32 [C, H, W]."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
         label, image = int(self.images.labels_S[index]), self.images.image(index)
         if self._shift is not None:
             image = self._shift(image, split=self._split, index=index)
-        return {"image": image, "label": label, "index": index}
+        return {"label": label, "index": index, "input": image}
 
 
-def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``input`` [B, C, H, W], ``label`` [B] and ``index`` [B]."""
-    batch: dict[str, Any] = {
-        name: torch.tensor([sample[name] for sample in samples], dtype=torch.int64)
-        for name in ("label", "index")
-    }
-    batch["input"] = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
-    return batch
+@dataclass(frozen=True, slots=True)
+class _ResizedImage:
+    """Reads a row of the cache: an image uint8 [H, W] or [H, W, C], the right way up."""
+
+    kind: ClassVar[str] = "image_folders"
+    dtype: ClassVar[str] = "|u1"
+    meta_size: ClassVar[int] = 0
+    size: tuple[int, ...]
+    channels: int
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """H, W and, of colours, C."""
+        return (*self.size, *((self.channels,) if self.channels > 1 else ()))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything besides the files that determines the rows."""
+        return {"algorithm": "bilinear 1", "size": self.size, "channels": self.channels}
+
+    def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        del digest  # nothing is random
+        with Image.open(path) as image:
+            if image.mode.startswith(_WIDE):
+                raise DataError(
+                    f"{path} has more than 8 bits a channel ({image.mode})",
+                    remedy="convert it to 8 bits",
+                )
+            upright = ImageOps.exif_transpose(image).convert(_MODES[self.channels])
+        height, width = self.size
+        pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
+        return pixels, np.empty(0, np.float32)
+
+
+class ImageFolder:
+    """Source: images in a folder, see :func:`sparsepipe.data.listing.list_folder`.
+
+    Args:
+        root: the folder.
+        size: H and W that images are resized to, once, whatever their proportions.
+        channels: C, 1 for grey or 3 for colours.
+        test_share: share of the files for testing; only without folders of a split.
+
+    Attributes:
+        classes: names of the classes; none without labels.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+        DataError: no such folder exists, or it has another layout.
+    """
+
+    @checked
+    def __init__(
+        self,
+        root: Path | str | None,
+        *,
+        size: Sequence[Count] = (28, 28),
+        channels: int = 3,
+        test_share: float = 0.2,
+    ) -> None:
+        self.root = require_root(
+            root, what="a folder of images", where_from=f"images are {', '.join(_SUFFIXES)}"
+        )
+        if len(size) != 2 or channels not in _MODES:
+            raise ConfigError(
+                f"size={list(size)} and channels={channels} of images are not valid",
+                remedy="give a height and a width, and 1 channel (grey) or 3 (colours)",
+            )
+        self._reader = _ResizedImage(tuple(size), channels)
+        self._listings = list_folder(self.root, suffixes=_SUFFIXES, share=test_share)
+        self.classes = self._listings["train"].classes
+
+    def load(self, split: Split, cache_directory: Path) -> ImageSet:
+        """The images of a split. Raises a DataError for images that cannot be read."""
+        listing = self._listings[split]
+        settings = CacheSettings(directory=cache_directory, strict=True)
+        rows = open_rows(listing, self._reader, settings).rows
+        files = tuple(str(self.root / name) for name in listing.names)
+        return ImageSet(rows, listing.labels_S, files)
+
+    def fingerprint(self) -> str:
+        """Digest of names and contents."""
+        names = [name for split in SPLITS for name in self._listings[split].names]
+        return digest_values([[name, digest_file(self.root / name)] for name in names])

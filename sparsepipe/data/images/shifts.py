@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import ndimage
 
@@ -16,7 +17,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import Count, Seed, checked
 
 Image = NDArray[np.float32]
-_Draw = Callable[[Image, np.random.Generator], Image]
+_Draw = Callable[[Image, Generator], Image]
 
 
 @checked
@@ -55,30 +56,17 @@ class ImageShift:
         return shifted
 
 
-def _none(image: Image, rng: np.random.Generator) -> Image:
-    return image
-
-
-def _inverted(image: Image, rng: np.random.Generator) -> Image:
-    return 1 - image
-
-
-def _noisy(image: Image, rng: np.random.Generator) -> Image:
+def _noisy(image: Image, rng: Generator) -> Image:
     noise = rng.standard_normal(image.shape[1:], np.float32)
     return image + np.float32(0.35) * noise
 
 
-def _blurred(image: Image, rng: np.random.Generator) -> Image:
+def _blurred(image: Image, rng: Generator) -> Image:
     blurred: Image = ndimage.gaussian_filter(image, (0, 1.6, 1.6))
     return blurred / max(float(blurred.max()), 1e-6)
 
 
-def _thick(image: Image, rng: np.random.Generator) -> Image:
-    thick: Image = ndimage.grey_dilation(image, size=(1, 4, 4))
-    return thick
-
-
-def _slanted(image: Image, rng: np.random.Generator) -> Image:
+def _slanted(image: Image, rng: Generator) -> Image:
     shear = rng.choice((-1.0, 1.0)) * rng.uniform(0.6, 0.9)
     middle = (image.shape[1] - 1) / 2
     matrix = np.array([[1.0, 0, 0], [0, 1.0, 0], [0, shear, 1.0]])
@@ -88,7 +76,7 @@ def _slanted(image: Image, rng: np.random.Generator) -> Image:
     return slanted
 
 
-def _low_resolution(image: Image, rng: np.random.Generator) -> Image:
+def _low_resolution(image: Image, rng: Generator) -> Image:
     """Means of blocks of 4 x 4 pixels, in their places."""
     means = ndimage.uniform_filter(image, (0, 4, 4))
     coarse = means[:, 2::4, 2::4]
@@ -99,9 +87,12 @@ def _low_resolution(image: Image, rng: np.random.Generator) -> Image:
     return shifted
 
 
-def _texture(shape: tuple[int, ...], rng: np.random.Generator) -> Image:
-    """A colourful texture [C, H, W] in [0, 1]: waves of all lengths over patches of two colours."""
-    channels, *sides = shape
+def _blended(image: Image, rng: Generator) -> Image:
+    """The difference from a texture, as MNIST-M is made of MNIST and photographs.
+
+    The texture [C, H, W] in [0, 1] has waves of all lengths over patches of two colours.
+    """
+    channels, *sides = image.shape
     rough = ndimage.gaussian_filter(rng.standard_normal(sides), rng.uniform(0.8, 2.5))
     places = np.indices(sides).astype(np.float32)
     turn = rng.uniform(0, 2 * np.pi)
@@ -111,31 +102,26 @@ def _texture(shape: tuple[int, ...], rng: np.random.Generator) -> Image:
     share = 1 / (1 + np.exp(-2 * mixed))
     dark, light = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
     texture: Image = (dark + (light - dark) * share).astype(np.float32)
-    return texture
-
-
-def _blended(image: Image, rng: np.random.Generator) -> Image:
-    """The difference from a texture, as MNIST-M is made of MNIST and photographs."""
-    blended: Image = np.abs(_texture(image.shape, rng) - image)
+    blended: Image = np.abs(texture - image)
     return blended
 
 
-def _coloured(image: Image, rng: np.random.Generator) -> Image:
+def _coloured(image: Image, rng: Generator) -> Image:
     """Ink of one colour on paper of another, which differ in brightness at least as 1 to 2."""
     channels = image.shape[0]
-    paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
-    while abs(float(paper.mean() - ink.mean())) < 1 / 3:
+    while True:
         paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))
-    return (paper + (ink - paper) * image).astype(np.float32)
+        if abs(float(paper.mean() - ink.mean())) >= 1 / 3:
+            return (paper + (ink - paper) * image).astype(np.float32)
 
 
 SHIFTS: dict[str, _Draw] = {
-    "none": _none,
+    "none": lambda image, rng: image,
     "blended": _blended,
-    "inverted": _inverted,
+    "inverted": lambda image, rng: 1 - image,
     "noisy": _noisy,
     "blurred": _blurred,
-    "thick": _thick,
+    "thick": lambda image, rng: ndimage.grey_dilation(image, size=(1, 4, 4)),
     "slanted": _slanted,
     "low_resolution": _low_resolution,
     "coloured": _coloured,

@@ -109,7 +109,13 @@ def armchair(rng: np.random.Generator) -> list[Part]:
     """A seat with a back and two arms."""
     half_x, half_y, top, parts = _seat(rng)
     parts += _back(rng, half_x, -half_y, top, between(rng, 0.3, 0.6))
-    return parts + _arms(rng, half_x, half_y, top)
+    rise, reach = between(rng, 0.14, 0.24), between(rng, 0.5, 0.95) * half_y
+    wide, closed = between(rng, 0.02, 0.045), chance(rng, 0.3)
+    for x in (-half_x, half_x):  # rests on posts, or closed to the seat
+        low = top if closed else top + rise - 0.035
+        parts.append(box((x - wide, -half_y, low), (x + wide, reach, top + rise)))
+        parts.append(rod((x, reach - 0.03, top - 0.04), (x, reach - 0.03, top + rise), 0.022))
+    return parts
 
 
 def _seat(rng: np.random.Generator) -> tuple[float, float, float, list[Part]]:
@@ -161,18 +167,6 @@ def _back(
     return [*parts, box((-half_x, y, high - 0.07), (half_x, y + 0.03, high))]
 
 
-def _arms(rng: np.random.Generator, half_x: float, half_y: float, seat: float) -> list[Part]:
-    """Two rests on posts, or closed to the seat."""
-    rise, reach = between(rng, 0.14, 0.24), between(rng, 0.5, 0.95) * half_y
-    wide, closed = between(rng, 0.02, 0.045), chance(rng, 0.3)
-    parts = []
-    for x in (-half_x, half_x):
-        low = seat if closed else seat + rise - 0.035
-        parts.append(box((x - wide, -half_y, low), (x + wide, reach, seat + rise)))
-        parts.append(rod((x, reach - 0.03, seat - 0.04), (x, reach - 0.03, seat + rise), 0.022))
-    return parts
-
-
 def bookshelf(rng: np.random.Generator) -> list[Part]:
     """An open case: shelves, perhaps a divider, a back and books."""
     half_x, depth, height, base, parts = _carcass(rng)
@@ -182,8 +176,14 @@ def bookshelf(rng: np.random.Generator) -> list[Part]:
     if chance(rng, 0.35):
         x = between(rng, -0.4, 0.4) * half_x
         parts.append(box((x, 0, base), (x + thick, depth, height)))
-    if chance(rng, 0.4):
-        parts += _books(rng, half_x, depth, levels)
+    if not chance(rng, 0.4):
+        return parts
+    room = levels[1] - levels[0]
+    for z in levels[:-1]:  # books
+        start = between(rng, -0.95, 0.3) * half_x
+        for i in range(count(rng, 0, 4)):
+            left, tall = start + i * 0.14 * half_x, between(rng, 0.5, 0.8) * room
+            parts.append(box((left, 0.02, z), (left + 0.1 * half_x, depth * 0.75, z + tall)))
     return parts
 
 
@@ -269,16 +269,6 @@ def drawers(
     return parts
 
 
-def _books(rng: np.random.Generator, half_x: float, depth: float, levels: np.ndarray) -> list[Part]:
-    parts, room = [], levels[1] - levels[0]
-    for z in levels[:-1]:
-        start = between(rng, -0.95, 0.3) * half_x
-        for i in range(count(rng, 0, 4)):
-            left, tall = start + i * 0.14 * half_x, between(rng, 0.5, 0.8) * room
-            parts.append(box((left, 0.02, z), (left + 0.1 * half_x, depth * 0.75, z + tall)))
-    return parts
-
-
 def table(rng: np.random.Generator) -> list[Part]:
     """A top on four legs, a pedestal or trestles, and nothing in between."""
     half_x, half_y, height = _proportions(rng)
@@ -294,7 +284,9 @@ def table(rng: np.random.Generator) -> list[Part]:
         return [top, *above, *_trestles(rng, x * 0.85, y, height)]
     parts = [top, *above, *four_legs(rng, x, y, height)]
     if chance(rng, 0.4):
-        parts += _apron(x * 0.95, y * 0.95, height - between(rng, 0.06, 0.12), height)
+        low, x, y = height - between(rng, 0.06, 0.12), x * 0.95, y * 0.95
+        aprons = [(side * y - 0.01, side * y + 0.01) for side in (-1, 1)]
+        parts += [box((-x, near, low), (x, far, height)) for near, far in aprons]
     return parts
 
 
@@ -363,10 +355,6 @@ def _trestles(rng: np.random.Generator, x: float, half_y: float, height: float) 
     return [*parts, rod((-x, 0, height * 0.45), (x, 0, height * 0.45), thick * 0.8)]
 
 
-def _apron(x: float, y: float, low: float, high: float) -> list[Part]:
-    return [box((-x, side * y - 0.01, low), (x, side * y + 0.01, high)) for side in (-1, 1)]
-
-
 def lamp(rng: np.random.Generator) -> list[Part]:
     """A foot, a pole and a shade: on the floor, on a table, or at the end of an arm."""
     height, shade = between(rng, 0.5, 1.5), between(rng, 0.14, 0.3)
@@ -383,17 +371,12 @@ def lamp(rng: np.random.Generator) -> list[Part]:
         top = height + 0.05
     else:
         top = height + 0.05
-    return [*parts, _shade(rng, reach, top, shade)]
-
-
-def _shade(rng: np.random.Generator, x: float, top: float, radius: float) -> Part:
-    tall, upper = radius * between(rng, 0.8, 1.5), between(rng, 0.35, 1.0)
-    wall = 0.012
+    tall, upper, wall = shade * between(rng, 0.8, 1.5), between(rng, 0.35, 1.0), 0.012
     profile = [
-        (radius, -tall),
-        (radius * upper, 0.0),
-        (radius * upper - wall, 0.0),
-        (radius - wall, -tall),
-        (radius, -tall),
+        (shade, -tall),
+        (shade * upper, 0.0),
+        (shade * upper - wall, 0.0),
+        (shade - wall, -tall),
+        (shade, -tall),
     ]
-    return moved(lathe(profile), (x, 0, top + tall * 0.2))
+    return [*parts, moved(lathe(profile), (reach, 0, top + tall * 0.2))]

@@ -32,8 +32,7 @@ Profile: TypeAlias = list[tuple[float, float]]
 
 def vase(rng: np.random.Generator) -> list[Part]:
     """A body and nothing else."""
-    profile = _body(rng)
-    return _vessel(rng, profile)
+    return _vessel(rng, _body(rng))
 
 
 def mug(rng: np.random.Generator) -> list[Part]:
@@ -52,7 +51,16 @@ def urn(rng: np.random.Generator) -> list[Part]:
 def jug(rng: np.random.Generator) -> list[Part]:
     """A body with one handle and, opposite, a spout."""
     profile = _body(rng)
-    return [*_vessel(rng, profile), _handle(rng, profile), _spout(rng, profile)]
+    parts = [*_vessel(rng, profile), _handle(rng, profile)]
+    # The spout tapers, leaves the body on the side of negative x and rises.
+    height = profile[-1][1]
+    low = between(rng, 0.3, 0.6) * height
+    start, reach = _radius_at(profile, low), between(rng, 0.18, 0.36)
+    angle = np.linspace(0.15, np.pi / 2 + 0.4, 7)
+    path = np.zeros((7, 3))
+    path[:, 0] = -start - reach + reach * np.cos(angle)
+    path[:, 2] = low + (height * 1.02 - low) * np.sin(angle)
+    return [*parts, tube(path, between(rng, 0.08, 0.12))]
 
 
 def _body(rng: np.random.Generator) -> Profile:
@@ -73,10 +81,15 @@ def _body(rng: np.random.Generator) -> Profile:
 
 
 def _vessel(rng: np.random.Generator, profile: Profile) -> list[Part]:
-    """The hollow body; sometimes under a lid, sometimes on a saucer or a tray."""
-    parts = [_hollow(rng, profile)]
+    """The body with an inner wall; sometimes under a lid, sometimes on a saucer or a tray."""
+    wall = between(rng, 0.02, 0.05)
+    inside = [(max(r - wall, wall / 2), max(z, wall)) for r, z in reversed(profile)]
+    parts = [lathe([(0.0, 0.0), *profile, *inside, (0.0, wall)])]
     if chance(rng, 0.25):
-        parts += _lid(rng, profile)
+        radius, height = profile[-1]
+        rise, knob = between(rng, 0.05, 0.15), between(rng, 0.05, 0.09)
+        cover = lathe([(radius, height), (radius * 0.7, height + rise * 0.7), (0.0, height + rise)])
+        parts += [cover, ball((0, 0, height + rise + knob * 0.7), (knob, knob, knob))]
     if chance(rng, 0.4):
         half_x, half_y = rng.uniform(0.4, 0.75, 2)
         if chance(rng, 0.5):
@@ -85,13 +98,6 @@ def _vessel(rng: np.random.Generator, profile: Profile) -> list[Part]:
         tray = prism(outline, -between(rng, 0.03, 0.08), 0.0)
         parts.append(moved(tray, (*rng.uniform(-0.15, 0.15, 2), 0.0)))
     return parts
-
-
-def _hollow(rng: np.random.Generator, profile: Profile) -> Part:
-    """The body with an inner wall and a floor."""
-    wall = between(rng, 0.02, 0.05)
-    inside = [(max(r - wall, wall / 2), max(z, wall)) for r, z in reversed(profile)]
-    return lathe([(0.0, 0.0), *profile, *inside, (0.0, wall)])
 
 
 def _radius_at(profile: Profile, height: float) -> float:
@@ -112,32 +118,16 @@ def _handle(rng: np.random.Generator, profile: Profile) -> Part:
     return tube(path, between(rng, 0.06, 0.1))
 
 
-def _spout(rng: np.random.Generator, profile: Profile) -> Part:
-    """A tapering pipe that leaves the body on the side of negative x and rises."""
-    height = profile[-1][1]
-    low = between(rng, 0.3, 0.6) * height
-    start, reach = _radius_at(profile, low), between(rng, 0.18, 0.36)
-    angle = np.linspace(0.15, np.pi / 2 + 0.4, 7)
-    path = np.zeros((7, 3))
-    path[:, 0] = -start - reach + reach * np.cos(angle)
-    path[:, 2] = low + (height * 1.02 - low) * np.sin(angle)
-    return tube(path, between(rng, 0.08, 0.12))
-
-
-def _lid(rng: np.random.Generator, profile: Profile) -> list[Part]:
-    radius, height = profile[-1]
-    rise, knob = between(rng, 0.05, 0.15), between(rng, 0.05, 0.09)
-    cover = lathe([(radius, height), (radius * 0.7, height + rise * 0.7), (0.0, height + rise)])
-    return [cover, ball((0, 0, height + rise + knob * 0.7), (knob, knob, knob))]
-
-
 def gear(rng: np.random.Generator) -> list[Part]:
     """A rim with teeth."""
     thick, root = between(rng, 0.15, 0.5), between(rng, 0.64, 0.76)
     parts = _web(rng, root, thick)
     teeth = count(rng, 7, 11)
     width = between(rng, 1.5, 1.9) * root / teeth
-    parts += [_tooth(direction, root, width, thick) for direction in around(teeth)]
+    for along in map(np.array, around(teeth)):
+        foot, tip = along * root * 0.96, np.array([-along[1], along[0]]) * width
+        tooth = [foot - tip * 0.9, along - tip * 0.5, along + tip * 0.5, foot + tip * 0.9]
+        parts.append(prism(np.array(tooth), 0, thick))
     return _laid(rng, parts)
 
 
@@ -199,14 +189,6 @@ def _web(rng: np.random.Generator, rim: float, thick: float) -> list[Part]:
 def _washer(outer: float, inner: float, low: float, high: float) -> Part:
     profile = [(inner, low), (outer, low), (outer, high), (inner, high), (inner, low)]
     return lathe(profile, sections=32)
-
-
-def _tooth(direction: tuple[float, float], root: float, width: float, thick: float) -> Part:
-    along = np.array(direction)
-    side = np.array([-along[1], along[0]])
-    foot, tip = along * root * 0.96, side * width
-    outline = np.array([foot - tip * 0.9, along - tip * 0.5, along + tip * 0.5, foot + tip * 0.9])
-    return prism(outline, 0, thick)
 
 
 def _laid(rng: np.random.Generator, parts: list[Part]) -> list[Part]:

@@ -2,11 +2,9 @@
 
 from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.points import Split
-from sparsepipe.data.sources.base import Source
-from sparsepipe.data.sources.folders import ClassFolder, ShapeFolder, shape_folder
+from sparsepipe.data.sources.listed import ClassFolder, PointSource, shape_folder
+from sparsepipe.data.sources.modelnet import GeneratedShapes, NormalResampled, OffTree
 from sparsepipe.data.sources.npz import NpzBundle
-from sparsepipe.data.sources.off_tree import GeneratedShapes, OffTree
-from sparsepipe.data.sources.resampled import NormalResampled
 
 __all__ = [
     "CacheSettings",
@@ -15,8 +13,7 @@ __all__ = [
     "NormalResampled",
     "NpzBundle",
     "OffTree",
-    "ShapeFolder",
-    "Source",
+    "PointSource",
     "Split",
     "shape_folder",
 ]

@@ -7,28 +7,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from sparsepipe.data.cache import CacheSettings
-from sparsepipe.data.dataloaders import Access, ShapeLoader
+from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.files import LOCK_WAIT_S
-from sparsepipe.data.points import IntArray, Split
-from sparsepipe.data.volumes.samples import (
-    Labels,
-    Samples,
-    VolumeSource,
-    checked_part,
-    whole_part,
-)
-from sparsepipe.errors import ConfigError
+from sparsepipe.data.points import FloatArray, IntArray, Split
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
+
+Labels = Literal["sample", "voxel"]
+"""What has a label: each sample or each of its voxels."""
+VolumePart: TypeAlias = tuple[slice, ...]
+"""A slice with start and stop for each spatial dimension."""
+
+
+class Samples(Protocol):
+    """The samples of one split: signals, images or volumes of which any part can be read."""
+
+    @property
+    def labels_S(self) -> IntArray:
+        """The class of each sample; 0 where only voxels have labels."""
+        ...
+
+    def read_input(self, index: int, part: VolumePart) -> FloatArray:
+        """A part of an input, float32 [C, *part]; no more than it is held in memory.
+
+        Raises:
+            DataError: a file is missing or broken.
+        """
+        ...
+
+    def read_label(self, index: int, part: VolumePart) -> IntArray:
+        """The labels of the same part, int64 [*part], where voxels have labels.
+
+        Raises:
+            DataError: a file is missing or broken, or has other labels than the classes.
+        """
+        ...
 
 
 class VolumeDataModule(SplitDataModule):
@@ -40,8 +60,10 @@ class VolumeDataModule(SplitDataModule):
 
     Args:
         root: of the data, if the source reads files.
-        source: class (or partial) of a ``VolumeSource``, called as
-            ``source(root, labels=labels, cache=CacheSettings(...))``.
+        source: class (or partial) called as ``source(root, labels=labels,
+            cache=CacheSettings(...))``. It has the names of its ``classes``, the spatial
+            ``sample_sizes`` of every sample, ``load(split)``, which returns :class:`Samples`, and
+            ``fingerprint()``, a digest of the samples that is independent of their location.
         cache_dir: directory of generated and decompressed samples.
         labels: what has a label, each ``sample`` or each ``voxel``.
         batch_size: as in ``ShapeDataModule``.
@@ -60,7 +82,7 @@ class VolumeDataModule(SplitDataModule):
         self,
         root: Path | str | None = None,
         *,
-        source: Callable[..., VolumeSource],
+        source: Callable[..., Any],
         cache_dir: Path | str,
         labels: Labels = "sample",
         batch_size: Count = 4,
@@ -73,31 +95,18 @@ class VolumeDataModule(SplitDataModule):
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
         )
         self._labels: Labels = labels
-        cache = CacheSettings(
-            directory=expanded(cache_dir).absolute(),
-            lock_wait_s=lock_wait_s,
-        )
+        cache = CacheSettings(directory=expanded(cache_dir).absolute(), lock_wait_s=lock_wait_s)
         self._source = source(root, labels=labels, cache=cache)
-        self._splits: dict[Split, Samples] = {}
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes of samples, or of voxels."""
-        return self._source.classes
-
-    @property
-    def num_classes(self) -> int:
-        """Their number."""
-        return len(self.classes)
+        return tuple(self._source.classes)
 
     @property
     def sample_sizes(self) -> tuple[int, ...]:
-        """Spatial sizes of every whole sample.
-
-        Raises:
-            DataError: no files exist, or the first one is broken.
-        """
-        return self._source.sample_sizes
+        """Spatial sizes of every whole sample. Raises a DataError without readable files."""
+        return tuple(self._source.sample_sizes)
 
     @property
     def in_channels(self) -> int:
@@ -105,50 +114,15 @@ class VolumeDataModule(SplitDataModule):
         nothing = (slice(0, 0),) * len(self.sample_sizes)
         return len(self.samples("train").read_input(0, nothing))
 
-    def fingerprint(self) -> str:
-        """Digest of the samples, independent of their location on the disk."""
-        return self._source.fingerprint()
-
-    def samples(self, split: Split) -> Samples:
-        """The samples of ``train`` (with validation) or ``test``."""
-        if split not in self._splits:
-            self._splits[split] = self._source.load(split)
-        return self._splits[split]
-
-    def test_dataloader(self) -> ShapeLoader:
-        """The test split; no rank repeats a sample.
-
-        Raises:
-            ConfigError: no test samples exist.
-        """
-        if not len(self._labels_S("test")):
-            raise ConfigError(
-                "these data have no samples to test on",
-                remedy="put some into the folders test, or mark rows of the csv as split=test; "
-                "or set task.test=false",
-            )
-        return super().test_dataloader()
-
-    def test_names(self) -> Sequence[str]:
-        """The file of each test sample, or its number where samples have none."""
-        return getattr(self.samples("test"), "files", ()) or super().test_names()
-
-    def _open(self, split: Split) -> None:
-        self.samples(split)
-
-    def _labels_S(self, split: Split) -> IntArray:
-        return self.samples(split).labels_S
+    def _load(self, split: Split) -> Samples:
+        samples: Samples = self._source.load(split)
+        return samples
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> VolumeDataset:
+        samples = self.samples("test" if purpose == "test" else "train")
         return VolumeDataset(
-            self.samples("test" if purpose == "test" else "train"),
-            indices_S,
-            labels=self._labels,
-            sample_sizes=self.sample_sizes,
+            samples, indices_S, labels=self._labels, sample_sizes=self.sample_sizes
         )
-
-    def _collate(self) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
-        return collate
 
 
 class VolumeDataset(Dataset[dict[str, Any]]):
@@ -171,9 +145,9 @@ class VolumeDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self.samples, self.indices_S, self.labels = samples, indices_S, labels
         self.sample_sizes = sample_sizes
-        self._part = whole_part(sample_sizes)
+        self._part = tuple(slice(0, size) for size in sample_sizes)
 
-    def read_part(self, slices: tuple[slice, ...]) -> None:
+    def read_part(self, slices: Sequence[slice]) -> None:
         """Read only a part of the spatial dimensions from now on, of inputs and labels of voxels.
 
         Call it before a loader makes an iterator: worker processes get the data set as it is then.
@@ -182,9 +156,15 @@ class VolumeDataset(Dataset[dict[str, Any]]):
             slices: of the whole sample, one for each spatial dimension; a part may be empty.
 
         Raises:
-            ConfigError: the slices are no part of a sample.
+            ValueError: the slices do not lie within the sample.
         """
-        self._part = checked_part(slices, self.sample_sizes)
+        part = list[slice]()
+        for each, size in zip(slices, self.sample_sizes, strict=True):
+            start, stop = each.start or 0, size if each.stop is None else each.stop
+            if not 0 <= start <= stop <= size or each.step not in (None, 1):
+                raise ValueError(f"{each} is not a part of a dimension of {size} voxels")
+            part.append(slice(start, stop))
+        self._part = tuple(part)
 
     def __len__(self) -> int:
         return len(self.indices_S)
@@ -202,18 +182,3 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         else:
             label = np.asarray(self.samples.labels_S[index])
         return {"input": self.samples.read_input(index, self._part), "label": label, "index": index}
-
-
-def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``input`` [B, C, *part], ``label`` [B] or [B, *part] and ``index`` [B]."""
-    return {
-        "input": _stacked([sample["input"] for sample in samples]),
-        "label": _stacked([sample["label"] for sample in samples]),
-        "index": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64),
-    }
-
-
-def _stacked(arrays: Sequence[Any]) -> Tensor:
-    """One tensor of all arrays; a batch of one large sample is not copied."""
-    stacked = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-    return torch.from_numpy(stacked)

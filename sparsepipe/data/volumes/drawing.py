@@ -81,7 +81,10 @@ def _draw_object(
     order = float(rng.choice(_ORDERS))
     sides_D = np.asarray(sizes, np.float64)
     # Every kind of object has the volume of the ellipsoid of this radius.
-    radii_D = rng.uniform(*radius) * _equal_volume(order, dimensions) * sides_D
+    volume = {1.0: 2**dimensions / math.factorial(dimensions), math.inf: 2.0**dimensions}
+    euclidean = math.pi ** (dimensions / 2) / math.gamma(dimensions / 2 + 1)
+    equal = float((euclidean / volume.get(order, euclidean)) ** (1 / dimensions))
+    radii_D = rng.uniform(*radius) * equal * sides_D
     stretch_D = np.exp(rng.uniform(-0.2, 0.2, dimensions))
     stretch_D /= stretch_D.prod() ** (1 / dimensions)
     turn_DD = _rotation(dimensions, rng)
@@ -96,13 +99,6 @@ def _draw_object(
         waves_2D=waves_DD[[0, min(1, dimensions - 1)]],
         stretch=float(rng.uniform(0.9, 1.1)),
     )
-
-
-def _equal_volume(order: float, dimensions: int) -> float:
-    """The radius at which a ball in a norm has the volume of the Euclidean unit ball."""
-    volume = {1.0: 2**dimensions / math.factorial(dimensions), math.inf: 2.0**dimensions}
-    euclidean = math.pi ** (dimensions / 2) / math.gamma(dimensions / 2 + 1)
-    return float((euclidean / volume.get(order, euclidean)) ** (1 / dimensions))
 
 
 def _rotation(dimensions: int, rng: np.random.Generator) -> ExactArray:
@@ -152,20 +148,17 @@ class ChannelPainter:
             own = self._contrasts[number] * _texture(each, box, self._phases_N2[number])
             own += self._brightness[number]
             np.copyto(values[box.inner], own, where=_covered(each, box))
-        values += self._light * np.sin(self._lit(rows))
+        places = [
+            np.arange(each.start, each.stop, dtype=np.float64)
+            for each in (rows, *(slice(0, size) for size in self._sizes[1:]))
+        ]
+        lit = _linear_form(places, 2 * np.pi * self._light_D, self._light_phase)
+        values += self._light * np.sin(lit)
         values += np.float32(_NOISE) * self._rng.standard_normal(shape, np.float32)
         values *= np.float32(1 / STEP)
         values += np.float32(MIDDLE)
         np.rint(values, out=values)
         return np.clip(values, 0, 255, out=values).astype(np.uint8)
-
-    def _lit(self, rows: slice) -> FloatArray:
-        starts = [rows.start] + [0] * (len(self._sizes) - 1)
-        ends = [rows.stop, *self._sizes[1:]]
-        places = [
-            np.arange(first, end, dtype=np.float64) for first, end in zip(starts, ends, strict=True)
-        ]
-        return _linear_form(places, 2 * np.pi * self._light_D, self._light_phase)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ CONVERTED = (".tif", ".tiff", ".nii", ".nii.gz")
 """Suffixes of files that are decompressed into the cache."""
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr", *CONVERTED)
 _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
-_NUMBERS = "biuf"
-"""Kinds of numpy types that are real numbers."""
 
 
 def suffix_of(path: Path) -> str:
@@ -54,54 +52,46 @@ def open_volume(path: Path) -> Iterator[Any]:
     with _explained(path):
         match suffix_of(path):
             case ".npy":
-                yield _numeric(path, np.load(path, mmap_mode="r", allow_pickle=False))
+                yield _numeric(np.load(path, mmap_mode="r", allow_pickle=False))
             case ".zarr":
                 zarr = import_module("zarr")
                 array = zarr.open(path, mode="r")
                 if not isinstance(array, zarr.Array):
-                    names = sorted(name for name, _ in array.arrays())
-                    raise DataError(
-                        f"{path} is a group of zarr arrays ({', '.join(names[:6]) or 'none'})",
-                        remedy="name one of them in a csv file of paths, such as "
-                        f"{path / (names or ['0'])[0]}",
+                    names = ", ".join(sorted(name for name, _ in array.arrays())[:6])
+                    raise ValueError(
+                        f"it is a group: name one of its arrays in a csv file ({names})"
                     )
-                yield _numeric(path, array)
+                yield _numeric(array)
             case _:
                 with import_module("h5py").File(path, "r") as file:
                     arrays = [each for each in file.values() if hasattr(each, "shape")]
                     if len(arrays) != 1:
-                        raise DataError(
-                            f"{path} has {len(arrays)} arrays: {', '.join(file) or 'none'}",
-                            remedy="write each array to a file of its own",
-                        )
-                    yield _numeric(path, arrays[0])
+                        raise ValueError(f"it has {len(arrays)} arrays: {', '.join(file)}")
+                    yield _numeric(arrays[0])
 
 
 def decompress(path: Path, target: Path) -> None:
     """Write a volume of one of the formats ``CONVERTED`` to a ``.npy`` file.
 
     Raises:
-        DataError: the file is missing or broken, its package is missing, or space is too little.
-        OSError: the target cannot be written.
+        DataError: the file is missing or broken, or its package is missing.
+        OSError: the target cannot be written, or space is too little.
     """
     with _explained(path):
         if suffix_of(path) in (".tif", ".tiff"):
-            values: NDArray[Any] = _numeric(path, import_module("tifffile").imread(path))
+            values: NDArray[Any] = _numeric(import_module("tifffile").imread(path))
         else:
             stored = import_module("nibabel").load(path).dataobj
-            values = np.asarray(_numeric(path, stored))
+            values = np.asarray(_numeric(stored))
             if (stored.slope, stored.inter) != (1, 0):
                 values = values.astype(np.float32)
     with new_array(target, dtype=values.dtype.newbyteorder("="), shape=values.shape) as written:
         written[...] = values
 
 
-def _numeric(path: Path, array: Any) -> Any:
-    if np.dtype(array.dtype).kind not in _NUMBERS:
-        raise DataError(
-            f"{path} has values of type {array.dtype}",
-            remedy="write it with integers or floating-point numbers",
-        )
+def _numeric(array: Any) -> Any:
+    if np.dtype(array.dtype).kind not in "biuf":
+        raise ValueError(f"it has values of type {array.dtype}, not real numbers")
     return array
 
 
@@ -113,17 +103,15 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (DataError, MemoryError):
         raise
+    except PermissionError as error:
+        raise unreadable(path, error) from error
     except ImportError as error:
         raise DataError(
             f"{path} needs the package {error.name}: {error}",
             remedy="pip install 'sparsepipe[volumes]', or convert the file to .npy",
         ) from error
     except Exception as error:  # each library has its own
-        if isinstance(error, PermissionError):
-            raise unreadable(path, error) from error
         raise DataError(
             f"{path} cannot be read as {suffix_of(path)}: {str(error) or type(error).__name__}",
-            remedy="pip install imagecodecs, or write the file without compression"
-            if "imagecodecs" in str(error)
-            else "write the file again, or leave it out",
+            remedy="write the file again, without compression, or leave it out",
         ) from error

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from sparsepipe.data.cache import CacheSettings
-from sparsepipe.data.files import digest_values, explaining_storage, locked, new_array
+from sparsepipe.data.cache import CacheSettings, build_once
+from sparsepipe.data.files import digest_values, new_array
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, MappedArray, Split
+from sparsepipe.data.volumes.datamodule import Labels, VolumePart
 from sparsepipe.data.volumes.drawing import (
     MIDDLE,
     STEP,
@@ -24,7 +26,6 @@ from sparsepipe.data.volumes.drawing import (
     draw_labels,
     draw_objects,
 )
-from sparsepipe.data.volumes.samples import Labels, Part
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.progress import progress
@@ -47,14 +48,14 @@ class MappedSamples:
     labels: MappedArray
     labels_S: IntArray
 
-    def read_input(self, index: int, part: Part) -> FloatArray:
+    def read_input(self, index: int, part: VolumePart) -> FloatArray:
         """See ``Samples.read_input``."""
         values: FloatArray = self.inputs.array[index][(slice(None), *part)].astype(np.float32)
         values -= np.float32(MIDDLE)
         values *= np.float32(STEP)
         return values
 
-    def read_label(self, index: int, part: Part) -> IntArray:
+    def read_label(self, index: int, part: VolumePart) -> IntArray:
         """See ``Samples.read_label``."""
         labels: IntArray = self.labels.array[index][part].astype(np.int64)
         return labels
@@ -109,24 +110,19 @@ class GeneratedVolumes:
         self._settings = [VERSION, self.sample_sizes, channels, seed]
 
     def load(self, split: Split) -> MappedSamples:
-        """The samples of a split; see ``VolumeSource.load``."""
+        """The samples of a split, written to the cache first if necessary."""
         count = self._counts[split]
         digest = digest_values([*self._settings, count])
         folder = self._cache.directory / "volumes" / f"{split}_{digest}"
         inputs, labels = MappedArray(folder / "inputs.npy"), MappedArray(folder / "labels.npy")
         labels_S = np.arange(count, dtype=np.int64) % len(TEXTURES)
         # The file of inputs appears last.
-        if not inputs.path.is_file():
-            with (
-                explaining_storage(folder, setting="data.cache_dir"),
-                locked(folder / "lock", wait_s=self._cache.lock_wait_s),
-            ):
-                if not inputs.path.is_file():
-                    self._write_samples(split, labels_S, inputs.path, labels.path)
+        build = partial(self._write_samples, split, labels_S, inputs.path, labels.path)
+        build_once(inputs.path, build, wait_s=self._cache.lock_wait_s)
         return MappedSamples(inputs, labels, labels_S)
 
     def fingerprint(self) -> str:
-        """Digest of the settings; see ``VolumeSource.fingerprint``."""
+        """Digest of the settings."""
         return digest_values([*self._settings, self._counts])
 
     def _write_samples(self, split: Split, labels_S: IntArray, inputs: Path, labels: Path) -> None:

@@ -5,32 +5,57 @@ Shapes: S samples of a split, C channels.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from sparsepipe.data.cache import CacheSettings
-from sparsepipe.data.files import digest_values, explaining_storage, locked, scan_files
+from sparsepipe.data.cache import CacheSettings, build_once
+from sparsepipe.data.files import digest_values, scan_files
+from sparsepipe.data.listing import find_files, list_folder, named, read_table
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
-from sparsepipe.data.volumes.formats import CONVERTED, decompress, open_volume, suffix_of
-from sparsepipe.data.volumes.listing import VolumeListing, list_samples
-from sparsepipe.data.volumes.samples import Labels, Part
+from sparsepipe.data.volumes.datamodule import Labels, VolumePart
+from sparsepipe.data.volumes.formats import (
+    CONVERTED,
+    SUFFIXES,
+    decompress,
+    open_volume,
+    suffix_of,
+)
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.arguments import checked
 from sparsepipe.utils.files import expanded
-from sparsepipe.utils.progress import progress
-
-_LOG = logging.getLogger(__name__)
 
 _VERSION = 1
 """Increased with any change to decompressed files."""
 ChannelAxis = Literal["first", "last"]
+_LAYOUT = {
+    "voxel": "a folder has inputs and labels with files of equal names; a csv file has the columns "
+    "input and label with their paths; folders train and test, or a column split, divide them",
+    "sample": "a folder has one file for each sample in folders of classes; a csv file has the "
+    "columns input with paths and label with names of classes; folders train and test, or a column "
+    "split, divide them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeEntry:
+    """A sample: the file of its input, and its class or the file of its voxels' labels."""
+
+    input: Path
+    label: Path | int
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Its files."""
+        return (self.input, self.label) if isinstance(self.label, Path) else (self.input,)
+
+
+Entries = Mapping[Split, Sequence[VolumeEntry]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +82,7 @@ class FileSamples:
     std: float
     files: tuple[str, ...] = ()
 
-    def read_input(self, index: int, part: Part) -> FloatArray:
+    def read_input(self, index: int, part: VolumePart) -> FloatArray:
         """See ``Samples.read_input``."""
         with open_volume(self.inputs[index]) as array:
             if self.channel_axis is None:
@@ -73,23 +98,20 @@ class FileSamples:
             values /= np.float32(self.std)
         return values
 
-    def read_label(self, index: int, part: Part) -> IntArray:
+    def read_label(self, index: int, part: VolumePart) -> IntArray:
         """See ``Samples.read_label``."""
         path = self.voxels[index]
         with open_volume(path) as array:
             stored = np.asarray(array[part])
             labels: IntArray = np.array(stored, np.int64, order="C")
-        if stored.dtype.kind == "f" and not np.array_equal(labels, stored):
+        is_whole = stored.dtype.kind != "f" or np.array_equal(labels, stored)
+        in_range = not labels.size or 0 <= labels.min() <= labels.max() < self.num_classes
+        if not (is_whole and in_range):
             raise DataError(
-                f"{path} has labels that are no whole numbers",
-                remedy="resample labels by their nearest neighbours, or correct the file",
-            )
-        if labels.size and not (labels.min() >= 0 and labels.max() < self.num_classes):
-            raise DataError(
-                f"{path} has labels from {labels.min()} to {labels.max()}, but there are "
-                f"{self.num_classes} classes",
-                remedy="name all classes in data.source.classes, from that of label 0 on, or "
-                "correct the file",
+                f"{path} has labels from {stored.min()} to {stored.max()}, which are not whole "
+                f"numbers below {self.num_classes}, the number of classes",
+                remedy="name all classes in data.source.classes, from that of label 0 on; resample "
+                "labels by their nearest neighbours; or correct the file",
             )
         return labels
 
@@ -142,32 +164,47 @@ class VolumeFiles:
                 "[background,vessel]",
             )
         self._root, self._labels, self._cache = root, labels, cache
-        self._given = None if classes is None else tuple(map(str, classes))
+        self._given = tuple(map(str, classes or ()))
         self._channel_axis, self._mean, self._std = channel_axis, mean, std
 
     @cached_property
-    def _listing(self) -> VolumeListing:
-        return list_samples(self._root, labels=self._labels, classes=self._given)
+    def _listing(self) -> tuple[tuple[str, ...], Entries]:
+        """Names of the classes, and the samples of each split."""
+        root, labels = expanded(self._root or "").absolute(), self._labels
+        if self._root and root.suffix.lower() == ".csv" and root.is_file():
+            classes, entries = _in_table(root, labels, self._given)
+        elif self._root and root.is_dir() and labels == "voxel":
+            classes, entries = self._given, _in_pairs(root)
+        elif self._root and root.is_dir():
+            classes, entries = _in_class_folders(root, self._given)
+        else:
+            raise DataError(
+                f"data.root={self._root} is neither a folder of volumes nor a csv file of paths",
+                remedy=f"set data.root to an existing one; {_LAYOUT[labels]}",
+            )
+        if not entries["train"]:
+            raise DataError(f"{root} has no samples for training", remedy=_LAYOUT[labels])
+        return classes, entries
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """See ``VolumeSource.classes``."""
-        return self._listing.classes
+        """Names of the classes of samples, or of voxels."""
+        return self._listing[0]
 
     @property
     def sample_sizes(self) -> tuple[int, ...]:
-        """See ``VolumeSource.sample_sizes``."""
+        """Spatial sizes of every sample."""
         spatial = {"first": slice(1, None), "last": slice(None, -1), None: slice(None)}
         return self._first_shape[spatial[self._channel_axis]]
 
     @cached_property
     def _first_shape(self) -> tuple[int, ...]:
-        first = self._listing.entries["train"][0].input
+        first = self._listing[1]["train"][0].input
         shape = _shape_of(self._readable([first])[first])
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
             raise DataError(
-                f"{first} has the shape {_product(shape)}, of which {dimensions} are dimensions of "
+                f"{first} has the shape {list(shape)}, of which {dimensions} are dimensions of "
                 "space",
                 remedy="samples have one to three of them; set data.source.channel_axis to first "
                 "or last if that dimension is of channels, or to null otherwise",
@@ -175,8 +212,12 @@ class VolumeFiles:
         return shape
 
     def load(self, split: Split) -> FileSamples:
-        """The samples of a split; see ``VolumeSource.load``."""
-        entries = self._listing.entries[split]
+        """The samples of a split.
+
+        Raises:
+            DataError: files are missing, broken or do not fit each other.
+        """
+        classes, entries = self._listing[0], self._listing[1][split]
         readable = self._readable([path for entry in entries for path in entry.paths])
         for entry in entries:
             for path in entry.paths:
@@ -184,27 +225,26 @@ class VolumeFiles:
                 wanted = self._first_shape if path == entry.input else self.sample_sizes
                 if shape != wanted:
                     raise DataError(
-                        f"{path} has the shape {_product(shape)}, not {_product(wanted)} as the "
-                        "first input",
+                        f"{path} has the shape {list(shape)}, not {list(wanted)} as the first "
+                        "input",
                         remedy="crop, pad or resample all inputs to one shape, and write one label "
                         "for each voxel, without channels",
                     )
+        labels = [entry.label if isinstance(entry.label, int) else 0 for entry in entries]
         return FileSamples(
             inputs=tuple(readable[entry.input] for entry in entries),
             voxels=tuple(readable[path] for entry in entries for path in entry.paths[1:]),
             files=tuple(str(entry.input) for entry in entries),
-            labels_S=np.array(
-                [entry.label if isinstance(entry.label, int) else 0 for entry in entries], np.int64
-            ),
-            num_classes=len(self.classes),
+            labels_S=np.array(labels, np.int64),
+            num_classes=len(classes),
             channel_axis=self._channel_axis,
             mean=self._mean,
             std=self._std,
         )
 
     def fingerprint(self) -> str:
-        """Digest of the files' contents and labels; see ``VolumeSource.fingerprint``."""
-        entries = [self._listing.entries[split] for split in SPLITS]
+        """Digest of the files' contents and labels."""
+        entries = [self._listing[1][split] for split in SPLITS]
         digests = self._digests([path for found in entries for e in found for path in e.paths])
         contents = [
             [
@@ -221,19 +261,8 @@ class VolumeFiles:
         digests = self._digests(compressed)
         folder = self._cache.directory / "volumes" / "decompressed"
         targets = {path: folder / f"{digests[path]}_{_VERSION}.npy" for path in compressed}
-        if not all(target.is_file() for target in targets.values()):
-            with (
-                explaining_storage(folder, setting="data.cache_dir"),
-                locked(folder / "lock", wait_s=self._cache.lock_wait_s),
-                progress("decompressing volumes") as advance,
-            ):
-                missing = {path: each for path, each in targets.items() if not each.is_file()}
-                if missing:  # which no other process has written meanwhile
-                    text = "%d files are decompressed once, into %s"
-                    _LOG.info(text, len(missing), folder)
-                for path, target in missing.items():
-                    decompress(path, target)
-                    advance(len(missing))
+        for path, target in targets.items():
+            build_once(target, partial(decompress, path, target), wait_s=self._cache.lock_wait_s)
         return {path: targets.get(path, path) for path in paths}
 
     def _digests(self, paths: Sequence[Path]) -> dict[Path, str]:
@@ -259,5 +288,66 @@ def _shape_of(path: Path) -> tuple[int, ...]:
         return tuple(array.shape)
 
 
-def _product(sizes: Sequence[int]) -> str:
-    return " x ".join(map(str, sizes))
+def _in_class_folders(root: Path, classes: tuple[str, ...]) -> tuple[tuple[str, ...], Entries]:
+    listings = list_folder(root, suffixes=SUFFIXES, needs_classes=True)
+    found = listings["train"].classes
+    if absent := [name for name in classes if name not in found]:
+        raise DataError(
+            f"{root} has no folders {named(absent)}, which data.source.classes names",
+            remedy="correct the names, or set data.source.classes=null for all folders",
+        )
+    classes = classes or found
+    entries = {
+        split: [
+            VolumeEntry(root / listing.names[index], label)
+            for label, name in enumerate(classes)
+            for index in np.flatnonzero(listing.labels_S == found.index(name))
+        ]
+        for split, listing in listings.items()
+    }
+    return classes, entries
+
+
+def _in_pairs(root: Path) -> Entries:
+    def stem(name: str) -> str:
+        return name[: -len(suffix_of(Path(name)))]
+
+    listings = list_folder(root / "inputs", suffixes=SUFFIXES)
+    names = [file.name for file in find_files(root / "labels", SUFFIXES)[0]]
+    labels = {stem(name): root / "labels" / name for name in names}
+    inputs = {stem(name) for listing in listings.values() for name in listing.names}
+    if alone := sorted(inputs ^ labels.keys()):
+        raise DataError(
+            f"{root} has no {'label' if alone[0] in inputs else 'input'} for {named(alone)}",
+            remedy="give an input and its labels the same name, in inputs and labels",
+        )
+    return {
+        split: [VolumeEntry(listing.root / name, labels[stem(name)]) for name in listing.names]
+        for split, listing in listings.items()
+    }
+
+
+def _in_table(
+    path: Path, labels: Labels, classes: tuple[str, ...]
+) -> tuple[tuple[str, ...], Entries]:
+    rows = read_table(path, columns=("input", "label"))
+    if labels == "sample" and not classes:
+        found = {row["label"] for row in rows}
+        # Numbers in their order, not 1, 10, 2.
+        as_numbers = all(name.isdecimal() for name in found)
+        classes = tuple(sorted(found, key=lambda name: (int(name) if as_numbers else 0, name)))
+    entries: dict[Split, list[VolumeEntry]] = {split: [] for split in SPLITS}
+    for line, row in enumerate(rows, 2):
+        if labels == "voxel":
+            label: Path | int = path.parent / row["label"]
+        elif row["label"] in classes:
+            label = classes.index(row["label"])
+        else:
+            raise DataError(
+                f"{path}, line {line}, has the label {row['label']!r}, which is no class",
+                remedy="correct it, or name all classes in data.source.classes",
+            )
+        entries["test" if row.get("split") == "test" else "train"].append(
+            VolumeEntry(path.parent / row["input"], label)
+        )
+    return classes, entries

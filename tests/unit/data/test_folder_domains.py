@@ -19,7 +19,6 @@ from sparsepipe.data import (
     FolderDomains,
     ImageDataModule,
     ImageFolder,
-    ImageShift,
     ShapeDataModule,
 )
 from sparsepipe.data.formats.off import write_off
@@ -101,7 +100,7 @@ def test_labels_of_targets_are_for_evaluations(
     assert caplog.text.count(said) == 1
     chosen = images(studio, tmp_path / "cache", targets=["scanner"])
     assert chosen.domains == ("studio", "scanner")
-    with pytest.raises(ConfigError, match=r"data\.targets names 'studio'"):
+    with pytest.raises(ConfigError, match=r"data\.targets=\['studio'\], and the targets are"):
         images(studio, tmp_path / "cache", targets=["studio"])
 
 
@@ -118,7 +117,7 @@ def test_grey_images_and_faults(studio: Path, tmp_path: Path) -> None:
     huge[29:33] = np.array([zlib.crc32(huge[12:29])], ">u4").tobytes()
     for raw in (b"no image", whole[: len(whole) // 2], bytes(huge)):
         (studio / "phone" / "deep.png").write_bytes(raw)
-        with pytest.raises(DataError, match=r"deep\.png is not an image"):
+        with pytest.raises(DataError, match=r"deep\.png: "):
             ready(images(studio, tmp_path / "cache"))
     for wrong in ({"channels": 2}, {"size": (28,)}):
         with pytest.raises(ConfigError, match="are not valid"):
@@ -171,7 +170,7 @@ def test_refusals(
     with pytest.raises((ConfigError, DataError), match=word) as caught:
         ready(images(studio, tmp_path / "cache", **settings))
     assert caught.value.remedy
-    with pytest.raises(DataError, match=r"data\.root is not set"):
+    with pytest.raises(DataError, match=r"data\.root=null"):
         images(None, tmp_path / "cache")  # type: ignore[arg-type]
 
 
@@ -258,11 +257,3 @@ def test_groups(
     assert len(next(iter(data.train_dataloader()))[0]) == len(data.domains)
     elsewhere = composed(f"data={group}", f"model={model}", "data.root=other", place[1], *few)
     assert spec.identity() == elsewhere.identity(), "data are told apart by what is in them"
-
-
-def test_shifts_of_folders(studio: Path, tmp_path: Path) -> None:
-    source = partial(ImageFolder, size=(12, 10))
-    module = partial(ImageDataModule, source=source, shift=ImageShift(kind="inverted", channels=3))
-    data = FolderDomains(studio, module=module, source="studio", cache_dir=tmp_path / "cache")
-    batch, *_ = next(iter(ready(data).train_dataloader()))
-    assert batch["phone"]["input"][:, :, 8:].min() > 0.9

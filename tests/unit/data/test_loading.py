@@ -155,24 +155,6 @@ def test_lightning_fits_tests_and_predicts(
     assert module.seen["test"] == module.seen["predict"] == list(range(6))
 
 
-def test_lightning_overfits_some_batches(
-    make_tree: Callable[..., Path], make_data: Callable[..., Any], tmp_path: Path
-) -> None:
-    trainer = pl.Trainer(
-        max_epochs=2,
-        overfit_batches=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    module = Recorder()
-    trainer.fit(module, datamodule=make_data(make_tree(5), augment=STRONG))
-    assert module.seen["train"] == [*range(8)] * 2
-
-
 IMPORTED_ONCE = """
 import sys
 from sparsepipe.data.dataloaders import import_once_for_workers, make_loader

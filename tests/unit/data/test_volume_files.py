@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import pickle
 import sys
 from collections.abc import Callable
@@ -49,9 +48,10 @@ def write_zarr(path: Path, values: np.ndarray, *, version: int = 3) -> None:
     array[:] = values
 
 
-def write_h5(path: Path, values: np.ndarray) -> None:
+def write_h5(path: Path, values: np.ndarray, arrays: int = 1) -> None:
     with pytest.importorskip("h5py").File(path, "w") as file:
-        file.create_dataset("values", data=values, chunks=True, compression="gzip")
+        for number in range(arrays):
+            file.create_dataset(f"values {number}", data=values, chunks=True, compression="gzip")
 
 
 FORMATS: dict[str, tuple[str, Write]] = {
@@ -101,12 +101,11 @@ def opened(root: Path, cache: Path, *, labels: str = "voxel", **settings: Any) -
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_parts_of_each_format(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_of_each_format(tmp_path: Path, name: str) -> None:
     suffix, write = FORMATS[name]
     write_pairs(tmp_path / "root", suffix, write)
-    with caplog.at_level(logging.INFO, "sparsepipe"):
-        data = opened(tmp_path / "root", tmp_path / "cache")
-    assert ("decompressed once" in caplog.text) == (name not in IN_PARTS)
+    data = opened(tmp_path / "root", tmp_path / "cache")
+    assert any(tmp_path.glob("cache/volumes/*/*.npy")) == (name not in IN_PARTS)
     assert data.sample_sizes == SIZES
     assert data.classes == ("none", "some", "much")
     dataset = data.train_dataloader().dataset
@@ -126,13 +125,14 @@ def test_parts_of_each_format(tmp_path: Path, name: str, caplog: pytest.LogCaptu
     assert batch["label"].dtype == torch.int64
 
 
-def test_what_is_decompressed_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_decompressed_is_kept(tmp_path: Path) -> None:
     write_pairs(tmp_path / "root", "nii.gz", write_nifti)
     first = opened(tmp_path / "root", tmp_path / "cache")
     (tmp_path / "root").rename(tmp_path / "moved")
-    with caplog.at_level(logging.INFO, "sparsepipe"):
-        again = opened(tmp_path / "moved", tmp_path / "cache")
-    assert "decompressed" not in caplog.text
+    kept = [*tmp_path.glob("cache/volumes/*/*.npy")]
+    times_ns = [path.stat().st_mtime_ns for path in kept]
+    again = opened(tmp_path / "moved", tmp_path / "cache")
+    assert times_ns == [path.stat().st_mtime_ns for path in kept]
     before = again.fingerprint()
     assert before == opened(tmp_path / "moved", tmp_path / "other").fingerprint()
     assert first.samples("train").inputs == again.samples("train").inputs
@@ -217,32 +217,8 @@ def test_arrays_in_groups_are_named_by_their_paths(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "input,label\nscan.zarr/raw,scan.zarr/labels\n")
     data = opened(path, tmp_path / "cache")
     assert np.array_equal(data.train_dataloader().dataset[0, 0]["input"][0], volume(0))
-    with pytest.raises(DataError, match=r"group of zarr arrays \(labels, raw\)") as caught:
+    with pytest.raises(DataError, match=r"it is a group: .* \(labels, raw\)"):
         opened(write_csv(tmp_path, "input,label\nscan.zarr,0.npy\n"), tmp_path / "cache")
-    assert "scan.zarr/labels" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("input,label,split\n0.npy,0_labels.npy,test\n", "no samples for training"),
-        ("image,label\n0.npy,0_labels.npy\n", "lacks the column input"),
-        ("input,label\n0.npy,0.mhd\n", "0.mhd"),
-        ("input,label\n9.npy,0_labels.npy\n", "9.npy does not exist"),
-        ("input,label\nzero.npy,0_labels.npy\n", r"zero\.npy .* device"),
-    ],
-)
-def test_csv_files_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "zero.npy").symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=message) as caught:
-        opened(write_csv(tmp_path, text), tmp_path / "cache")
-    assert caught.value.remedy
-
-
-def test_classes_that_are_not_named(tmp_path: Path) -> None:
-    path = write_csv(tmp_path, "input,label\n0.npy,cat\n1.npy,dog\n")
-    with pytest.raises(DataError, match="line 3, has the label 'dog', which is no class"):
-        opened(path, tmp_path / "cache", labels="sample", classes=["cat"])
 
 
 def replaced(name: str, values: Any) -> Callable[[Path], None]:
@@ -264,12 +240,10 @@ V1 = "inputs/train/v1.npy"
     ("suffix", "damage", "message"),
     [
         ("npy", lambda root: (root / "labels/train/v1.npy").unlink(), "no label for train/v1"),
-        ("npy", lambda root: (root / "inputs/test/v1.npy").unlink(), "no input for test/v1"),
-        ("npy", replaced("labels/train/v1.npy", np.zeros((6, 5, 7), np.uint8)), "6 x 5 x 7"),
-        ("npy", replaced("inputs/test/v1.npy", np.zeros((6, 4, 8))), "6 x 4 x 8"),
+        ("npy", replaced("labels/train/v1.npy", np.zeros((6, 5, 7), np.uint8)), r"\[6, 5, 7\]"),
         ("npy", replaced("inputs/train/v0.npy", np.zeros((*SIZES, 2))), "of which 4 are dimensio"),
-        ("npy", replaced(V1, np.array([{}], object)), "v1.npy cannot be read as .npy"),
         ("npy", replaced(V1, np.zeros(SIZES, np.complex64)), "values of type complex64"),
+        ("h5", lambda root: write_h5(root / "inputs/train/v0.h5", volume(0), 2), "has 2 arrays"),
         *((each, cut(f"inputs/train/v1.{each}"), f"v1.{each} ") for each in ("npy", "h5", "zarr")),
         *((each, cut(f"inputs/train/v1.{each}"), f"v1.{each} ") for each in ("tif", "nii.gz")),
     ],
@@ -283,14 +257,6 @@ def test_files_that_are_wrong(
         opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset[0, 1]
     assert caught.value.remedy
     assert not list((tmp_path / "cache").glob("**/*.tmp"))
-
-
-def test_an_archive_of_several_arrays_is_refused(tmp_path: Path) -> None:
-    write_pairs(tmp_path / "root", "h5", write_h5)
-    with pytest.importorskip("h5py").File(tmp_path / "root/inputs/train/v0.h5", "a") as file:
-        file["more"] = np.zeros(3)
-    with pytest.raises(DataError, match="has 2 arrays: more, values"):
-        opened(tmp_path / "root", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -310,9 +276,9 @@ def test_a_missing_package_is_named(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.full(SIZES, 3, np.uint8), "labels from 3 to 3, but there are 3 classes"),
+        (np.full(SIZES, 3, np.uint8), "labels from 3 to 3, which are not whole numbers below 3"),
         (np.full(SIZES, -1, np.int16), "labels from -1 to -1"),
-        (np.full(SIZES, 0.5, np.float32), "labels that are no whole numbers"),
+        (np.full(SIZES, 0.5, np.float32), "labels from 0.5 to 0.5"),
     ],
 )
 def test_labels_that_are_no_classes(tmp_path: Path, values: np.ndarray, message: str) -> None:
@@ -323,28 +289,22 @@ def test_labels_that_are_no_classes(tmp_path: Path, values: np.ndarray, message:
         dataset[0, 1]
 
 
-def test_labels_may_be_floating_point_numbers(tmp_path: Path) -> None:
-    write_pairs(tmp_path / "root")
-    np.save(tmp_path / "root" / "labels" / "train" / "v1.npy", np.full(SIZES, 2.0))
-    dataset = opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset
-    assert (dataset[0, 1]["label"] == 2).all()
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("root", "settings", "message"),
     [
-        ({"classes": None}, "data.labels=voxel needs data.source.classes"),
-        ({"std": 0.0}, "std=0.0"),
-        ({"channel_axis": "middle"}, "channel_axis=.middle"),
+        (None, {}, r"data\.root=None"),
+        ("input,label,split\n0.npy,0_labels.npy,test\n", {}, "no samples for training"),
+        ("image,label\n0.npy,0_labels.npy\n", {}, "lacks the column input"),
+        ("input,label\n0.npy,0.mhd\n", {}, "0.mhd"),
+        ("input,label\n0.npy,cat\n1.npy,dog\n", {"labels": "sample", "classes": ["cat"]}, "'dog'"),
+        (None, {"classes": None}, "data.labels=voxel needs data.source.classes"),
+        (None, {"std": 0.0}, "std=0.0"),
     ],
 )
-def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        opened(tmp_path, tmp_path, **settings)
-
-
-@pytest.mark.parametrize("root", [None, "nowhere", "nowhere.csv"])
-def test_a_root_that_is_none(tmp_path: Path, root: str | None) -> None:
-    with pytest.raises(DataError, match=r"data\.root") as caught:
-        opened(root, tmp_path)  # type: ignore[arg-type]
-    assert "a folder has inputs and labels" in caught.value.remedy
+def test_refusals_have_a_remedy(
+    tmp_path: Path, root: str | None, settings: dict[str, Any], message: str
+) -> None:
+    place: Any = None if root is None else write_csv(tmp_path, root)
+    with pytest.raises((ConfigError, DataError), match=message) as caught:
+        opened(place, tmp_path / "cache", **settings)
+    assert caught.value.remedy

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsepipe.data.images.sources import draw
+from sparsepipe.data.images.drawn_digits import draw
 from sparsepipe.models import cnn_5x5
 from sparsepipe.schedule.plan import balanced
 

@@ -81,7 +81,7 @@ def test_files_of_the_test_are_predicted_as_the_test_did(place: Path, name: str)
     for number, row in enumerate(rows):
         read, x = inputs[number], model.preprocess(row["file"])
         if name in ("dense", "surface"):
-            assert np.array_equal(x[0], read["grid"])
+            assert np.array_equal(x[0], read["input"])
         else:
             assert np.array_equal(x.coords[:, 1:], read["coords"])
         found = model.predict(row["file"])
@@ -187,7 +187,7 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
     for shape in (np.zeros((4, 2)), np.full((4, 3), np.nan), np.zeros((0, 3)), None, ["a", "b"]):
         with pytest.raises(DataError, match="holds no shape"):
             model.predict(shape)
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="No such file"):
         model.predict("missing.stl")
     with torch.no_grad():
         next(model.module.parameters()).fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""Clouds of points as text, with a point in each line.
+"""Clouds of points as arrays of numpy and as text, with a point in each line.
 
 Shapes: Q points.
 """
@@ -7,14 +7,42 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+_MOST_COLUMNS = 16
+"""Coordinates, normals, colours and the like; an array [3, more] is taken for [3, points]."""
 _HEADER_LINES = 20
 """Lines before the first point; the header of the PCD format has 11."""
 _COMMENT = re.compile(r"(#|//).*")
 _WORD = re.compile(r"\w+")
+
+
+def read_array_points(path: Path) -> NDArray[Any]:
+    """Points [Q, 3], the first three columns of an ``.npy`` array or of one in ``.npz``.
+
+    Of an ``.npz`` file this is the array ``points``, or the only one.
+
+    Raises:
+        ValueError: the array is missing, or its values are not numbers [points, 3 or more].
+    """
+    found = np.load(path, mmap_mode="r", allow_pickle=False)
+    if isinstance(found, np.lib.npyio.NpzFile):
+        with found as arrays:
+            names = {*arrays.files} & {"points"} or {*arrays.files}
+            if len(names) != 1:
+                raise ValueError(f"it has no array points, but {', '.join(sorted(names)[:5])}")
+            found = arrays[names.pop()]
+    is_table = found.ndim == 2 and found.shape[1] >= 3 and found.dtype.kind in "iuf"
+    if not is_table or (len(found) == 3 and found.shape[1] > _MOST_COLUMNS):
+        raise ValueError(
+            f"its array has the shape {found.shape} and type {found.dtype}, and is not of numbers "
+            "[points, 3]"
+        )
+    coordinates_Q3: NDArray[Any] = found[:, :3]
+    return coordinates_Q3
 
 
 def read_text_points(path: Path) -> NDArray[np.float64]:

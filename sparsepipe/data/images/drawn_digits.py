@@ -1,4 +1,4 @@
-"""Sources of images, and digits that are drawn here.
+"""Digits that are drawn as strokes of a pen.
 
 Shapes: S images of a split, B images drawn at once, L lines of a digit, P pixels of an image.
 """
@@ -7,69 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import LOCK_WAIT_S, digest_values, explaining_storage, locked
+from sparsepipe.data.cache import build_once
+from sparsepipe.data.files import digest_values
+from sparsepipe.data.images.datamodule import DIGITS, ImageSet
 from sparsepipe.data.points import SPLITS, MappedArray, Split
 from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.files import replacing
 
 SIDE = 28
 """Pixels along each side."""
-DIGITS = tuple("0123456789")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSet:
-    """The images of one split.
-
-    Attributes:
-        images: uint8 [S, H, W], or [S, H, W, C] with colours; of digits 28 x 28 and 0 where there
-            is no ink; in memory or memory-mapped.
-        labels_S: int64 [S], the digits or other classes; -1 without a label.
-        files: paths of the files that have an image each; none where images share files.
-    """
-
-    images: NDArray[Any] | MappedArray
-    labels_S: NDArray[np.int64]
-    files: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.labels_S)
-
-    def image(self, index: int) -> NDArray[np.float32]:
-        """One image, float32 [C, H, W] in [0, 1]."""
-        images = self.images.array if isinstance(self.images, MappedArray) else self.images
-        image = images[index][None] if images.ndim == 3 else images[index].transpose(2, 0, 1)
-        scaled: NDArray[np.float32] = image.astype(np.float32) / np.float32(255)
-        return scaled
-
-
-class ImageSource(Protocol):
-    """A source of images, for both splits.
-
-    A source of others than digits has the names of its ``classes`` as well.
-    """
-
-    def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split, written to the cache first if necessary.
-
-        Raises:
-            DataError: the images are missing or corrupt.
-        """
-        ...
-
-    def fingerprint(self) -> str:
-        """Hex digest of the images, independent of their location on the disk."""
-        ...
-
-
 Floats = NDArray[np.float32]
 Point = tuple[float, float]
 
@@ -110,12 +62,11 @@ _STROKES: Sequence[Sequence[Sequence[Point]]] = (
 """Strokes of the digits 0 to 9 in the square [-1, 1]^2."""
 
 
-def lines_of(digit: int) -> Floats:
-    """The ``_MAX_LINES`` lines [L, 2, 2] of a digit."""
-    lines = [(begin, end) for stroke in _STROKES[digit] for begin, end in pairwise(stroke)]
-    assert len(lines) <= _MAX_LINES, (digit, len(lines))
-    lines += [lines[-1]] * (_MAX_LINES - len(lines))
-    return np.array(lines, dtype=np.float32)
+_LINES = [[pair for stroke in strokes for pair in pairwise(stroke)] for strokes in _STROKES]
+LINES_DL22 = np.array(
+    [lines + lines[-1:] * (_MAX_LINES - len(lines)) for lines in _LINES], dtype=np.float32
+)
+"""The lines of each digit."""
 
 
 def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) -> NDArray[np.uint8]:
@@ -123,7 +74,7 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
 
     Size, proportions, slant, rotation, position, curvature, pen width and ink vary.
     """
-    lines_BL22 = _vary(np.stack([lines_of(int(label)) for label in labels_B]), rng)
+    lines_BL22 = _vary(LINES_DL22[labels_B], rng)
     width_B = rng.uniform(0.9, 1.7, len(labels_B)).astype(np.float32)
     ink_B = rng.uniform(0.75, 1.0, len(labels_B)).astype(np.float32)
     # From the square [-1, 1]^2 to pixels, where y points down.
@@ -220,31 +171,26 @@ class DrawnDigits:
         self._seed = seed
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split; see ``ImageSource.load``."""
-        labels_S = np.arange(self._counts[split], dtype=np.int64) % 10
+        """The images of a split."""
+        labels_S = np.arange(self._counts[split], dtype=np.int64) % len(DIGITS)
         digest = digest_values([_VERSION, self._counts[split], self._seed])
         path = cache_directory / "drawn_digits" / f"{split}_{digest}.npy"
-        if not path.is_file():
-            with (
-                explaining_storage(cache_directory, setting="data.cache_dir"),
-                locked(path.with_suffix(".lock"), wait_s=LOCK_WAIT_S),
-            ):
-                if not path.is_file():
-                    self._draw_images(split, labels_S, path)
+
+        def draw_all() -> None:
+            images = np.empty((len(labels_S), SIDE, SIDE), np.uint8)
+            for first in range(0, len(labels_S), _BLOCK_IMAGES):
+                block_seed = [self._seed, SPLITS.index(split), first // _BLOCK_IMAGES]
+                # A whole block, since the images of a part would depend on its length.
+                labels_B = np.arange(first, first + _BLOCK_IMAGES) % len(DIGITS)
+                block = images[first : first + _BLOCK_IMAGES]
+                drawn = draw(labels_B, np.random.default_rng(block_seed), side=SIDE)
+                block[:] = drawn[: len(block)]
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.save(file, images)
+
+        build_once(path, draw_all)
         return ImageSet(MappedArray(path), labels_S)
 
     def fingerprint(self) -> str:
-        """Digest of the settings; see ``ImageSource.fingerprint``."""
+        """Digest of the settings."""
         return digest_values([_VERSION, self._counts, self._seed])
-
-    def _draw_images(self, split: Split, labels_S: NDArray[np.int64], path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        images = np.empty((len(labels_S), SIDE, SIDE), np.uint8)
-        for first in range(0, len(labels_S), _BLOCK_IMAGES):
-            rng = np.random.default_rng([self._seed, SPLITS.index(split), first // _BLOCK_IMAGES])
-            # A whole block, since the images of a part would depend on its length.
-            block_labels = np.arange(first, first + _BLOCK_IMAGES) % 10
-            block = images[first : first + _BLOCK_IMAGES]
-            block[:] = draw(block_labels, rng, side=SIDE)[: len(block)]
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, images)

@@ -1,0 +1,187 @@
+"""The interface of a source of point clouds, and sources with a file for each shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from sparsepipe.data.cache import CachedRows, CacheSettings, RowReader, cached_rows
+from sparsepipe.data.files import (
+    digest_listing,
+    digest_values,
+    log_once,
+    require_root,
+    scan_files,
+)
+from sparsepipe.data.formats import SHAPE_SUFFIXES
+from sparsepipe.data.listing import Listing, list_folder, named
+from sparsepipe.data.points import SPLITS, PointSet, Split
+from sparsepipe.data.shape_rows import ShapeSampler, quantised_points
+from sparsepipe.data.sources.npz import NpzBundle
+from sparsepipe.errors import REMEDY, DataError
+
+_LOG = logging.getLogger(__name__)
+
+_NAMED_FILES = 10
+_DOMAIN_SUFFIXES = (".npy", ".xyz", ".glb", ".obj", ".off", ".stl", ".ply")
+"""Suffixes in folders of domains, where other text files and archives are not shapes."""
+
+
+class PointSource(Protocol):
+    """A source of point clouds, for both splits.
+
+    A source may also have ``takes_cached_points = True`` if every shape has
+    ``CacheSettings.points`` points, so that ``num_points`` is checked before a cache is built,
+    ``takes_first_points = True`` if these are the first ones of a file, not drawn from it, and
+    ``load_surface`` if it has meshes, see ``OffTree``.
+    """
+
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        """The point clouds of a split, after building the cache if necessary.
+
+        Raises:
+            DataError: the root is missing, has another layout or holds no usable shape.
+        """
+        ...
+
+    def fingerprint(self, cache: CacheSettings) -> str:
+        """Hex digest of the data in the root, independent of their location on the disk."""
+        ...
+
+
+class ListedShapes:
+    """Base of sources with a file for each shape, of any format in ``sparsepipe.data.formats``.
+
+    Attributes:
+        root: the folder of the files.
+        listings: the files of both splits.
+    """
+
+    takes_cached_points = True
+    takes_first_points = False
+    root: Path
+    listings: Mapping[Split, Listing]
+
+    def listing(self, split: Split) -> Listing:
+        """The files of a split. Raises a DataError for another layout."""
+        return self.listings[split]
+
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        """The clouds of a split; see ``PointSource.load``."""
+        listing = self.listing(split)
+        sampler = ShapeSampler(cache.points, cache.seed, first=self.takes_first_points)
+        cached = open_rows(listing, sampler, cache)
+        rows_S, where = cached.usable_S, cached.directory / "corrupt.json"
+        labels_S = listing.labels_S[rows_S]
+        empty = [name for label, name in enumerate(listing.classes) if label not in labels_S]
+        if not len(labels_S) or (empty and split == "train"):
+            of_class = f" of class {named(empty)}" if len(labels_S) else ""
+            raise DataError(
+                f"all {split} files{of_class} under {self.root} are corrupt",
+                remedy=f"replace the files, or remove the class's folder; {where} lists the faults",
+            )
+        return quantised_points(
+            cached.rows,
+            cached.meta_SK[rows_S],
+            rows_S=rows_S,
+            labels_S=labels_S,
+            names=tuple(Path(listing.names[row]).stem for row in rows_S),
+            classes=listing.classes,
+            files=tuple(str(self.root / listing.names[row]) for row in rows_S),
+        )
+
+    def fingerprint(self, cache: CacheSettings) -> str:
+        """Digest of names, sizes and contents; see ``PointSource.fingerprint``."""
+        return digest_values(self._digests(cache))
+
+    def _digests(self, cache: CacheSettings) -> list[str]:
+        listings = [self.listing(split) for split in SPLITS]
+        scanned = [
+            scan_files(self.root, x.names, cache_directory=cache.directory) for x in listings
+        ]
+        return list(map(digest_listing, scanned))
+
+
+def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> CachedRows:
+    """The rows of a listing's files, after building the cache if necessary.
+
+    Corrupt files are named in a warning by the call that builds the cache, and counted once by
+    later ones.
+
+    Raises:
+        DataError: see ``cached_rows``; or files are corrupt and ``cache.strict`` is set.
+    """
+    files = scan_files(listing.root, listing.names, cache_directory=cache.directory)
+    cached = cached_rows(files, reader, cache)
+    if not cached.faults:
+        return cached
+    where = cached.directory / "corrupt.json"
+    summary = f"{len(cached.faults)} of {len(files)} {listing.split} files are corrupt"
+    some = [cached.faults[name].partition(REMEDY) for name in sorted(cached.faults)[:_NAMED_FILES]]
+    shown = "\n".join(f"  {fault}" for fault, *_ in some)
+    remedies = "; ".join(dict.fromkeys(remedy for *_, remedy in some))
+    if cache.strict:
+        raise DataError(
+            f"{summary} (listed in {where}):\n{shown}",
+            remedy=f"{remedies}; data.strict=false leaves out shapes that cannot be read",
+        )
+    if cached.is_new:
+        text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
+        _LOG.warning(text, summary, where, shown, remedies)
+    else:
+        log_once(f"{summary} and left out, as before (listed in {where})")
+    return cached
+
+
+class ClassFolder(ListedShapes):
+    """Source: meshes and clouds of any formats in folders of their classes.
+
+    Args:
+        root: the folder.
+        split: how shapes are divided for training and testing. A number is the share of each
+            class's files for testing, drawn at random but always the same for a seed. A path is
+            that of a csv file with the columns ``file``, relative to ``root``, and ``split``,
+            ``train`` or ``test``; other files are left out. None takes the folders ``train`` and
+            ``test`` where there are any, and otherwise the share 0.2.
+        seed: of the share; not that of a run, so that all runs are tested on the same shapes.
+
+    Raises:
+        ConfigError: ``split`` is neither, or a share where folders divide the files.
+        DataError: the folder or csv file is missing, they do not fit together, or a class
+            has no shape for training.
+    """
+
+    def __init__(
+        self, root: Path | str | None, *, split: float | str | None = None, seed: int = 0
+    ) -> None:
+        self.root = require_root(
+            root,
+            what="a folder with a folder for each class",
+            where_from=f"those hold files of {', '.join(SHAPE_SUFFIXES)}",
+        )
+        self.listings = list_folder(
+            self.root, suffixes=SHAPE_SUFFIXES, split=split, seed=seed, needs_classes=True
+        )
+
+
+def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> PointSource:
+    """The source of a folder: ``train.npz`` and ``test.npz``, or a file for each shape.
+
+    Args:
+        root: the folder, with or without folders of classes.
+        test_share: share of the files for testing, where no folders divide them.
+
+    Raises:
+        ConfigError: the share is out of its range.
+        DataError: the folder is missing or has another layout.
+    """
+    suffixes = ", ".join(_DOMAIN_SUFFIXES)
+    path = require_root(root, what="a folder of meshes or clouds", where_from=f"such as {suffixes}")
+    if (path / "train.npz").is_file():
+        return NpzBundle(root, needs_labels=False)
+    source = ListedShapes()
+    source.root = path
+    source.listings = list_folder(path, suffixes=_DOMAIN_SUFFIXES, share=test_share)
+    return source
