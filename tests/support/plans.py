@@ -1,8 +1,8 @@
-"""Plans for tests in which only the placement matters."""
+"""Plans for tests in which only the placement matters, and sends between ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
@@ -29,3 +29,20 @@ def plan_on(
         ),
         details=details,
     )
+
+
+__all__ = ["configs", "plan_of"]
+
+
+def configs(max_ranks: int) -> Iterator[str]:
+    """Every way to share up to ``max_ranks`` ranks between stages."""
+
+    def shares(ranks: int) -> Iterator[tuple[int, ...]]:
+        if ranks == 0:
+            yield ()
+        for first in range(1, ranks + 1):
+            for rest in shares(ranks - first):
+                yield (first, *rest)
+
+    for ranks in range(1, max_ranks + 1):
+        yield from ("-".join(map(str, share)) for share in shares(ranks))

@@ -1,4 +1,4 @@
-"""What ranks of a synchronous pipeline train, and how one process does the same."""
+"""Networks and trainings of synchronous pipelines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, default_collate
 
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from tests.support.drop_nets import drop_layers, norm_drop_layers, sparse_drop_layers
-from tests.support.normless_nets import normless_layers, sparse_normless_layers
 from tests.support.pipeline_cases import BATCH as DEALT
 from tests.support.pipeline_cases import (
+    CLASSES,
     LAYERS,
     QUIET,
     Dense,
@@ -28,8 +30,67 @@ from tests.support.pipeline_cases import (
     dense_layers,
     frozen_layers,
     image_layers,
+    sparse_layers,
     weights,
 )
+
+
+def drop_layers() -> nn.Sequential:
+    """Without batch norms, so that microbatches of one sample will do; draws in three layers."""
+    return nn.Sequential(
+        nn.Linear(6, 16),
+        nn.Dropout(0.3),
+        nn.LayerNorm(16),
+        nn.Tanh(),
+        nn.Linear(16, 12),
+        nn.Dropout(0.3),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(12, CLASSES),
+    )
+
+
+def sparse_drop_layers() -> nn.Sequential:
+    return sparse_vgg(11, CLASSES, width=1 / 16, dropout=0.5)
+
+
+def norm_drop_layers() -> nn.Sequential:
+    """With batch norms, draws, and a layer that works in place on what a norm has made."""
+    return nn.Sequential(
+        nn.Linear(6, 16, bias=False),
+        nn.BatchNorm1d(16),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.Linear(16, 12, bias=False),
+        nn.BatchNorm1d(12, momentum=None),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(12, CLASSES),
+    )
+
+
+GAIN = 3.0
+"""Of sparse kernels, lest all vanishes in so many layers."""
+
+
+def normless_layers() -> nn.Sequential:
+    return _without_norms(dense_layers())
+
+
+def sparse_normless_layers() -> nn.Sequential:
+    layers = _without_norms(sparse_layers())
+    for name, parameter in layers.named_parameters():
+        if name.endswith("kernel"):
+            parameter.data *= GAIN
+    return layers
+
+
+def _without_norms(layers: nn.Sequential) -> nn.Sequential:
+    for name, module in list(layers.named_modules()):
+        if isinstance(module, _BatchNorm):
+            layers.set_submodule(name, nn.Identity())
+    return layers
+
 
 BATCH = 17
 SEED = 5

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.schedule import RankOrder, Schedule, asynchronous
-from tests.support.schedule_cases import plan_of
+from tests.support.plans import plan_of
 
 # Zhai et al., Fig. 3: four stages, one device each. Counted from 1, F5 of the first stage
 # runs right after the update of minibatch 1, and B5 after those of 2, 3 and 4.

@@ -9,7 +9,7 @@ from PIL import Image
 
 from sparsepipe.errors import ScheduleError
 from sparsepipe.schedule import asynchronous, check
-from tests.support.schedule_cases import configs, plan_of
+from tests.support.plans import configs, plan_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "draw_schedules.py"))

@@ -3,7 +3,7 @@
 import pytest
 
 from sparsepipe.schedule import check, eager_one_f_one_b, gpipe, naive, one_f_one_b
-from tests.support.schedule_cases import configs, plan_of
+from tests.support.plans import configs, plan_of
 
 NAIVE = """
 F0 B0 U0 F1 B1 U1

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.errors import ScheduleError
 from sparsepipe.schedule import Schedule, asynchronous, gpipe, naive
-from tests.support.schedule_cases import plan_of
+from tests.support.plans import plan_of
 from tests.support.timelines import timeline
 
 

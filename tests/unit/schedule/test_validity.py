@@ -4,7 +4,7 @@ import pytest
 
 from sparsepipe.errors import ScheduleError
 from sparsepipe.schedule import Schedule, asynchronous, check, gpipe, naive, one_f_one_b
-from tests.support.schedule_cases import configs, plan_of
+from tests.support.plans import configs, plan_of
 
 
 @pytest.mark.parametrize("minibatches", [1, 7, 24])

@@ -17,7 +17,7 @@ from sparsepipe.schedule import (
     peak_vertical,
     until_return,
 )
-from tests.support.schedule_cases import plan_of
+from tests.support.plans import plan_of
 
 small = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda r: "-".join(map(str, r)))
 

@@ -11,11 +11,10 @@ from sparsepipe.emulate import announce_hosts, emulated_hosts, enter_host
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.chain_sum import ChainSum
 from sparsepipe.schedule.communication import way_of
-from tests.support.exactness_cases import Case, train
+from tests.support.asynchronous_cases import Case, check, train
 from tests.support.namespace_cases import needs_namespaces
 from tests.support.pipeline_cases import make_net
 from tests.support.processes import run
-from tests.support.replayed_cases import check
 
 HOSTS = ["a", "a", "a", "b", "b"]  # of each rank: the second stage has two on one, one on the other
 CASE = Case("1-3-1", net="wide", minibatches=7)  # the last round of the second stage is partial

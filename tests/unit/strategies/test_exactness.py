@@ -9,23 +9,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from tests.support import accumulation, exactness_cases, recomputed_twice, replayed_cases
-from tests.support.accumulation import Accumulation
-from tests.support.exactness_cases import PLANS, leaders, num_ranks
-from tests.support.norm_cases import Normed, distance, whole
-from tests.support.pipeline_cases import OPTIMIZERS, weights
+from tests.support import accumulation, asynchronous_cases
+from tests.support.accumulation import Accumulation, Normed, distance, whole
+from tests.support.asynchronous_cases import PLANS, leaders, num_ranks
+from tests.support.pipeline_cases import OPTIMIZERS, Net, weights
 from tests.support.processes import run_shared
-from tests.support.synchronous_cases import Case, make_net, train_one
+from tests.support.synchronous_cases import NETS, Case, make_net, train_one
 from tests.support.synchronous_cases import train as train_synchronously
 
 Row = Any
-Asynchronous = exactness_cases.Case
+Asynchronous = asynchronous_cases.Case
 FP32 = {"residual": 3e-6}
 """Share of the largest element by which two orders of summing differ after two epochs, at most, if
 not 1e-6. In the deepest network single biases came to 1.0e-6."""
@@ -78,8 +79,8 @@ def replay_matrix() -> Iterator[tuple[str, list[Row]]]:
 
 
 REPLAYED = Family(
-    train=exactness_cases.train,
-    check=replayed_cases.check,
+    train=asynchronous_cases.train,
+    check=asynchronous_cases.check,
     rows=[
         Asynchronous("1-1"),
         Asynchronous("1-1", net="sparse", optimizer="adam"),
@@ -332,9 +333,82 @@ NORMED = Family(
 # Recomputation against the same training without it.
 
 
+SPANS: dict[str, Any] = {
+    "norm_drop": {"layers": [[1, 3], 5, [6, 8]]},
+    "drop": {"layers": [1, 2, [4, 7]]},
+    "dense": {"layers": [[0, 2], [3, 5]]},
+    "sparse_drop": {"layers": [[0, 5], [6, 9], 11, [15, 20]]},  # one across a cut of two stages
+}
+
+
+class Runs(pl.Callback):
+    """How often each layer of this rank began to run in training.
+
+    The last one of a span that runs again ends as soon as nothing more is needed.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Net)
+        for number, layer in enumerate(pl_module.layers):
+            layer.register_forward_pre_hook(partial(self._count, number))
+
+    def _count(self, number: int, *_: Any) -> None:
+        self.counts[number] = self.counts.get(number, 0) + 1
+
+
+def kinds_of(case: Case) -> list[Case]:
+    """The case without recomputation, and with some kinds of it."""
+    hows = ("none", "all", SPANS[case.net], {"stages": [len(case.replicas) - 1]})
+    return [dataclasses.replace(case, recompute=how) for how in hows]
+
+
+def train_recomputed(rank: int, cases: Sequence[Case]) -> list[Any]:
+    """Of each kind of each case weights and statistics, losses, and how often layers ran."""
+    found = []
+    for case in cases:
+        kinds = []
+        for kind in kinds_of(case):
+            runs = Runs()
+            kinds.append((*train_one(kind, rank, callbacks=[runs]), runs.counts))
+        found.append(kinds)
+    return found
+
+
+def recomputed_layers(case: Case) -> set[int]:
+    """By the documents, not by the code."""
+    length = len(NETS[case.net]())
+    if isinstance(case.recompute, str):
+        return set(range(length)) if case.recompute == "all" else set()
+    spans = [[n, n] if isinstance(n, int) else n for n in case.recompute.get("layers", [])]
+    found = {layer for first, last in spans for layer in range(first, last + 1)}
+    bounds = [0, *case.cuts, length]
+    for stage in case.recompute.get("stages", []):
+        found |= {*range(bounds[stage], bounds[stage + 1])}
+    return found
+
+
+def check_recomputed(case: Case, found: Sequence[Any]) -> None:
+    """The first kind keeps all; of the others layers ran twice, and nothing else differs."""
+    for (state, told, most, counts), *others in found:
+        for kind, (its_state, its_told, its_most, its_counts) in zip(
+            kinds_of(case)[1:], others, strict=True
+        ):
+            assert its_state.keys() == state.keys()
+            for name, value in its_state.items():
+                assert torch.equal(value, state[name]), f"{kind} {kind.recompute}: {name}"
+            assert its_told == told, f"{kind} {kind.recompute}"
+            assert most in (None, its_most), "but where a plain Trainer runs"
+            twice = recomputed_layers(kind)
+            expected = {n: (1 + (n in twice)) * runs for n, runs in counts.items()}
+            assert its_counts == expected, str(kind)
+
+
 def recomputed_matrix() -> Iterator[tuple[str, list[Row]]]:
     configs, schedules = (*DEPTHS, "2-1", "1-2"), ("gpipe", "1f1b", "eager_1f1b")
-    for config, net, schedule in itertools.product(configs, recomputed_twice.SPANS, schedules):
+    for config, net, schedule in itertools.product(configs, SPANS, schedules):
         least, readers = max(map(int, config.split("-"))), int(config[0])
         samples = {"drop": 39, "sparse_drop": 22}.get(net, 34) * readers
         rows = [
@@ -347,8 +421,8 @@ def recomputed_matrix() -> Iterator[tuple[str, list[Row]]]:
 
 
 RECOMPUTED = Family(
-    train=recomputed_twice.train,
-    check=recomputed_twice.check,
+    train=train_recomputed,
+    check=check_recomputed,
     rows=[
         Case("1", 1, net="norm_drop", samples=34),  # what would be a plain run otherwise
         Case("1", 3, "1f1b", net="norm_drop", unkeyed=True, samples=34),
@@ -367,18 +441,18 @@ RECOMPUTED = Family(
 
 def train_grids(rank: int, cases: Sequence[Row]) -> list[Any]:
     devices = torch.distributed.get_world_size()
-    kinds = {Asynchronous: exactness_cases.train, Case: train_synchronously}
+    kinds = {Asynchronous: asynchronous_cases.train, Case: train_synchronously}
     return [kinds[type(case)](rank, [case], devices=devices)[0] for case in cases]
 
 
 def check_grids(case: Row, found: Sequence[Any]) -> None:
     if isinstance(case, Asynchronous):
-        replayed_cases.check(case, leaders(found, case), rounding=1e-5)  # in single precision
+        asynchronous_cases.check(case, leaders(found, case), rounding=1e-5)  # in single precision
     else:
         accumulation.check(case, leaders(found, case), rounding=1e-10)
 
 
-GRIDS = Family(train=train_grids, check=check_grids, rows=exactness_cases.grid_rows())
+GRIDS = Family(train=train_grids, check=check_grids, rows=asynchronous_cases.grid_rows())
 
 FAMILIES = {
     "replay": REPLAYED,

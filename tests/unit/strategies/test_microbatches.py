@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import Conv3d, ReLU, SparseTensor, sparse_collate
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from tests.support.drop_nets import drop_layers
 from tests.support.pipeline_cases import (
     CLASSES,
     QUIET,
@@ -25,6 +24,7 @@ from tests.support.pipeline_cases import (
     weights,
 )
 from tests.support.processes import outcomes, run
+from tests.support.synchronous_cases import drop_layers
 
 
 def fitted(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.processes import run
-from tests.unit.strategies.test_spatial import BOUND, gap, trained
+from tests.unit.strategies.test_spatial import CASES, check, trained
 
 ACCELERATOR = "gpu"
 pytestmark = [
@@ -18,20 +18,11 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("grid", "recompute", "backend"),
-    [((1, 2), False, "gloo"), ((1, 2), True, "gloo"), ((1, 1), False, "nccl")],
+    ("name", "backend"), [("plain", "gloo"), ("recomputed", "gloo"), ("one shard", "nccl")]
 )
-def test_a_training_equals_one_process(
-    grid: tuple[int, int], recompute: bool, backend: str
-) -> None:
+def test_a_training_equals_one_process(name: str, backend: str) -> None:
     """Over NCCL, which gives no device to two ranks, with one."""
-    clip = 0.1 if recompute else None
-    (expected,) = run(trained, 1, None, 1, False, False, clip, None, ACCELERATOR)
-    settings = (grid, 1, recompute, recompute, clip, None, ACCELERATOR, backend)
-    for found in run(trained, math.prod(grid), *settings, limit_s=180):
-        for name, value in found["weights"].items():
-            if not name.startswith(("accuracy", "confusion")):
-                assert gap(value.double(), expected["weights"][name].double()) <= BOUND, name
-        assert found["losses"] == pytest.approx(expected["losses"], rel=BOUND)
-        assert gap(found["predicted"], expected["predicted"]) <= BOUND
-        assert torch.equal(found["counts"], expected["counts"])
+    ranks = math.prod(CASES[name].grid)
+    settings = ("64-true", None, ACCELERATOR)
+    everyone = run(trained, ranks, name, ranks, *settings, backend, limit_s=180)
+    check(name, everyone, alone=lambda _: run(trained, 1, name, 0, *settings)[0])

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 from sparsepipe.strategies.pipeline.steps import run_through
-from tests.support.drop_nets import drop_layers
 from tests.support.pipeline_cases import (
     QUIET,
     Dense,
     Net,
 )
 from tests.support.processes import outcomes
+from tests.support.synchronous_cases import drop_layers
 
 SAMPLES, BATCH, PARTS = 24, 8, 4
 STEPS = SAMPLES // BATCH

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from sparsepipe.strategies import DataParallelStrategy
-from tests.support import accumulation, exactness_cases, replayed_cases, synchronous_cases
+from tests.support import accumulation, asynchronous_cases, synchronous_cases
+from tests.support.asynchronous_cases import grid_rows, leaders, num_ranks
 from tests.support.pipeline_cases import (
     BATCH,
     OPTIMIZERS,
@@ -35,7 +36,7 @@ pytestmark = [
 ]
 ROUNDING = 1e-5
 RANKS, EPOCHS, STEPS = 2, 2, 3
-Asynchronous, Synchronous = exactness_cases.Case, synchronous_cases.Case
+Asynchronous, Synchronous = asynchronous_cases.Case, synchronous_cases.Case
 
 ASYNCHRONOUS = [
     Asynchronous("1-1"),
@@ -55,6 +56,8 @@ SYNCHRONOUS = [
     Synchronous("1-1", 3, "gpipe", net="sparse_drop", samples=22, epochs=1, recompute="all"),
     Synchronous("2", 4, "1f1b", net="dense", samples=68),
 ]
+GRID_RANKS = 3
+GRIDS = [row for row in grid_rows() if num_ranks(row) == GRID_RANKS]
 DATA_PARALLEL = {"normless": "dense", "sparse_normless": "sparse"}
 """Networks, and whose data they get."""
 
@@ -63,7 +66,7 @@ def train(rank: int) -> dict[str, Any]:
     """All cases in the same processes, one after the other."""
     places = own_node(rank, RANKS, accelerator=ACCELERATOR)
     return {
-        "asynchronous": exactness_cases.train(rank, ASYNCHRONOUS, **places),
+        "asynchronous": asynchronous_cases.train(rank, ASYNCHRONOUS, **places),
         "synchronous": synchronous_cases.train(rank, SYNCHRONOUS, **places),
         "data parallel": {
             net: train_whole(net, rank, backend="gloo", **places) for net in DATA_PARALLEL
@@ -79,7 +82,7 @@ def everyone() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("number", range(len(ASYNCHRONOUS)), ids=lambda n: str(ASYNCHRONOUS[n]))
 def test_an_asynchronous_pipeline_equals_a_replay(number: int, everyone: Any) -> None:
     found = [each["asynchronous"][number] for each in everyone]
-    replayed_cases.check(ASYNCHRONOUS[number], found, device=DEVICE, rounding=ROUNDING)
+    asynchronous_cases.check(ASYNCHRONOUS[number], found, device=DEVICE, rounding=ROUNDING)
 
 
 @pytest.mark.parametrize("number", range(len(SYNCHRONOUS)), ids=lambda n: str(SYNCHRONOUS[n]))
@@ -154,3 +157,19 @@ def test_data_parallelism_over_nccl_with_one_rank(net: str) -> None:
     backend = "nccl" if DEVICE.type == "cuda" else "gloo"
     found = train_whole(net, backend=backend, accelerator=ACCELERATOR, devices=1, num_nodes=1)
     check_data_parallel(net, [found], backend=backend)
+
+
+def train_on_grids(rank: int) -> list[Any]:
+    kinds = {Asynchronous: asynchronous_cases, Synchronous: synchronous_cases}
+    places = own_node(rank, GRID_RANKS, accelerator=ACCELERATOR)
+    return [kinds[type(row)].train(rank, [row], **places)[0] for row in GRIDS]
+
+
+def test_pipelines_with_stages_that_are_grids_equal_one_process() -> None:
+    everyone = run(train_on_grids, GRID_RANKS, limit_s=240)
+    for number, row in enumerate(GRIDS):
+        found = leaders([each[number] for each in everyone], row)
+        if isinstance(row, Synchronous):
+            accumulation.check(row, found, device=DEVICE, rounding=1e-9)
+        else:
+            asynchronous_cases.check(row, found, device=DEVICE, rounding=1e-4)
