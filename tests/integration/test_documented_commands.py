@@ -1,7 +1,14 @@
-"""Commands of the README, of docs/ and of recorded experiments compose; guides: test_guides.py."""
+"""Commands of documents compose, shells complete them, and the smallest scale is as told."""
 
 from __future__ import annotations
 
+import csv
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,13 +55,115 @@ def test_variables_may_stand_before_a_command_and_every_option_counts(tmp_path: 
     ]
 
 
-def test_the_serial_run_of_the_study_of_depth_is_one_of_them() -> None:
-    row = ("paper/schedule=serial", "paper/depth=measured_2")
-    assert ("experiment=pipeline_depth", *row) in COMMANDS
-
-
 @pytest.mark.parametrize(
     "name", ["docs/first_experiment.md", "docs/experiments.md", "experiments/fig9/README.md"]
 )
 def test_commands_are_found(name: str) -> None:
     assert name in {document for document, _ in COMMANDS.values()}
+
+
+def test_few_shapes_of_few_classes_are_tested_at_scale_smoke() -> None:
+    text = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^\| tested on \| ([^|]*) \|", text, re.MULTILINE)
+    batches, shapes, of_all, classes = map(int, re.findall(r"\d+", told))
+    config = composed("experiment=table2", "scale=smoke", "paper/trial=one_device")
+    assert batches == config.trainer.limit_test_batches
+    assert shapes == batches * config.data.get("batch_size")
+    per_class = config.data.get("source")["test_per_class"]
+    assert classes == shapes // per_class
+    with (ROOT / "experiments/table2_smoke/ledger.csv").open(encoding="utf-8") as stream:
+        trainings = [row for row in csv.DictReader(stream) if row["task_name"] == "train"]
+    assert trainings
+    for row in trainings:
+        tested = [key for key, value in row.items() if key.startswith("test/accuracy/") and value]
+        assert (len(tested), int(row["test_shapes"])) == (classes, of_all)
+
+
+# The command under its own name, from wherever the tests run.
+_COMMAND = """#!{python}
+import sys
+from sparsepipe.cli import main
+sys.argv[0] = "sparsepipe"
+main()
+"""
+# What bash does when Tab is pressed: it sets these and calls the function that is installed.
+_TAB = """
+eval "$(sparsepipe -sc install=bash)"
+complete -p sparsepipe >&2
+{tabs}
+"""
+_PRESS = """
+COMP_LINE={line}; COMP_POINT=${{#COMP_LINE}}; words=($COMP_LINE)
+[[ $COMP_LINE == *" " ]] && COMP_CWORD=${{#words[@]}} || COMP_CWORD=$(( ${{#words[@]}} - 1 ))
+COMPREPLY=(); hydra_bash_completion; echo "${{COMPREPLY[@]}}"
+"""
+
+
+class Bash:
+    """A shell in which the command is installed."""
+
+    def __init__(self, cwd: Path) -> None:
+        command = cwd / "bin" / "sparsepipe"
+        command.parent.mkdir()
+        command.write_text(_COMMAND.format(python=sys.executable))
+        command.chmod(0o755)
+        self.cwd = cwd / "here"
+        self.cwd.mkdir()
+        self._path = f"{command.parent}:{os.environ['PATH']}"
+
+    def tab(self, *lines: str) -> list[set[str]]:
+        """What Tab offers at the end of each line."""
+        tabs = "".join(_PRESS.format(line=shlex.quote(line)) for line in lines)
+        done = subprocess.run(
+            ["bash", "--norc", "-c", _TAB.format(tabs=tabs)],
+            cwd=self.cwd,
+            env={**os.environ, "PATH": self._path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        )
+        assert "-F hydra_bash_completion sparsepipe" in done.stderr
+        return [set(line.split()) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_tab_in_bash(tmp_path: Path) -> None:
+    bash = Bash(tmp_path)
+    offered = bash.tab(
+        "sparsepipe mod",
+        "sparsepipe model=sparse_resnet",
+        "sparsepipe experiment=demo model.w",
+        "sparsepipe data.re",
+    )
+    assert offered == [
+        {"model=", "model."},
+        {"model=sparse_resnet18", "model=sparse_resnet34", "model=sparse_resnet50"},
+        {"model.width="},
+        {"data.representation=", "data.resolution="},
+    ]
+    assert not list(bash.cwd.iterdir())
+
+
+def test_the_completion_script_of_fish(tmp_path: Path) -> None:
+    """It is seldom there to press Tab in."""
+
+    def said(action: str, **environment: str) -> str:
+        return subprocess.run(
+            [tmp_path / "bin" / "sparsepipe", "-sc", f"{action}=fish"],
+            cwd=bash.cwd,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+
+    bash = Bash(tmp_path)
+    installed = said("install")
+    assert "complete -c sparsepipe" in installed
+    assert "-sc query=fish" in installed
+    assert said("query", COMP_LINE="sparsepipe model=sparse_vgg11").split() == [
+        "model=sparse_vgg11_bn"
+    ]

@@ -118,11 +118,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(shell: Shell, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        (("model=sparse_vgg11_bn", "data=shapes"), "domains"),
         (("parallel.roles=separate", "parallel.devices=1", "hardware.cpu_devices=1"), "leave none"),
         (("data.targets=9",), "data.targets=9"),
-        (("data.source=moon",), "'moon'"),
-        (("model.losses.similarity=coral",), "coral"),
     ],
 )
 def test_refusals(shell: Shell, settings: tuple[str, ...], word: str) -> None:

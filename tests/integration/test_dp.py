@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import Shell, fault, rows, wait_for, weights
+from tests.support.command_line import Shell, composed, fault, rows, wait_for, weights
+from tests.support.processes import outcomes
+from tests.support.resolved import resolved
 
 Job = Callable[..., Path]
 DP = ("parallel=dp", "parallel.devices=2")
@@ -69,7 +70,7 @@ def test_sweep_of_world_sizes(shell: Shell) -> None:
 
 @pytest.mark.full
 def test_under_torchrun(shell: Shell) -> None:
-    process = torchrun(shell, SAVE, "model.norm=true", "trainer.max_epochs=1")
+    process = shell.torchrun(2, *DP, SAVE, "model.norm=true", "trainer.max_epochs=1")
     assert process.returncode == 0, process.stderr
     (run,) = shell.runs()
     assert read_json(run / "result.json")["ranks"] == 2
@@ -78,27 +79,14 @@ def test_under_torchrun(shell: Shell) -> None:
     assert process.stdout == f"{run}\n", "one rank speaks"
 
 
-def torchrun(shell: Shell, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return subprocess.run(
-        [*command, "-m", *shell.command(*DP, *arguments)],
-        cwd=shell.cwd,
-        env=shell.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.mark.full
 def test_errors_under_torchrun_are_reported_once(shell: Shell) -> None:
-    refused = torchrun(shell, "trainer.precision=foo")
+    refused = shell.torchrun(2, *DP, "trainer.precision=foo")
     assert refused.returncode
     assert refused.stderr.count("Lightning refuses the settings") == 1
     assert "stopped by" not in refused.stderr
     assert first_exit_code(refused.stderr) == 2
-    refused = torchrun(shell, "hydra.mode=MULTIRUN")
+    refused = shell.torchrun(2, *DP, "hydra.mode=MULTIRUN")
     assert refused.stderr.count("a sweep (-m) within torchrun") == 1
     assert "stopped by" not in refused.stderr
     assert first_exit_code(refused.stderr) == 2
@@ -147,8 +135,8 @@ def test_only_the_failed_rank_reports_and_not_those_ended_for_it(
 
 @pytest.mark.full
 def test_data_may_take_longer_than_the_limit_of_a_collective(shell: Shell) -> None:
-    done = torchrun(
-        shell, "+data.prepare_s=20", "parallel.strategy.timeout_s=15", "trainer.max_epochs=1"
+    done = shell.torchrun(
+        2, *DP, "+data.prepare_s=20", "parallel.strategy.timeout_s=15", "trainer.max_epochs=1"
     )
     assert done.returncode == 0, done.stderr
 
@@ -189,3 +177,29 @@ def test_rank_that_hangs(shell: Shell) -> None:
     )
     assert failed.code == 1
     assert "rank 1 did not answer" in failed.err
+
+
+def train_in(rank: int, directories: list[Path]) -> None:
+    from sparsepipe.runs.rundir import RunDir
+
+    config = composed("experiment=tiny", "trainer.max_epochs=2", "hardware.accelerator=cpu", *DP)
+    run = resolved(config, directory=RunDir(directories[rank]))
+    with run.watch:
+        run.task.run(run)
+
+
+@pytest.mark.parametrize(
+    "missing", ["last.ckpt", pytest.param("fitted.json", marks=pytest.mark.full)]
+)
+def test_ranks_that_see_different_files_are_refused(
+    job: Callable[..., Path], tmp_path: Path, missing: str
+) -> None:
+    """As nodes do whose outputs are not on a shared directory."""
+    shutil.copytree(job("trainer.max_epochs=1"), tmp_path / "other")
+    run = next(Path("outputs/tiny").glob("[!.]*")).absolute()
+    (tmp_path / "other" / "checkpoints" / missing).unlink()
+    found = outcomes(train_in, 2, [run, tmp_path / "other"], limit_s=60)
+    for outcome in found:
+        assert isinstance(outcome.error, ConfigError), str(outcome)
+        assert "find different checkpoints" in outcome.error.message
+        assert "all nodes share" in outcome.error.remedy

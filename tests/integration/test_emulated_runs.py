@@ -1,4 +1,4 @@
-"""Real emulated trainings through the command line, and that nothing of killed ones stays."""
+"""Real emulated trainings through the command line: what they tell, begin again, and leave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 import signal
 import subprocess
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from tests.support.emulated_cases import (
     hosts,
     profile,
 )
-from tests.support.namespace_cases import left, needs_namespaces
+from tests.support.namespace_cases import PERMITTED, left, needs_namespaces
 
 COMPUTE_S = LAYERS * (FORWARD_S + BACKWARD_S)  # of the fast device; the slow ones take twice that
 PIPELINE = ("parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]")
@@ -123,16 +125,6 @@ def test_sums_of_gradients_cross_the_link(shell: Shell) -> None:
     assert result["epoch_s"] > 7 * step_s, "of the last step some may still be on its way"
 
 
-@pytest.mark.full
-def test_a_searched_plan(shell: Shell) -> None:
-    overrides = (*hosts(shell.cwd), "hardware.network=loopback")
-    run = shell(*overrides, "parallel=exact", "parallel.search.cost_model=eq4").run
-    result = read_json(run / "result.json")
-    assert result["plan_strategy"] == "exact"
-    assert result["plan_samples_per_s"] == pytest.approx(16 / result["plan_bottleneck_s"])
-    assert "plan_shapes_per_s" not in result
-
-
 @needs_namespaces
 @pytest.mark.full
 def test_a_signal_leaves_nothing(shell: Shell) -> None:
@@ -188,3 +180,62 @@ def test_eight_runs_of_which_three_are_killed_leave_nothing(shell: Shell) -> Non
         assert [name for pid in (*killed, process.pid) for name in left(pid)] == []
     assert len(killed) == 3
     assert orphans(shell.cwd) == []
+
+
+NETWORK = "namespaces" if PERMITTED else "loopback"
+RATE, MINIBATCHES, LIMITED = 4e6, 24, "hosts as network namespaces"
+
+
+def asked(shell: Shell, *overrides: str) -> list[str]:
+    return [
+        *hosts(shell.cwd, bytes_per_s=RATE),
+        *PIPELINE,
+        f"hardware.network={NETWORK}",
+        *overrides,
+    ]
+
+
+def check(run: Path, *, starts: int) -> None:
+    """The result is that of a whole epoch, at the pace of the link or of the first stage."""
+    result: dict[str, Any] = read_json(run / "result.json")
+    assert (result["kind"], result["network"]) == ("emulated", NETWORK)
+    assert (result["minibatches"], result["starts"], result["ranks"]) == (MINIBATCHES, starts, 3)
+    computing_s, crossing_s = 2 * (FORWARD_S + BACKWARD_S), ACTIVATION_BYTES / RATE
+    slowest_s = crossing_s if PERMITTED else computing_s
+    assert slowest_s >= computing_s
+    assert result["epoch_s"] > (MINIBATCHES - 1) * slowest_s
+    assert (run / "DONE.json").exists()
+
+
+@pytest.mark.full
+def test_ranks_begin_again_on_the_same_hosts(shell: Shell) -> None:
+    killed = fault([(3, signal.SIGKILL)], rank=1)
+    process = shell.start(*asked(shell, killed, "parallel.max_restarts=1"))
+    ended = shell.wait(process)
+    assert (shell.cwd / "fault-at-3").exists(), "it did not come about"
+    assert "rank 1 (stage 1)" in ended.err
+    assert "restart 1 of 1" in ended.err
+    assert ended.err.count(LIMITED) == PERMITTED, "they are made once"
+    check(ended.run, starts=1)
+    assert left(process.pid) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_the_same_command_begins_again(shell: Shell, signum: signal.Signals) -> None:
+    """What is left of hosts when the command is killed goes when it is given again."""
+    command = asked(shell, fault([(3, signum)], parent=True))
+    process = shell.start(*command)
+    first = shell.wait(process)
+    assert (shell.cwd / "fault-at-3").exists(), "it did not come about"
+    died = signum is signal.SIGKILL
+    assert first.code == (-signum if died else 128 + signum), first.err
+    assert bool(left(process.pid)) == (died and PERMITTED)
+    begun = shell.runs()  # an epoch that was stopped leaves nothing worth a directory
+    assert len(begun) == died
+    assert not any((run / "DONE.json").exists() for run in begun)
+    again = shell(*command)
+    assert shell.runs() == [again.run]
+    check(again.run, starts=1 + died)
+    assert left(process.pid) == []
+    assert ("removing what a killed process has left" in again.err) == (died and PERMITTED)

@@ -1,7 +1,4 @@
-"""A sparse backend, a data source and a task from outside of the package, by ``_target_``.
-
-The examples of docs/extending.md.
-"""
+"""Extensions from outside of the package, by dotted path: the examples of docs/extending.md."""
 
 from __future__ import annotations
 
@@ -14,11 +11,18 @@ import torch
 
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.check import check
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.launch.job import run_job
+from sparsepipe.partition.devices import Choice
+from sparsepipe.partition.problem import Problem
+from sparsepipe.schedule import Plan, synchronous_by_name
+from sparsepipe.schedule import check as check_schedule
+from sparsepipe.strategies.pipeline.synchronous import SynchronousPipelineStrategy
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.guide_cases import write_files
+from tests.support.simulated_cases import SEARCHED, result
+from tests.support.simulated_cases import run as simulated
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +81,69 @@ def test_a_task_of_ones_own_makes_a_run() -> None:
     wrong = spec.replace({"task.trainabel": True})
     with pytest.raises(ConfigError, match=r"nearest: 'task\.trainable'"):
         check(wrong.to_dict())
+
+
+PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
+
+
+def plan_by(outputs: Path, *overrides: str) -> Plan:
+    done = run_job(composed(f"paths.outputs={outputs}", *PAPER, *overrides))
+    return Plan.from_json(done.plan.read_text())
+
+
+def test_a_search_of_ones_own(tmp_path: Path) -> None:
+    plan = plan_by(tmp_path, "task.search=partition_search.even_layers")
+    assert plan.replicas_of_stages == (1,) * 8
+    assert {stage.num_layers for stage in plan.stages} == {6, 7}
+    assert plan.details["strategy"] == "partition_search.even_layers"
+
+
+def test_a_cost_model_of_ones_own(tmp_path: Path) -> None:
+    own = plan_by(tmp_path, "task.search=dp", "task.cost_model=cost_model.SharedLinks")
+    theirs = plan_by(tmp_path, "task.search=dp", "task.cost_model=pipedream")
+    (own_s,), (theirs_s,) = own.details["stage_times_s"], theirs.details["stage_times_s"]
+    assert own_s > theirs_s
+    assert own.details["cost_model"]["class"] == "cost_model.SharedLinks"
+    assert "class" not in theirs.details["cost_model"]
+
+
+def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
+    path = "pipeline_schedule.first_in_first_out"
+    plan = Plan.of(config="2-1", cuts=[2], num_layers=4)
+    made = synchronous_by_name(path, plan, 2, microbatches=4)
+    check_schedule(made)
+    assert str(made.actions[2][4]) == "B0.0", "after all forwards the first backward"
+    own, gpipe = (
+        result(simulated(tmp_path, *SEARCHED, f"task.schedule={name}", "task.microbatches=4"))
+        for name in (path, "gpipe")
+    )
+    assert own["schedule"] == path
+    assert own["minibatch_s"] > 0
+    assert own["plan_config"] == gpipe["plan_config"]
+    strategy = SynchronousPipelineStrategy(schedule=path, config="1-1")  # type: ignore[arg-type]
+    assert strategy.schedule == path
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.search=partition_search.even_layer", "nearest: 'even_layers'"),
+        ("task.cost_model=collections.Counter", "gives no cost model"),
+    ],
+)
+def test_a_name_that_leads_nowhere(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_by(tmp_path, override)
+
+
+def test_stages_that_are_no_plan_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import partition_search  # type: ignore[import-not-found]
+
+    def half(problem: Problem) -> list[Choice]:
+        return [Choice(first=0, end=problem.spans.num_layers - 1, counts=problem.pool.counts)]
+
+    monkeypatch.setattr(partition_search, "even_layers", half)
+    with pytest.raises(PlanError, match=r"partition_search.even_layers has found is no plan"):
+        plan_by(tmp_path, "task.search=partition_search.even_layers")

@@ -196,56 +196,6 @@ def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
         assert {row["task.search"] for row in csv.DictReader(stream)} == {"dp", "exact"}
 
 
-def swept_cells(shell: Shell, experiment: str, *overrides: str) -> list[dict[str, object]]:
-    """Results of a sweep's runs, all of which are done; its report and its ledger are there."""
-    swept = shell.sweep(f"experiment={experiment}", *FEW, *overrides, timeout_s=560)
-    assert swept.code == 0, swept.err
-    (report,) = shell.cwd.glob(f"outputs/{experiment}/sweeps/*/report/{experiment}.csv")
-    assert report.with_name("report.html").exists()
-    assert (shell.cwd / "outputs" / experiment / "ledger.csv").exists()
-    done = sorted(shell.cwd.glob(f"outputs/{experiment}/*/DONE.json"))
-    return [read_json(file.with_name("result.json")) for file in done]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-@LAUNCHERS
-def test_cells_of_table_2_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
-    narrow = (
-        "paper/trial=one_device",
-        "paper/network=sparse_p050,sparse_p025",
-        "data.resolution=32",
-    )
-    found = swept_cells(shell, "table2", *narrow, *launcher)
-    assert sorted(result["data.point_ratio"] for result in found) == [0.25, 0.5]
-    assert all(0 <= result["test/accuracy"] <= 1 for result in found)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-@needs("optuna")
-def test_a_rate_for_figure_8_is_searched_for_by_optuna(shell: Shell) -> None:
-    search = (
-        "paper/network=sparse",
-        "data.resolution=32",
-        "hydra/sweeper=optuna",
-        "hydra.sweeper.direction=maximize",
-        "hydra.sweeper.n_trials=2",
-        "hydra.sweeper.n_jobs=1",
-        "hydra.sweeper.sampler.seed=0",
-        "objective=inference_shapes_per_s",
-        "optim.optimizer.lr=tag(log, interval(0.001, 0.1))",
-    )
-    found = swept_cells(shell, "fig8", *search, "task.timed_batches=2")
-    rates = {result["optim.optimizer.lr"]: result["inference_shapes_per_s"] for result in found}
-    assert len(rates) == 2
-    (file,) = shell.cwd.glob("outputs/fig8/sweeps/*/optimization_results.yaml")
-    best = yaml.safe_load(file.read_text())
-    (rate,) = best["best_params"].values()
-    assert list(best["best_params"]) == ["optim.optimizer.lr"]
-    assert best["best_value"] == max(rates.values()) == rates[rate]
-
-
 @pytest.mark.full
 @needs("optuna")
 @pytest.mark.parametrize("launcher", ["basic", "sparsepipe"])

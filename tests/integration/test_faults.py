@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.support.command_line import Shell, orphans
+from sparsepipe.utils.files import read_json
+from tests.support.command_line import Shell, checkpoint, fault, orphans, rows
 from tests.support.fault_cases import (
     BLAMED,
     EPOCHS,
@@ -20,14 +21,17 @@ from tests.support.fault_cases import (
     PIPELINE,
     STEPS,
     TIMEOUT_S,
+    TRAINING,
     Point,
     assert_same,
     ended_s,
     fails_in_time,
     named,
 )
+from tests.support.recompute_cases import given
 
-pytestmark = pytest.mark.full  # waits for limits, a minute and more each
+# Waits for limits, a minute and more each.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def drawn(number: int, draw: random.Random) -> Point:
@@ -118,16 +122,7 @@ def test_torchrun_begins_again_where_the_first_ranks_met(
     point = Point(
         config="1-2", kind="killed", phase="steady", rank=1, place="batch", epoch=1, count=5
     )
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "--max-restarts=1", "-m", *shell.command(*point.settings)],
-        cwd=shell.cwd,
-        env=shell.environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = shell.torchrun(3, *point.settings, restarts=1)
     assert done.returncode == 0, done.stderr
     assert (shell.cwd / "injected").exists()
     (run,) = shell.runs()
@@ -135,27 +130,16 @@ def test_torchrun_begins_again_where_the_first_ranks_met(
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "rank"),
+    ("config", "kind"),
     [
-        *[("1-1", kind, 1) for kind in KINDS],
-        *[(config, kind, 1) for config in ("1-2", "2-1") for kind in ("killed", "stopped")],
+        *(("1-1", kind) for kind in KINDS),
+        *((config, kind) for config in ("1-2", "2-1") for kind in ("killed", "stopped")),
     ],
 )
-def test_faults_under_torchrun(shell: Shell, config: str, kind: str, rank: int) -> None:
-    point = Point(
-        config=config, kind=kind, phase="steady", rank=rank, place="batch", epoch=0, count=2
-    )
+def test_faults_under_torchrun(shell: Shell, config: str, kind: str) -> None:
+    point = Point(config=config, kind=kind, phase="steady", rank=1, place="batch", epoch=0, count=2)
     ranks = sum(int(part) for part in config.split("-"))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    failed = subprocess.run(
-        [sys.executable, *launcher, "-m", *shell.command(*point.settings)],
-        cwd=shell.cwd,
-        env=shell.environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    failed = shell.torchrun(ranks, *point.settings)
     assert failed.returncode
     assert ended_s(shell.cwd) < TIMEOUT_S + 30 + LEAVING_S  # torchrun's own patience
     if kind == "raises":
@@ -163,4 +147,103 @@ def test_faults_under_torchrun(shell: Shell, config: str, kind: str, rank: int) 
         return
     told = re.findall(rf"error: .*?(rank \d+ \(stage \d+\)) {BLAMED}", failed.stderr)
     assert told, failed.stderr
-    assert {culprit for culprit, _ in told} == {f"rank {rank} (stage {point.stage})"}
+    assert {culprit for culprit, _ in told} == {f"rank 1 (stage {point.stage})"}
+
+
+RECOMPUTED = (*TRAINING, "model.norm=true", "parallel.strategy.recompute=all")
+# A batch of four in microbatches of 2, 1 and 1: what norms have to do without in `running`.
+ONE_F_ONE_B = (
+    *(*RECOMPUTED, "parallel=sync_1f1b"),
+    *("parallel.strategy.microbatches=3", "parallel.strategy.batch_norm=running"),
+)
+# Two of two from each of two readers.
+GPIPE = (
+    *(*RECOMPUTED, "parallel=gpipe"),
+    *("parallel.strategy.microbatches=4", "parallel.strategy.batch_norm=deferred"),
+)
+DEVICE = "{name: core, count: 2, accelerator: cpu, memory_bytes: 1400000}"
+CHOSEN = (
+    *(*TRAINING, "parallel=gpipe", "parallel.plan.cuts=[2]", "parallel.strategy.recompute=auto"),
+    f"hardware.value.hosts=[{{name: here, devices: [{DEVICE}]}}]",
+)
+
+BEGUN_AGAIN = [
+    Point(config="1-2", kind="killed", phase="drain", rank=1, place="update", epoch=1, count=5,
+          pipeline=ONE_F_ONE_B),
+    Point(config="2-1", kind="killed", phase="steady", rank=2, place="forward", epoch=1, count=2,
+          pipeline=GPIPE),
+    # Its second use of a weight is the second run of a layer.
+    Point(config="1-1", kind="killed", phase="steady", rank=1, place="forward", epoch=2, count=6,
+          pipeline=ONE_F_ONE_B),
+]  # fmt: skip
+STANDS_STILL = Point(
+    config="2-1", kind="stopped", phase="steady", rank=0, place="forward", epoch=1, count=1,
+    pipeline=GPIPE,
+)  # fmt: skip
+
+
+def assert_begins_again(shell: Shell, undisturbed: Callable[[Point], Path], point: Point) -> Path:
+    expected = undisturbed(point)
+    again = shell(*point.settings, "parallel.max_restarts=1", timeout_s=420)
+    assert (shell.cwd / "injected").exists(), "the fault did not come about"
+    assert f"rank {point.rank} (stage {point.stage})" in again.err
+    assert "restart 1 of 1" in again.err
+    assert_same(again.run, expected)
+    return again.run
+
+
+@pytest.mark.parametrize("point", BEGUN_AGAIN, ids=lambda point: point.id)
+def test_ranks_of_a_synchronous_pipeline_begin_again(
+    shell: Shell, undisturbed: Callable[[Point], Path], point: Point
+) -> None:
+    assert_begins_again(shell, undisturbed, point)
+
+
+def test_a_rank_that_stands_still_ends_all_and_the_run_goes_on(
+    shell: Shell, undisturbed: Callable[[Point], Path]
+) -> None:
+    fails_in_time(shell, STANDS_STILL)
+    run = shell(*STANDS_STILL.settings, timeout_s=180).run
+    assert_same(run, undisturbed(STANDS_STILL))
+
+
+def test_layers_that_were_chosen_stay_chosen(
+    shell: Shell, undisturbed: Callable[[Point], Path]
+) -> None:
+    point = Point(
+        config="1-1", kind="killed", phase="drain", rank=0, place="update", epoch=1, count=3,
+        pipeline=(*CHOSEN, given(shell.cwd)),
+    )  # fmt: skip
+    run = assert_begins_again(shell, undisturbed, point)
+    assert read_json(run / "result.json")["recomputed_layers"] == [[0, 0], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "config"), [(GPIPE, "2-1"), (ONE_F_ONE_B, "1-2")], ids=["gpipe", "sync_1f1b"]
+)
+def test_terminated_within_an_epoch(shell: Shell, pipeline: tuple[str, ...], config: str) -> None:
+    """Between steps nothing is under way, so that a stop changes no weights."""
+    readers = int(config[0])
+    settings = (
+        *pipeline, f"parallel.plan.config={config}", "trainer.max_epochs=2",
+        f"data.train_size={160 * readers}", "data.delay_s=0.01",
+    )  # fmt: skip
+    expected = shell(*settings, "name=undisturbed").run
+    settings = (*settings, fault([(4, signal.SIGTERM)], parent=True))
+    stopped = shell(*settings)
+    assert stopped.code == 128 + signal.SIGTERM, stopped.err
+    (run,) = [path for path in shell.runs() if path.parent != expected.parent]
+    place = checkpoint(run)["callbacks"]["RunCheckpoint"]
+    assert place["epoch"] == 0
+    assert 4 < place["batches"] < 40
+    again = shell(*settings)
+    assert again.run == run
+    assert [(row["epoch"], row["step"]) for row in rows(run)] == [("0", "40"), ("1", "80")]
+    ours, theirs = (checkpoint(path) for path in (run, expected))
+    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
+    for name, value in theirs["state_dict"].items():
+        assert torch.equal(ours["state_dict"][name], value), name
+    assert [row["val/loss"] for row in rows(run)] == [row["val/loss"] for row in rows(expected)]
+    for name in ("train/loss", "train/accuracy"):
+        values = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-6), name

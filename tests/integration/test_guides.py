@@ -35,7 +35,7 @@ from tests.support.guide_cases import (
     write_files,
 )
 from tests.support.listening import address_for_others
-from tests.support.paths import CONF
+from tests.support.paths import CONF, run_python
 from tests.support.plans import plan_of
 
 COMMANDS = [(guide, command) for guide in GUIDES for command in commands_of(guide)]
@@ -212,11 +212,8 @@ def test_own_data_train_on_two_devices(here: Path, shell: Shell) -> None:
 
 
 def _run(shell: Shell, *words: str) -> Path:
-    done = subprocess.run(
-        [sys.executable, "-m", "sparsepipe", *words],
-        cwd=shell.cwd, env={**shell.environment, "SPARSEPIPE_DATA": str(shell.cwd / "data")},
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    env = {**shell.environment, "SPARSEPIPE_DATA": str(shell.cwd / "data")}
+    done = run_python(shell.cwd, "-m", "sparsepipe", *words, env=env)
     assert done.returncode == 0, done.stderr
     return shell.cwd / done.stdout.splitlines()[-1]
 

@@ -1,4 +1,4 @@
-"""Where each kind of run listens: on the loopback, unless its hosts need more."""
+"""Where each kind of run listens, and how all of its processes end with one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Shell, orphans, wait_for
+from tests.support.command_line import Shell, fault, orphans, wait_for
 from tests.support.emulated_cases import hosts
 from tests.support.listening import address_for_others, listening, processes_in
 from tests.support.namespace_cases import needs_namespaces
@@ -118,13 +118,6 @@ def test_other_kinds_of_runs(shell: Shell, settings: Sequence[str], expected: se
 
 
 @pytest.mark.full
-def test_an_evaluation(shell: Shell) -> None:
-    trained = shell("parallel=single", "trainer.max_epochs=1").run
-    process = shell.start("task=evaluate", f"checkpoint={trained}", *DP)
-    assert found_all_along(shell.cwd, process) == LOOPBACK
-
-
-@pytest.mark.full
 def test_the_command_under_torchrun(shell: Shell, entry_point: Mapping[str, str]) -> None:
     process = started(shell.cwd, entry_point, *TORCHRUN, "-m", *shell.command(*DP))
     assert found_all_along(shell.cwd, process) == LOOPBACK
@@ -201,3 +194,89 @@ def test_a_script(
     (tmp_path / "script.py").write_text(SCRIPT)
     process = started(tmp_path, entry_point, *launcher, "script.py", kind)
     assert found_in_step(tmp_path, process, ranks=2) == LOOPBACK
+
+
+PLANS = {
+    "dp": ("parallel=dp", "parallel.devices=2"),
+    "asynchronous": ("parallel=pipeline", *PIPELINE),
+    "synchronous": ("parallel=gpipe", *PIPELINE),
+}
+LATE = {"dp": 6, "asynchronous": 12, "synchronous": 12}
+"""A step of the last epoch, in which ranks of a pipeline agree too late to stop before its end."""
+LIMIT_S = 2.0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("late", "signum"), [(False, signal.SIGINT), (True, signal.SIGINT), (False, signal.SIGTERM)]
+)
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_signal_to_one_rank_ends_all(shell: Shell, plan: str, late: bool, signum: int) -> None:
+    step = LATE[plan] if late else 2
+    settings = ("hardware=cores", *PLANS[plan], fault([(step, signum)], rank=1))
+    done = shell(*settings)
+    name = signal.Signals(signum).name
+    assert done.code == 128 + signum, done.err
+    assert done.err.splitlines()[-1].startswith(f"stopped by {name}; run the same command again")
+    (run,) = shell.runs()
+    assert not (run / "DONE.json").exists()
+    assert (run / "checkpoints" / "last.ckpt").exists()
+    assert shell(*settings).run == run, "it goes on"
+
+
+def left_after(process: subprocess.Popen[str], cwd: Path, *, ready: Sequence[Path]) -> list[int]:
+    """What still runs in a directory two seconds after the first process was killed there."""
+    try:
+        wait_for(lambda: any(mark.exists() for mark in ready) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        assert processes_in(cwd)
+        process.kill()
+        deadline_s = time.monotonic() + LIMIT_S
+        while (left := processes_in(cwd)) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return left
+    finally:
+        process.kill()
+        for pid in processes_in(cwd):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("plan", ["dp", "asynchronous"])
+def test_ranks_end_with_their_launcher(shell: Shell, plan: str) -> None:
+    """In a step that lasts minutes, with loader workers."""
+    waiting = "callbacks={step: {_target_: tests.support.tinyhouse.LongStep, step: 2}}"
+    process = shell.start("hardware=cores", *PLANS[plan], "data.num_workers=1", waiting)
+    assert not left_after(process, shell.cwd, ready=[shell.cwd / f"in-step-{r}" for r in (0, 1)])
+
+
+@pytest.mark.full
+def test_ranks_end_with_a_launcher_that_is_killed_early(shell: Shell) -> None:
+    """Before they have imported torch, which takes seconds."""
+    process = shell.start("hardware=cores", *PLANS["dp"])
+
+    def ranks() -> bool:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children]
+        return sum(b"sparsepipe.launch.worker" in command for command in commands) == 2
+
+    wait_for(ranks)
+    here = shell.cwd / "here"
+    here.touch()
+    time.sleep(0.3)  # for Python itself to begin
+    assert not left_after(process, shell.cwd, ready=[here])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "launcher",
+    [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")],
+    ids=["Lightning", "torchrun"],
+)
+def test_ranks_of_a_script_end_with_what_has_started_them(
+    tmp_path: Path, launcher: Sequence[str]
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = started(tmp_path, environment(), *launcher, "script.py", "dp")
+    assert not left_after(process, tmp_path, ready=[tmp_path / "in-step-1"])

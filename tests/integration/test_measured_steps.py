@@ -11,7 +11,7 @@ import pytest
 
 from sparsepipe.launch.job import run_job
 from sparsepipe.utils.files import read_json, write_json
-from tests.integration.test_result_keys import check
+from tests.integration.test_results import check
 from tests.integration.test_smoke_exhibits import run
 from tests.support.command_line import composed
 

@@ -31,16 +31,6 @@ SLOWER_MISTAKES = {
         4,
         ["999 devices are requested, the inventory has", "remedy: set parallel.devices="],
     ),
-    "rate": (
-        ["optim.optimizer.lr=-0.1"],
-        2,
-        ["Invalid learning rate: -0.1", "remedy: correct the keys of optim.optimizer"],
-    ),
-    "precision": (
-        ["trainer.precision=foo"],
-        2,
-        ["Lightning refuses", "foo", "remedy: correct the key"],
-    ),
     "outputs": (
         ["paths.outputs=file"],
         1,
@@ -51,12 +41,6 @@ SLOWER_MISTAKES = {
         2,
         ["needs the training's length", "remedy: set trainer.max_epochs"],
     ),
-    "interval": (
-        ["trainer.val_check_interval=99"],
-        2,
-        ["`val_check_interval` (99) must be less than or equal", "(8)", "remedy: correct"],
-    ),
-    "seed": (["seed=5000000000"], 2, ["'seed' must be", "remedy: correct the key or value"]),
 }
 
 

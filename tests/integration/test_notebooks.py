@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import csv
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -141,33 +139,3 @@ def test_a_first_sweep_without_a_finished_run_does_not_hide_the_recorded_ledger(
     begun.mkdir(parents=True)
     (begun / "config.yaml").write_text("name: table2\n")
     assert pictures_of(read(ROOT / "notebooks" / "table2.ipynb"), clone) == FIGURES["table2"]
-
-
-@pytest.mark.full
-def test_searches_are_drawn_of_the_block_that_is_shown(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside the recorded runs, the same searches with another budget: those of another block."""
-    with (ROOT / "experiments" / "table2_smoke" / "ledger.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    searches = [row for row in rows if row["task_name"] == "fit_batch"]
-    assert {row["budget_bytes"] for row in searches} == {"300000000"}
-    others = [
-        {**row, "run_id": f"other{number}", "scale": "desk", "budget_bytes": "2750000000"}
-        for number, row in enumerate(searches)
-    ]
-    ours = clone.parent / "outputs" / "table2" / "ledger.csv"
-    ours.parent.mkdir(parents=True)
-    with ours.open("w") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows([*rows, *others])
-    monkeypatch.chdir(clone)
-    known: dict[str, Any] = {}
-    for source in code_of(read(ROOT / "notebooks" / "table2.ipynb")):
-        exec(source, known)
-        if "probed_batches" in source:
-            break
-    _, labels = known["axes"].get_legend_handles_labels()
-    assert [label for label in labels if "budget" in label] == ["budget, 300 MB"]
-    assert len(labels) == 1 + len(searches)

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
-from tests.integration.test_shapes_run import TINY
 from tests.support.command_line import Shell, checkpoint, fault, rows
 
 Job = Callable[..., Path]
@@ -117,33 +115,6 @@ def check_trace(run: Path, *, config: str) -> dict[int, set[str]]:
 def shapes_trained_on(run: Path) -> list[float]:
     """In each epoch."""
     return [float(row["train/shapes_per_s"]) * float(row["time/epoch_s"]) for row in rows(run)]
-
-
-@pytest.mark.full
-def test_one_stage_on_one_device_is_a_plain_run(job: Job) -> None:
-    settings = ("model.dropout=0.5", "hardware=cores", "parallel.devices=1")
-    runs = [job(*settings, "parallel=pipeline"), job(*settings, "parallel=single")]
-    assert not process_group.started_externally()  # the first left nothing behind for the second
-    ours, theirs = (checkpoint(run)["state_dict"] for run in runs)
-    assert ours.keys() == theirs.keys()
-    assert all((ours[name] == theirs[name]).all() for name in ours)
-    assert rows(runs[0])[-1]["val/loss"] == rows(runs[1])[-1]["val/loss"]
-
-
-@pytest.mark.full
-def test_demo_as_a_pipeline(shell: Shell) -> None:
-    tiny = [setting for setting in TINY if not setting.startswith("parallel")]
-    run = shell(*tiny, "parallel=pipeline", "parallel.devices=2", timeout_s=200).run
-    result = read_json(run / "result.json")
-    assert (result["ranks"], result["plan_config"]) == (2, "1-1")
-    assert result["task_name"] == "train"
-    assert (run / "predictions.png").exists()
-    evaluated = shell(*tiny, "task=evaluate", "parallel=pipeline", "parallel.devices=2",
-                      f"checkpoint={run}", timeout_s=200).run  # fmt: skip
-    found = read_json(evaluated / "result.json")
-    assert found["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
-    assert found["plan_config"] == result["plan_config"]
-    assert "inference_shapes_per_s" not in found
 
 
 @pytest.mark.full

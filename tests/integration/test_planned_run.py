@@ -1,25 +1,39 @@
-"""Trainings whose plan is searched for: devices measured first, or by profiles that are given."""
+"""Trainings whose plan is searched for by given or measured profiles, and recomputation."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
+from sparsepipe.planning.measuring import measure_devices, profile_spec
+from sparsepipe.profiling import Profile
+from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import composed, fault
+from tests.support.command_line import Shell, checkpoint, composed, fault, wait_for
+from tests.support.emulated_cases import BACKWARD_S, FORWARD_S, hosts
+from tests.support.paths import ROOT, python_path
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
-from tests.support.resolved import plan_run, resolved
+from tests.support.recompute_cases import AUTO
+from tests.support.recompute_cases import given as given_with_memory
+from tests.support.resolved import plan_run, resolved, run_directory
+from tests.support.simulated_cases import BY_HAND, result, run
 
 pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 Job = Callable[..., Path]
@@ -218,15 +232,8 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
     ("settings", "error", "words"),
     [
         ((SLOW, "parallel.devices=1"), ConfigError, ["devices=1", "all 2 devices", "auto"]),
-        ((SLOW, "parallel.num_nodes=2"), ConfigError, ["num_nodes=2", "hardware inventory"]),
-        (("parallel.search.bandwidth_bytes_per_s=0", "GIVEN"), HardwareError, ["is 0", "above 0"]),
         ((SLOW, "OTHER"), ProfileError, ["of cnn, not of mlp", "model=cnn"]),
         ((SLOW, "GIVEN", "parallel.search.reserved_bytes=1e15"), PlanError, ["no plan fits"]),
-        ((SLOW, "GIVEN", "parallel.search.order=by_price"), ConfigError, ["by_price"]),
-        ((SLOW, "GIVEN", "parallel.search.device=x"), ConfigError,
-         ["does not use device", "parallel.search.device"]),
-        (("parallel=dp", "parallel.search.search=exact"), ConfigError,
-         ["where no model is split", "parallel=hete_mp"]),
         ((SLOW, "task=profile"), ConfigError, ["runs as one process", "parallel=single"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
@@ -241,7 +248,7 @@ def test_refused(
     }
     named = [given(tmp_path, files[name]) if name in files else name for name in settings]
     with pytest.raises(error) as refused:
-        job(*MODEL, *TWO, *([] if "parallel=dp" in named else ["parallel=hete_mp"]), *named)
+        job(*MODEL, *TWO, "parallel=hete_mp", *named)
     assert all(word in str(refused.value) for word in words), refused.value
     assert not list(Path("outputs").glob("tiny/*/plan.json"))  # nothing to go on with
 
@@ -258,3 +265,221 @@ def test_evaluating_by_a_search(job: Job) -> None:
     trained = read_json(run / "result.json")
     assert found["plan_strategy"] == "hete_mp"
     assert found["test/loss"] == pytest.approx(trained["test/loss"], rel=1e-6)
+
+
+HOW = Measuring(num_warmup=1, num_measured=2)
+TRAINING = (
+    *MODEL, *TWO, SLOW, "parallel=hete_mp",
+    "parallel.search.measure.num_warmup=1", "parallel.search.measure.num_measured=2",
+)  # fmt: skip
+WAITING = """
+import sys
+from pathlib import Path
+from tests.support.command_line import composed
+from sparsepipe.runs.logs import configure
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.launch.job import run_job
+from tests.support.resolved import plan_run
+configure()
+config = composed(*sys.argv[1:])
+plan_run(config, RunDir(Path("waiting")), run_job=run_job)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _for_ranks(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def device() -> str:
+    return build_inventory(composed(*TRAINING)).hosts[0].devices[0].name
+
+
+def profile_run() -> RunDir:
+    """The run that measures for the training, before anybody has begun it."""
+    wanted = profile_spec(composed(*TRAINING), device(), HOW)
+    return run_directory(wanted)
+
+
+def finish(directory: RunDir) -> Path:
+    """Does what a run that measures does."""
+    directory.path.mkdir(parents=True)
+    profile([1, 1, 1, 1]).save(directory.path / "profile.json")
+    directory.finish({"kind": "measured"})
+    return directory.path / "profile.json"
+
+
+@pytest.mark.full
+def test_a_training_waits_for_another_that_measures_the_same() -> None:
+    directory = profile_run()
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, *TRAINING], stderr=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stderr is not None
+            with locked(directory):
+                said = f"another process is working on {directory.path}: waiting for it"
+                assert any(said in line for line in other.stderr)
+                measured = finish(directory)
+            rest = other.stderr.read()
+            assert other.wait() == 0, rest
+        finally:
+            other.kill()  # where it still runs
+    assert read_json("waiting/plan.json")["measured"] == {device(): str(measured)}
+    assert Profile.load(measured) == profile([1, 1, 1, 1])
+
+
+def test_waiting_has_an_end(tmp_path: Path) -> None:
+    directory = RunDir(tmp_path / "run")
+    with (
+        locked(directory),
+        pytest.raises(ConfigError, match=r"working on .*run, for longer than 0\.3 s"),
+        locked(directory, wait_s=0.3),
+    ):
+        pass
+    with locked(directory):
+        pass
+
+
+@pytest.mark.full
+def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
+    before = finish(profile_run())
+    config = composed(*TRAINING)
+    assert measure_devices([device()], config, HOW, run_job=run_job)[device()] == (
+        Profile.load(before),
+        before,
+    )
+    ((found, path),) = measure_devices(
+        [device()], config.replace(force=True), HOW, run_job=run_job
+    ).values()
+    assert path == before
+    assert found.meta["source"] == "task=profile"
+    assert RunDir(path.parent).attempt == 1
+    told = capfd.readouterr().err
+    assert "s of measuring" in told
+    # Amid a training's log there is no table, and the training tells of its share itself.
+    assert "| layer" not in told
+    assert "of the training" not in told
+    assert (path.parent / "profile.txt").read_text().startswith("| layer")
+    assert "profile_share_of_training" not in read_json(path.parent / "result.json")
+    ((again, _),) = measure_devices([device()], config, HOW, run_job=run_job).values()
+    assert again == found
+
+
+def test_a_failed_measurement_is_reported_as_an_error_of_the_training() -> None:
+    config = composed(*TRAINING)
+    with pytest.raises(ConfigError, match=r"^while measuring nobody: the inventory has no device"):
+        measure_devices(["nobody"], config, HOW, run_job=run_job)
+    with pytest.raises(ProfileError) as refused:
+        measure_devices([device()], config, Measuring(num_batches=0), run_job=run_job)
+    said = f"while measuring {device()}: 0 batches"
+    assert refused.value.message.startswith(said)
+
+
+@pytest.mark.full
+def test_a_model_that_cannot_be_measured(job: Job) -> None:
+    with pytest.raises(SparsePipeError, match="somebody's own mistake") as failed:
+        job(*TRAINING, "model._target_=tests.support.tinyfaults.mistaken")
+    last = failed.value.message.splitlines()[-1]
+    assert last.startswith(f"while measuring {device()}: rank 0 raised ValueError: somebody's")
+    assert not list(Path("outputs").glob("*/*/")), "half a run was left behind"
+
+
+@pytest.mark.full
+def test_ctrl_c_while_measuring(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # else this process counts as one that was left behind
+    started = shell.start(*TRAINING[1:], "model._target_=tests.support.tinyfaults.patient")
+    wait_for((shell.cwd / "in-layer").exists)
+    started.send_signal(signal.SIGINT)
+    done = shell.wait(started)
+    assert done.code == 130, done.err
+    assert "stopped by SIGINT; run the same command again to go on" in done.err
+    assert not list((shell.cwd / "outputs").glob("*/*/"))
+
+
+@pytest.mark.full
+def test_a_simulation_counts_the_longer_backwards(tmp_path: Path) -> None:
+    own = [word.replace("parallel=pipeline", "parallel=gpipe") for word in BY_HAND]
+    plain = result(run(tmp_path, *own))
+    done = run(tmp_path, *own, "parallel.strategy.recompute={stages: [1]}")
+    whole = run(tmp_path, *own, "parallel.strategy.recompute=all")
+    assert "recomputed_layers" not in plain
+    assert result(done)["recomputed_layers"] == [[24, 51]]
+    assert result(whole)["recomputed_layers"] == [[0, 23], [24, 51]]
+    assert Plan.from_json(whole.plan.read_text()).details["recomputed"] == [[0, 23], [24, 51]]
+    times_s = [found["minibatch_s"] for found in (plain, result(done), result(whole))]
+    assert times_s[0] < times_s[1] < times_s[2] < 1.5 * times_s[0]
+    assert result(whole)["device_peak_bytes"] < plain["device_peak_bytes"]
+    stale = result(run(tmp_path, *own, "parallel.strategy.recompute=all",
+                       "task.schedule=asynchronous"))  # fmt: skip
+    assert "recomputed_layers" not in stale, "which does not recompute"
+    assert stale["minibatch_s"] == result(run(tmp_path, *BY_HAND))["minibatch_s"]
+
+
+@pytest.mark.full
+def test_a_result_has_the_recomputed_layers(shell: Shell) -> None:
+    settings = ("parallel=gpipe", "hardware=cores", "parallel.devices=2", "model.dropout=0.5",
+                "parallel.plan.balance=layers", "parallel.strategy.microbatches=3")  # fmt: skip
+    plain = shell(*settings)
+    done = shell(*settings, "parallel.strategy.recompute=all")
+    assert done.run != plain.run
+    found = read_json(done.run / "result.json")
+    (cut,) = found["plan_cuts"]
+    plan = Plan.from_json((done.run / "plan.json").read_text())
+    spans = [[0, cut - 1], [cut, plan.num_layers - 1]]
+    assert found["recomputed_layers"] == plan.details["recomputed"] == spans
+    assert f", recomputing layers 0-{cut - 1}, {cut}-{plan.num_layers - 1})" in done.err
+    assert "recomputed_layers" not in read_json(plain.run / "result.json")
+    ours, theirs = (checkpoint(each.run)["state_dict"] for each in (done, plain))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.full
+def test_a_run_recomputes_what_would_not_fit(shell: Shell) -> None:
+    device = "{name: core, count: 2, accelerator: cpu, memory_bytes: 1400000}"
+    done = shell(
+        "model.width=64", "data.batch_size=4", "hardware=cores",
+        f"hardware.value.hosts=[{{name: here, devices: [{device}]}}]",
+        "parallel=gpipe", "parallel.search.search=hete_mp", SLOW, AUTO,
+        given_with_memory(shell.cwd),
+    )  # fmt: skip
+    found = read_json(done.run / "result.json")
+    assert (found["plan_config"], found["plan_cuts"]) == ("1-1", [2])
+    assert found["recomputed_layers"] == [[0, 0], [3, 3]]
+    assert "plan_strategy" in found, "the search has told of itself"
+    # Of each stage 9 s without, and a second run of 1 s.
+    assert found["plan_bottleneck_s"] == pytest.approx(10.0)
+    assert found["plan_shapes_per_s"] == pytest.approx(4 / 10.0)
+    assert "stage 1 recomputes layers 3: " in done.err
+    assert ", recomputing layers 0, 3)" in done.err
+    again = shell(
+        "model.width=64", "data.batch_size=4", "hardware=cores", "parallel=gpipe",
+        f"hardware.value.hosts=[{{name: here, devices: [{device}]}}]",
+        f"parallel.plan.file={done.run / 'plan.json'}",
+    )  # fmt: skip
+    assert again.run != done.run
+    told = read_json(again.run / "result.json")
+    assert told["recomputed_layers"] == [[0, 0], [3, 3]], "as the plan file says"
+    assert told["plan_bottleneck_s"] == pytest.approx(10.0)
+
+
+@pytest.mark.full
+def test_emulated_layers_take_the_time_of_their_second_run(shell: Shell) -> None:
+    """A step takes no less than the slow stage with a forward more, and the fast one's way there.
+
+    What it takes without messages, and no more: tests/unit/emulate/test_replayed_recomputation.py.
+    """
+    parts, steps = 4, 6
+    done = shell(
+        *hosts(shell.cwd, slow=1, bytes_per_s=1e9), "parallel=gpipe", "parallel.plan.config=1-1",
+        "parallel.plan.cuts=[2]", f"parallel.strategy.microbatches={parts}",
+        "parallel.strategy.recompute=all", f"trainer.limit_train_batches={steps}",
+        "hardware.time_scale=4", "hardware.network=loopback",
+    )  # fmt: skip
+    found = read_json(done.run / "result.json")
+    assert found["recomputed_layers"] == [[0, 1], [2, 3]]
+    layer_s = 2 * FORWARD_S + BACKWARD_S
+    slow_s, fast_s = 2 * 2 * layer_s, 2 * layer_s
+    assert found["epoch_s"] > steps * (slow_s + fast_s / parts)

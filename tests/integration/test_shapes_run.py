@@ -92,12 +92,6 @@ def test_more_ranks_than_shapes_are_refused_before_training(
 
 
 @pytest.mark.full
-def test_same_seed_same_weights(job: Callable[..., Path]) -> None:
-    first, second = (rows(job(*TINY, f"name={name}")) for name in ("one", "two"))
-    assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("step", [4, 5], ids=["within an epoch", "at an epoch's end"])
 def test_neither_going_on_nor_loader_workers_change_anything(
     job: Callable[..., Path], step: int

@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sparsepipe.runs.ledger import load_results
 from tests.support.command_line import orphans
+from tests.support.paths import environment, run_python
 from tests.support.reported_cells import cells, there
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 600
 LAYERS = 52  # of the paper's VGG16
 
@@ -31,13 +28,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(place: Path, command: str) -> list[Path]:
     """The runs that a command tells of."""
-    inherited = {name: of for name, of in os.environ.items() if not name.startswith("SPARSEPIPE")}
-    path = os.pathsep.join(filter(None, (str(ROOT), inherited.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        cwd=place, env={**inherited, "PYTHONPATH": path},
-        capture_output=True, text=True, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
+    inherited = {k: v for k, v in environment().items() if not k.startswith("SPARSEPIPE")}
+    inherited.pop("OMP_NUM_THREADS")
+    done = run_python(place, "-m", *command.split(), env=inherited, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert not orphans(place)
     return [Path(line) for line in done.stdout.splitlines() if Path(line).is_dir()]

@@ -1,21 +1,28 @@
-"""Spatial parallelism from the command line: results, checkpoints, refusals and failures."""
+"""Spatial parallelism from the command line, and on volumes that ranks read in parts."""
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from sparsepipe.data import GeneratedVolumes, VolumeDataModule
 from sparsepipe.errors import ConfigError
+from sparsepipe.strategies import SpatialStrategy
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, fault, orphans, rows, weights
 from tests.support.fault_cases import BLAMED, LEAVING_S, PATIENCE_S, ended_s
+from tests.support.pipeline_cases import QUIET
+from tests.support.processes import run_shared
 from tests.support.spatial_house import EPOCHS, IMAGES, SPATIAL
 
 Job = Callable[..., Path]
@@ -150,17 +157,7 @@ def test_a_stopped_run_goes_on_within_its_epoch(
 
 @pytest.mark.full
 def test_a_rank_killed_under_torchrun_is_named(shell: Shell, expected: Path) -> None:
-    arguments = shell.command(*FAULTS, injected("exchange", signal.SIGKILL))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
-    failed = subprocess.run(
-        [sys.executable, *launcher, *arguments],
-        cwd=shell.cwd,
-        env=shell.environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    failed = shell.torchrun(2, *FAULTS, injected("exchange", signal.SIGKILL))
     assert failed.returncode
     assert ended_s(shell.cwd) < LIMIT_S + 30 + LEAVING_S  # torchrun's own patience
     named = rf"error: .*?rank 1 {BLAMED}.* moving halos between shards"
@@ -196,3 +193,74 @@ def test_what_cannot_be_cut_is_refused(shell: Shell, settings: tuple[str, ...], 
     assert text in refused.err
     assert refused.err.count("error: ") == refused.err.count("remedy:") == 1, refused.err
     assert "Traceback" not in refused.err
+
+
+SIZES = (10, 9, 14)
+
+
+class Net(pl.LightningModule):
+    """Classes of voxels, or of the whole."""
+
+    def __init__(self, labels: str) -> None:
+        super().__init__()
+        self.labels = labels
+        self.layers = nn.Sequential(
+            *(nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU()),
+            nn.Conv3d(4, 5, 3, padding=1),
+        )
+        self.losses: list[float] = []
+        self.read: set[tuple[int, ...]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found if self.labels == "voxel" else found.mean((2, 3, 4))
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        dataset = self.trainer.train_dataloader.dataset  # type: ignore[union-attr]
+        self.read.add(tuple(dataset[0, 0]["input"].shape))
+        loss = F.cross_entropy(self(batch["input"]), batch["label"])
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        loss = F.cross_entropy(self(batch["input"]), batch["label"])
+        self.log("val", loss, sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def trained(rank: int, cache: Path, labels: str, ranks: int) -> dict[str, Any]:
+    torch.manual_seed(3)
+    net = Net(labels)
+    data = VolumeDataModule(
+        source=functools.partial(GeneratedVolumes, sizes=SIZES, train_samples=8, test_samples=2),
+        cache_dir=cache,
+        labels=labels,  # type: ignore[arg-type]
+        batch_size=2,
+        num_workers=0,
+        val_share=0.25,
+    )
+    strategy: Any = "auto" if ranks == 1 else SpatialStrategy(grid="auto")
+    trainer = pl.Trainer(
+        **QUIET, max_epochs=2, devices=ranks, strategy=strategy, use_distributed_sampler=False
+    )
+    trainer.fit(net, datamodule=data)
+    return {
+        "weights": net.layers.state_dict(),
+        "losses": net.losses,
+        "val": float(trainer.callback_metrics["val"]),
+        "read": net.read,
+    }
+
+
+@pytest.mark.parametrize("labels", ["sample", "voxel"])
+def test_a_training_on_parts_equals_one_process(tmp_path: Path, labels: str) -> None:
+    (expected,) = run_shared(trained, 1, tmp_path, labels, 1)
+    assert expected["read"] == {(1, *SIZES)}
+    for found in run_shared(trained, 2, tmp_path, labels, 2):
+        assert found["read"] == {(1, 10, 9, 7)}, "the grid is along the longest dimension"
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+        assert found["val"] == pytest.approx(expected["val"], rel=1e-4)
+        for name, value in found["weights"].items():
+            assert torch.allclose(value, expected["weights"][name], rtol=1e-4, atol=1e-5), name

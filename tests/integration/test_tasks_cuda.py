@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from sparsepipe.errors import HardwareError
+from sparsepipe.launch.job import run_job
 from sparsepipe.profiling import Profile
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import weights
+from tests.support.command_line import composed, weights
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("networks_for_ranks"),
 ]
 HARDWARE = "hardware.accelerator=cuda"
 Job = Callable[..., Path]
@@ -73,3 +75,39 @@ def test_a_training_that_runs_out_of_the_devices_memory_names_the_remedy(job: Jo
     assert " with data.batch_size=32: CUDA out of memory. Tried to allocate " in message
     assert "`sparsepipe task=fit_batch" in error.value.remedy
     assert isinstance(error.value.__cause__, torch.OutOfMemoryError)
+
+
+# Weights, gradients and momentum take 264 MB, each shape 8 MB in each activation.
+SMALL = (
+    "parallel=single",
+    "hardware.accelerator=cuda",
+    "model.width=2000000",
+    "task.budget_bytes=560e6",
+)
+
+
+def test_a_gpu_made_small_runs_out_of_memory(job) -> None:
+    path = job("task=fit_batch", "task.start=1", "task.isolated=false", *SMALL)
+    result = read_json(path / "result.json")
+    assert 1 <= result["largest_batch"] <= 18
+    assert result["limited_by"] == "out_of_memory"
+    assert 264e6 < result["step_memory_bytes"] <= 560e6
+
+
+def test_an_isolated_step_that_does_not_fit_is_reported(job) -> None:
+    path = job("task=train_if_fits", "data.batch_size=64", *SMALL)
+    result = read_json(path / "result.json")
+    assert (result["fits"], result["limited_by"]) == (False, "out_of_memory")
+
+
+def test_the_largest_size_within_a_budget(workplace: Path) -> None:
+    words = ("experiment=bigconv", "paper/network=cnn2d", "hardware.accelerator=cuda")
+    sizes = "task.sizes=[[256,256],[512,512],[4096,4096],[8192,8192]]"
+    given = ("task.budget_bytes=800e6", "task.timed_steps=2")
+    result = read_json(run_job(composed(*words, sizes, *given)).path / "result.json")
+    small, middle, large = result["measured_sizes"]
+    assert small["fits"]
+    assert small["saved_bytes"] < small["peak_bytes"] < middle["peak_bytes"] <= 800e6
+    assert middle["step_s"] > 0
+    assert (large["fits"], large["limited_by"]) == (False, "out_of_memory")
+    assert (result["largest_size"], result["refused_size"]) == ([512, 512], [4096, 4096])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import trimesh
 
 from sparsepipe.launch.job import run_job
 from tests.support.command_line import composed
+from tests.support.paths import environment, run_python
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
@@ -47,14 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(site: Path, cwd: Path, *arguments: str) -> str:
     """What Python prints, which finds the wheel's files."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(cwd, *arguments, env=environment(PYTHONPATH=str(site)))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -20,7 +20,7 @@ from hydra import initialize_config_dir
 
 from sparsepipe.config import compose
 from sparsepipe.config.run_spec import RunSpec
-from tests.support.paths import CONF, python_path
+from tests.support.paths import CONF, python_path, run_python
 
 _HERE = ("--config-dir", str(CONF), "experiment=tiny")
 
@@ -68,6 +68,14 @@ class Shell:
             text=True,
             start_new_session=True,
         )
+
+    def torchrun(
+        self, ranks: int, *arguments: str, restarts: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """The command in ranks that torchrun starts, to their end."""
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}")
+        words = (*launcher, f"--nproc_per_node={ranks}", "-m", *self.command(*arguments))
+        return run_python(self.cwd, *words, env=self.environment)
 
     def sweep(self, *arguments: str, timeout_s: float = 240) -> Finished:
         """A multirun; Hydra wants its options before the overrides."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,3 +20,18 @@ def python_path() -> str:
 def environment(**variables: str) -> dict[str, str]:
     """This process's variables, for another one that computes with one thread."""
     return {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **variables}
+
+
+def run_python(
+    cwd: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a directory to its end."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment() if env is None else env,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

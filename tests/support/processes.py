@@ -7,11 +7,10 @@
 
     assert run(work, 3, 10) == [30, 30, 30]
 
-``run`` returns what the ranks returned, or ends all of them and raises the first
-failure. ``run_shared`` does so in ranks that start once for many calls. ``outcomes`` is
-for tests of failures: it tells how each rank ended. Ranks are
-forked by a small server that has imported torch, so that they start within milliseconds;
-they inherit this process's environment, and no process outlives the call.
+``run`` returns what the ranks returned, or ends all of them and raises the first failure.
+``run_shared`` does so in ranks that start once for many calls. ``outcomes`` tells how each rank
+ended. Ranks are forked by a small server that has imported torch, so that they start within
+milliseconds; they inherit this process's environment, and no process outlives the call.
 """
 
 from __future__ import annotations
@@ -25,13 +24,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.distributed import TCPStore
+
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures import missing_ranks
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -43,6 +46,31 @@ _CONTEXT.set_forkserver_preload(
     ]
 )
 _JOIN_S = 60.0
+_BUSY_S = 20.0  # for the store to answer on a busy machine, where it is on no rank
+_LIMITS = (
+    (missing_ranks, "_STORE_LIMIT_S"),
+    (missing_ranks, "_ANSWER_S"),
+    (missing_ranks, "_ROLL_CALL_S"),
+    (process_group, "_STORE_LIMIT_S"),
+    (process_group, "_JOIN_STORE_LIMIT_S"),
+)
+_own_limits: list[tuple[ModuleType, str, float]] = []
+
+
+def raise_limits() -> None:
+    """Raises the product's limits in this process, if the launcher keeps the store."""
+    if process_group.store_rank() is None:
+        _own_limits.extend((module, name, getattr(module, name)) for module, name in _LIMITS)
+        for module, name in _LIMITS:
+            setattr(module, name, _BUSY_S)
+
+
+def restore_limits() -> None:
+    """Sets the product's own limits again."""
+    assert _own_limits, "they are the product's own"
+    for module, name, limit_s in _own_limits:
+        setattr(module, name, limit_s)
+    _own_limits.clear()
 
 
 class RankFailed(AssertionError):
@@ -54,7 +82,6 @@ class Outcome:
     """How a rank ended.
 
     Attributes:
-        rank: which.
         value: what it returned.
         error: what it raised, as itself where it can be pickled, else as text.
         trace: traceback of ``error``.
@@ -71,7 +98,6 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """It returned, and its process ended in order."""
         return self.error is None and self.exit_code == 0
 
     def __str__(self) -> str:
@@ -107,7 +133,11 @@ def run(
     """
     started = _start(function, ranks, arguments, join_group, environment, store)
     found = _collect(started, limit_s=limit_s, awaited=range(ranks), stop_at_failure=True)
-    failed = sorted((o for o in found if not o.good), key=lambda o: (_killed(o), o.ended_s))
+    # What the harness has ended is no cause.
+    failed = sorted(
+        (o for o in found if not o.good),
+        key=lambda o: (o.error is None and o.exit_code is None, o.ended_s),
+    )
     if failed:
         raise RankFailed(str(failed[0])) from failed[0].error
     return [outcome.value for outcome in found]
@@ -156,8 +186,8 @@ def outcomes(
             stopped ones too.
     """
     started = _start(function, ranks, arguments, join_group, environment, store)
-    chosen = range(ranks) if awaited is None else awaited
-    return _collect(started, limit_s=limit_s, awaited=chosen, stop_at_failure=False)
+    awaited = range(ranks) if awaited is None else awaited
+    return _collect(started, limit_s=limit_s, awaited=awaited, stop_at_failure=False)
 
 
 def new_store() -> TCPStore:
@@ -277,15 +307,11 @@ def _rank(
     rank: int,
     arguments: Sequence[Any],
 ) -> None:
-    """What runs in the new process."""
-    from sparsepipe.runtime.collectives import process_group
-    from tests.support import patience
-
     gc.freeze()  # what the server had imported stays, and its pages are shared
     os.environ.update(variables)
     sys.path[:] = path
     torch.set_num_threads(1)
-    patience.raise_limits()
+    raise_limits()
     try:
         if join_group:
             process_group.join("gloo", timeout_s=_JOIN_S)
@@ -330,14 +356,17 @@ def _collect(
                 pending.discard(rank)
             if stop_at_failure and any(o.error or o.exit_code for o in found.values()):
                 break
-        codes = _end(started, ended=set(found), limit_s=limit_s)
+        codes: dict[int, int | None] = {}
+        for rank, process in enumerate(started.processes):
+            if rank in found:  # it may still be on its way out
+                process.join(max(1.0, started.started_s + limit_s - time.monotonic()))
+            codes[rank] = process.exitcode  # of those that ended by themselves
     finally:
         for process in started.processes:
             process.kill()
             process.join()
     return [
-        _with_code(found.get(rank, Outcome(rank=rank)), codes[rank])
-        for rank in range(len(started.processes))
+        replace(found.get(rank, Outcome(rank=rank)), exit_code=code) for rank, code in codes.items()
     ]
 
 
@@ -351,29 +380,3 @@ def _result(started: _Started, rank: int) -> Outcome:
         return Outcome(rank=rank, exit_code=process.exitcode, ended_s=ended_s)
     ended_s = now_s - started.started_s
     return Outcome(rank=rank, value=value, error=error, trace=trace, ended_s=ended_s)
-
-
-def _end(started: _Started, *, ended: set[int], limit_s: float) -> dict[int, int | None]:
-    """Exit codes of the ranks that ended by themselves; the others are killed."""
-    codes: dict[int, int | None] = {}
-    for rank, process in enumerate(started.processes):
-        if rank in ended:  # it may still be on its way out
-            process.join(max(1.0, started.started_s + limit_s - time.monotonic()))
-        codes[rank] = process.exitcode
-    return codes
-
-
-def _with_code(outcome: Outcome, code: int | None) -> Outcome:
-    return Outcome(
-        rank=outcome.rank,
-        value=outcome.value,
-        error=outcome.error,
-        trace=outcome.trace,
-        exit_code=code,
-        ended_s=outcome.ended_s,
-    )
-
-
-def _killed(outcome: Outcome) -> bool:
-    """It was ended by the harness, so it is no cause."""
-    return outcome.error is None and outcome.exit_code is None

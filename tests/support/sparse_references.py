@@ -1,4 +1,4 @@
-"""Random sparse batches, and dense references in float64, for the sparse layers."""
+"""Random sparse batches, windows that hypothesis draws, and dense references in float64."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from hypothesis import strategies as st
 
 from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor
 
@@ -110,4 +111,28 @@ def same(a, b):
         torch.equal(a.feats, b.feats)
         and torch.equal(a.coords, b.coords)
         and (a.stride, a.spatial_shape, a.batch_size) == (b.stride, b.spatial_shape, b.batch_size)
+    )
+
+
+KERNEL_AND_STRIDE = [*((k, s) for k in (1, 2, 3, 5) for s in (1, 2)), (3, 3)]
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, pooling: bool = False) -> Case:
+    """Windows of every kind on small grids, empty and full ones among them."""
+    axes = [draw(st.sampled_from(KERNEL_AND_STRIDE)) for _ in range(3)]
+    if draw(st.booleans()):
+        axes = [axes[0]] * 3
+    size, stride = zip(*axes, strict=True)
+    dilation = draw(st.sampled_from([1, 1, 2, 3]))
+    return Case(
+        shape=(draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(1, 9))),
+        batch_size=draw(st.integers(1, 3)),
+        occupancy=draw(st.sampled_from([0.0, 0.03, 0.2, 0.6, 1.0])),
+        channels=draw(st.sampled_from([1, 3, 5, 8])),
+        width=draw(st.sampled_from([1, 4, 6])),
+        spec=KernelSpec.for_pooling(size, stride=stride)
+        if pooling
+        else KernelSpec.of(size, stride=stride, dilation=dilation),
+        seed=draw(st.integers(0, 2**20)),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import DataError
-from tests.support.data_commands import start, tiny
+from tests.support.data_helpers import start, tiny
 
 
 @pytest.mark.full

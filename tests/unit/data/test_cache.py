@@ -18,14 +18,15 @@ from sparsepipe.data.files import digest_file, locked, scan_files
 from sparsepipe.data.shape_rows import ShapeSampler
 from sparsepipe.data.sources import CacheSettings, OffTree
 from sparsepipe.errors import DataError
-from tests.support.data_commands import start, tiny
 from tests.support.data_helpers import (
     POINTS,
     CountingSampler,
     Suicidal,
     assert_session_ends,
     rows_of,
+    start,
     start_build,
+    tiny,
     wait_for_build,
 )
 

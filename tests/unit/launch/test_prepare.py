@@ -30,10 +30,10 @@ from sparsepipe.tasks.emulate import as_emulated
 from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed
+from tests.support.control_groups import quota_group
 from tests.support.emulated_cases import hosts
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 from tests.support.plans import plan_on
-from tests.support.quota_group import quota_group
 from tests.support.reported_runs import leave, made_by
 from tests.support.resolved import plan_run, resolved, run_directory
 from tests.support.simulated_cases import BY_HAND, run

@@ -20,7 +20,7 @@ from sparsepipe.runtime.collectives.process_group import make_stage_group
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.failures import missing_ranks
 from sparsepipe.runtime.failures.missing_ranks import collective, set_rank_names
-from tests.support import patience
+from tests.support import processes
 from tests.support.plans import plan_of
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import complaint
@@ -90,7 +90,7 @@ def test_a_killed_replica_is_named_at_once(when: str) -> None:
 
 def hurried_rank(rank: int) -> None:
     """With the limits that users' ranks have for words with the store."""
-    patience.restore_limits()
+    processes.restore_limits()
     round_rank(rank, "2", 0, "round", signal.SIGKILL, LONG_S)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor, add
-from tests.support.drawn_cases import cases
+from tests.support.sparse_references import cases
 
 BACKEND = NativeBackend()
 

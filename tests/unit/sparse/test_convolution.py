@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor
 from sparsepipe.sparse.backends import convolution
-from tests.support.drawn_cases import cases
 from tests.support.sparse_references import (
     BACKEND,
     Case,
+    cases,
     dense_kernel,
     relative_error,
     run,

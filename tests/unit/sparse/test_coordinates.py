@@ -16,7 +16,7 @@ from sparsepipe.sparse import (
     sparse_collate,
 )
 from sparsepipe.sparse.coordinates import MAX_COORDINATE, coords_of_keys, linear_keys
-from tests.support.drawn_cases import cases
+from tests.support.sparse_references import cases
 
 
 def tensor(rows, **kwargs):

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 
 from sparsepipe.sparse import KernelSpec, MaxPool3d, NativeBackend, SparseTensor
-from tests.support.drawn_cases import cases
-from tests.support.sparse_references import Case, at_sites, pad_dense
+from tests.support.sparse_references import Case, at_sites, cases, pad_dense
 
 BACKEND = NativeBackend()
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 
 from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor
-from tests.support.drawn_cases import cases
-from tests.support.sparse_references import dense_conv, sites
+from tests.support.sparse_references import cases, dense_conv, sites
 
 BACKEND = NativeBackend()
 

@@ -26,7 +26,7 @@ from sparsepipe.strategies.distributed import check_ranks
 from sparsepipe.utils.memory import give_freed_memory_back
 from tests.support.command_line import wait_for
 from tests.support.freed_blocks import kept_mib, needs_glibcs_own
-from tests.support.paths import environment
+from tests.support.paths import environment, run_python
 from tests.support.pipeline_cases import QUIET, make_loader, make_net, pipeline_trainer
 from tests.support.processes import new_store, outcomes, run
 
@@ -131,15 +131,7 @@ def test_one_device_leaves_nothing_behind(kind: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.full
 def test_fits_of_different_size_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment(GLOO_SOCKET_IFNAME="lo"),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python(tmp_path, "script.py", env=environment(GLOO_SOCKET_IFNAME="lo"))
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"rank {rank} of 2 1-1 the Trainer has devices=1" in done.stdout
@@ -219,14 +211,8 @@ for case in CASES:
 
 @pytest.mark.full
 def test_the_status_is_the_errors_and_others_clean_up_first(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVING],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=True,
-        cwd=tmp_path,
-    )
+    done = run_python(tmp_path, "-c", LEAVING)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "uncaught cleans up",
         "uncaught ends with 1",

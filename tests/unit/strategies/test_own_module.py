@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.paths import environment, run_python
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = [ROOT / "docs" / "own_module.py", ROOT / "docs" / "own_unet.py"]
@@ -28,15 +27,7 @@ def test_script_runs(tmp_path: Path, launcher: tuple[str, ...], script: Path) ->
         "if trainer.is_global_zero else None"
     )
     (tmp_path / "script.py").write_text(told)
-    done = subprocess.run(
-        [sys.executable, *launcher, "script.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(tmp_path, *launcher, "script.py", env=environment(GLOO_SOCKET_IFNAME="lo"))
     assert done.returncode == 0, done.stderr
     name = "sparsepipe_async" if script is SCRIPTS[0] else "sparsepipe_spatial"
     assert f"2 ranks {name} " in done.stdout

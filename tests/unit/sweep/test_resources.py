@@ -30,8 +30,8 @@ from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
 from sparsepipe.utils.extensions import imported
 from sparsepipe.utils.host import quota_limits, usable_cores
 from tests.support.command_line import composed
+from tests.support.control_groups import quota_group
 from tests.support.plans import plan_on
-from tests.support.quota_group import quota_group
 from tests.support.resolved import resolved
 
 CPU = Machine(cores=(0, 1, 2, 3))

@@ -24,9 +24,54 @@ from sparsepipe.sweep.record import SweptJob, read_record
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Settings, Slots
-from tests.support.frozen import frozen
-from tests.support.stuck import NUMBER, StuckJob
+from tests.support.control_groups import frozen
 from tests.support.sweep_cases import tiny_spec
+
+NUMBER = 2**22 + 1  # which no process has
+
+
+class StuckJob(JobProcess):
+    """The processes of a job, of which one stays.
+
+    Args:
+        mark: of the job.
+        exit_code: of its first process, where that has ended and another one stays.
+    """
+
+    def __init__(self, mark: str, *, exit_code: int | None = None) -> None:
+        self.mark, self._is_there, self._exit_code = mark, True, exit_code
+
+    def let_go(self) -> None:
+        """It is gone."""
+        self._is_there = False
+
+    def interrupt(self, signum: int) -> None:
+        """It hears nothing."""
+
+    def kill(self) -> None:
+        """Nor does that end it."""
+
+    def exit_code(self) -> int | None:
+        return self._exit_code
+
+    def alive(self) -> list[int]:
+        return [NUMBER] if self._is_there else []
+
+
+class StuckProcess:
+    """What :class:`subprocess.Popen` gives, of a process that does not end."""
+
+    pid = NUMBER
+
+    def __init__(self, command: list[str], **settings: Any) -> None:
+        self.killed = False
+
+    def wait(self, timeout_s: float) -> int:
+        raise subprocess.TimeoutExpired("it", timeout_s)
+
+    def kill(self) -> None:
+        self.killed = True
+
 
 LONG_S = 30  # none of these takes so long
 GRACE_S = 0.1

@@ -20,7 +20,7 @@ from sparsepipe.tasks.fitting import prober as module
 from sparsepipe.tasks.fitting.prober import Outcome, Prober
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed
-from tests.support.memory_group import memory_group
+from tests.support.control_groups import memory_group
 from tests.support.resolved import resolved
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")

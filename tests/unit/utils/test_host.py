@@ -18,7 +18,7 @@ from sparsepipe.utils.host import (
     usable_core_numbers,
     usable_cores,
 )
-from tests.support.quota_group import quota_group
+from tests.support.control_groups import quota_group
 
 COUNT = "from sparsepipe.utils import host as m; print(m.usable_cores(), m.quota_limits())"
 BOUND = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"

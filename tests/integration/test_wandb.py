@@ -1,22 +1,30 @@
-"""Weights & Biases without network: one run a job, read back by its own reader."""
+"""Weights & Biases without network, and with a stand-in for its server: one run a job."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.tracking.history import STEP
 from sparsepipe.tracking.loggers import wandb_logger
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import Shell, composed, fault, rows
+from tests.support.command_line import Shell, composed, fault, orphans, rows, wait_for
 from tests.support.emulated_cases import hosts
 from tests.support.wandb_records import recorded, wandb_file
 
@@ -182,24 +190,6 @@ def test_a_pipeline_of_two_ranks_is_one_run_with_its_plan(shell: Shell) -> None:
     assert [row[:3] for row in table["data"]] == [[0, 0, 2], [1, 3, 4]]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_jobs_of_a_sweep_are_a_group(shell: Shell) -> None:
-    asked = ("logger=wandb", "trainer.max_epochs=1", "seed=0,1", "tags=[swept]")
-    swept = shell.sweep(*asked)
-    assert swept.code == 0, swept.err
-    runs = [recorded(run).run for run in shell.runs()]
-    (group,) = {run["run_group"] for run in runs}
-    assert re.fullmatch(r"tiny [0-9a-f]{8}", group)
-    assert len({run["run_id"] for run in runs}) == 2
-    assert all(run["tags"] == ["swept"] for run in runs)
-    again = shell.sweep(*asked, "force=true")
-    assert again.code == 0, again.err
-    later = [recorded(run).run for run in shell.runs()]
-    assert {run["run_id"] for run in later} == {f"{run['run_id']}-2" for run in runs}
-    assert {run["run_group"] for run in later} == {group}, "started again, it is the same sweep"
-
-
 def test_a_task_without_a_trainer(tmp_path: Path) -> None:
     run = run_job(composed(
         f"paths.outputs={tmp_path}", "task=simulate", "hardware=paper_5gpu", "parallel=hete_mp",
@@ -238,3 +228,212 @@ def test_online_needs_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match=r"offline=false needs a Weights & Biases login"):
         wandb_logger(offline=False, **given)
     assert wandb_logger(**given)._offline
+
+
+EPOCHS, STEPS = 3, {"single": 8, "dp": 4}  # of an epoch: 32 shapes, 4 for each device
+SWEEP = (
+    "hydra/launcher=sparsepipe",
+    "hydra.launcher.cores_per_rank=1",
+    "hardware.accelerator=cpu",
+    "paper/trial=one_device,two_ranks,batch_search",
+    f"trainer.max_epochs={EPOCHS}",
+    "trainer.log_every_n_steps=1",
+    "data.delay_s=0.1",
+    "logger=wandb",
+    "tags=[swept]",
+)
+KILL_AFTER = (2, 5)  # epochs of all trainings
+LIMIT_S = 400.0
+
+
+def epochs(shell: Shell) -> int:
+    tables = shell.cwd.glob("outputs/tiny/*/metrics.csv")
+    return sum(max(0, len(table.read_text().splitlines()) - 1) for table in tables)
+
+
+def assert_told_once(run: Path) -> None:
+    """One run with its settings, whose history goes on from row to row as if it had no pauses."""
+    found = recorded(run)
+    result = read_json(run / "result.json")
+    assert found.run["run_id"] == f"tiny-{run.name}"
+    assert (found.run["job_type"], found.run["tags"]) == (result["task_name"], ["swept"])
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    for group in ("data", "model", "optim", "task", "trainer"):
+        assert found.config[group] == settings[group]
+    assert [row["_step"] for row in found.history] == list(range(len(found.history)))
+    assert found.summary["kind"] == "measured"
+    assert found.of("exit")[0].get("exit_code", 0) == 0
+    if result["task_name"] == "fit_batch":
+        assert found.summary["largest_batch"] == 8
+        return
+    steps = [row[STEP] for row in found.metrics if "train/loss_step" in row]
+    assert steps == list(range(EPOCHS * STEPS[result["strategy"]])), "each step once"
+    for name in ("val/loss", "val/accuracy", "train/loss"):
+        told = [(row["epoch"], row[name]) for row in found.metrics if name in row]
+        kept = [(int(row["epoch"]), pytest.approx(float(row[name]))) for row in rows(run)]
+        assert told == kept, name
+    assert found.summary["test/accuracy"] == pytest.approx(result["test/accuracy"])
+    assert "confusion_matrix_table" in found.media
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_a_sweep_that_is_killed_leaves_one_run_for_each_job(shell: Shell) -> None:
+    for count in KILL_AFTER:
+        sweep = shell.start(*SWEEP, "hydra.mode=MULTIRUN")
+        wait_for(lambda count=count: epochs(shell) >= count, timeout_s=LIMIT_S)
+        assert sweep.poll() is None, "it was too fast to be killed"
+        sweep.kill()
+        shell.wait(sweep)
+        assert not orphans(shell.cwd)
+    done = shell.sweep(*SWEEP, timeout_s=LIMIT_S)
+    assert done.code == 0, done.err
+    runs = shell.runs()
+    assert Counter(read_json(run / "result.json")["strategy"] for run in runs) == {
+        "single": 2, "dp": 1,
+    }  # fmt: skip
+    begun = [read_json(run / "result.json")["starts"] for run in runs]
+    assert max(begun) > 1, "at least one was killed in the middle"
+    for run in runs:
+        assert_told_once(run)
+    (group,) = {recorded(run).run["run_group"] for run in runs}
+    assert re.fullmatch(r"tiny [0-9a-f]{8}", group), "of the sweep, however often it was started"
+
+
+class Server(ThreadingHTTPServer):
+    """Takes what the client uploads, and answers as little as it is content with."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.runs: list[dict[str, Any]] = []
+        self.chunks: list[dict[str, Any]] = []
+        self.files: list[str] = []
+        self.exit_code: int | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """All rows, which have come one after another."""
+        rows: list[dict[str, Any]] = []
+        for chunk in self.chunks:
+            assert chunk["offset"] == len(rows)
+            rows += map(json.loads, chunk["content"])
+        return rows
+
+    def query(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
+        if name == "UpsertBucket":
+            self.runs.append(variables)
+            of = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}
+            return {"upsertBucket": {"inserted": True, "bucket": {
+                "id": "b", "name": variables["name"], "displayName": variables["displayName"],
+                "historyLineCount": 0, "project": of,
+            }}}  # fmt: skip
+        if name == "CreateRunFiles":
+            files = [{"name": f, "uploadUrl": f"{self.url}/{f}"} for f in variables["files"]]
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
+        if name == "CreateArtifact":
+            return {"createArtifact": {"artifact": {
+                "id": "a", "state": "COMMITTED", "artifactSequence": {"id": "s"},
+            }}}  # fmt: skip
+        if name == "Viewer":
+            return {"viewer": {
+                "id": "v", "username": "me", "name": "me", "email": "", "entity": "me",
+                "admin": False, "flags": "{}", "teams": {"edges": []},
+            }}  # fmt: skip
+        return {"project": None}  # nobody has made an artifact of that name before
+
+    def stream(self, files: dict[str, Any], exit_code: int | None) -> None:
+        if "wandb-history.jsonl" in files:
+            self.chunks.append(files["wandb-history.jsonl"])
+        self.exit_code = self.exit_code if exit_code is None else exit_code
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_PUT(self) -> None:
+        self._body()
+        self.server.files.append(self.path[1:])
+        self._answer({})
+
+    def do_POST(self) -> None:
+        body = self._body()
+        if self.path == "/graphql":
+            asked = json.loads(body)
+            name = re.search(r"(?:query|mutation)\s+(\w+)", asked["query"])[1]
+            self._answer({"data": self.server.query(name, asked.get("variables") or {})})
+            return
+        if self.path.endswith("/file_stream"):
+            told = json.loads(body)
+            self.server.stream(told.get("files") or {}, told.get("exitcode"))
+        self._answer({})
+
+    def _body(self) -> bytes:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+
+    def _answer(self, value: dict[str, Any]) -> None:
+        text = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with Server() as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", found.url)
+        monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+        yield found
+        found.shutdown()
+
+
+def assert_whole(server: Server, run: Path) -> None:
+    """One run with all that it has, whose history goes on from row to row."""
+    told = {(sent["name"], sent["project"]) for sent in server.runs}
+    assert told == {(f"tiny-{run.name}", "sparsepipe")}
+    assert server.runs[0]["groupName"] == "tiny"
+    assert server.runs[0]["jobType"] == "train"
+    assert [row["_step"] for row in server.history] == list(range(len(server.history)))
+    steps = [row[STEP] for row in server.history if "train/loss_step" in row]
+    assert steps == list(range(16))
+    assert [row["epoch"] for row in server.history if "time/epoch_s" in row] == [0, 1]
+    assert server.exit_code == 0
+    uploaded = {file for file in server.files if file.startswith("media/images/figures/confusion")}
+    assert len(uploaded) == 1
+    assert "config.yaml" in server.files
+
+
+@pytest.mark.full
+def test_a_resumed_run_is_synced_as_one(job: Job, server: Server) -> None:
+    faulty = (*TRACKED, fault([(11, 0)]))
+    with pytest.raises(ValueError, match="somebody's own mistake"):
+        job(*faulty)
+    run = job(*faulty)
+    assert not server.runs, "offline nothing is sent"
+    synced = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", run / "wandb"],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "Finished syncing" in synced.stderr + synced.stdout
+    assert_whole(server, run)
+    assert len(server.history) == len(recorded(run).history)
+
+
+@pytest.mark.full
+def test_online(job: Job, server: Server) -> None:
+    run = job(*TRACKED, "logger.wandb.offline=false")
+    assert sys.modules["wandb"].run is None
+    assert_whole(server, run)

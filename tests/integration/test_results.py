@@ -1,20 +1,27 @@
-"""What ``result.json`` tells of every run: when, on what, how large, how fast."""
+"""What result.json tells of every run: when, on what, how large, how fast, from which commit."""
 
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import sparsepipe
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.runs.ledger import load_results
-from sparsepipe.runs.ledger_table import ALWAYS
+from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks import train as training
@@ -22,6 +29,7 @@ from sparsepipe.tasks.result import strategy_name
 from sparsepipe.utils.files import read_json, write_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed, fault
+from tests.support.resolved import run_directory
 
 Job = Callable[..., Path]
 
@@ -181,41 +189,151 @@ def test_inference_stops_in_time() -> None:
     """One forward at least counts, however long it takes; large batches are few."""
     from sparsepipe.tasks import evaluate
 
+    forwards, read = [], []
+
+    def batches() -> Any:
+        for number in range(100):
+            read.append(number)
+            yield {"input": torch.zeros(evaluate._PREPARED_BYTES // 8)}
+
     class Slow(nn.Module):
-        forwards = 0
         device = torch.device("cpu")
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            type(self).forwards += 1
+            forwards.append(x)
             return x
 
         def transfer_batch_to_device(self, batch: Any, device: Any, number: int) -> Any:
             return batch
 
-    class Data:
-        read = 0
-
-        def test_dataloader(self) -> Any:
-            for _ in range(100):
-                type(self).read += 1
-                yield {"input": torch.zeros(evaluate._PREPARED_BYTES // 8)}
-
-    class Plain:
-        root_device = torch.device("cpu")
-
-    class Trainer:
-        strategy = Plain()
-        precision_plugin = type("P", (), {"predict_step_context": staticmethod(torch.no_grad)})()
-
-    rate = evaluate.inference_rate(
-        Trainer(),
-        Slow(),
-        Data(),
-        warmup=2,
-        timed=50,
-        most_s=0.0,  # type: ignore[arg-type]
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        precision_plugin=SimpleNamespace(predict_step_context=torch.no_grad),
     )
-    assert rate > 0
-    assert Slow.forwards == 3
-    assert Data.read == 3, "as many as there is room for, and one more"
+    data = SimpleNamespace(test_dataloader=batches)
+    assert evaluate.inference_rate(trainer, Slow(), data, warmup=2, timed=50, most_s=0.0) > 0
+    assert len(forwards) == 3
+    assert len(read) == 3, "as many as there is room for, and one more"
     assert training._FORWARDS["most_s"] <= 60
+
+
+PAPER = ("model=sparse_vgg16_bn", "hardware=paper_5gpu")
+TASKS = {
+    "train": ("trainer.max_epochs=1",),
+    "profile": ("task.num_warmup=0", "task.num_measured=1"),
+    "partition": (*PAPER, "task.bandwidth_bytes_per_s=60e6"),
+    "simulate": (
+        *PAPER, "parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6",
+        "task.minibatches=8", "task.timeline_minibatches=2",
+    ),
+    "paper/table1": ("task.matrix_size=64", "task.copy_bytes=65536", "task.repeats=2"),
+    "fit_batch": ("task.budget_bytes=1e9", "task.most=2", "task.start=2"),
+    "train_if_fits": ("task.budget_bytes=1e9", "trainer.max_epochs=1"),
+}  # fmt: skip
+ELSEWHERE = {
+    *("bandwidth", "clean", "compare", "emulate", "evaluate", "list", "measure_steps"),
+    *("predict", "report", "paper/table3"),
+}
+"""Of several processes, of a checkpoint, of generated samples, without a result or a row, of long
+searches."""
+COLUMNS = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
+
+
+def check(run: Path) -> None:
+    """Every key is a column that is known, one of ``/``, or a setting; and has its type."""
+    result = read_json(run / "result.json")
+    settings = RunSpec.load(RunDir(run).config).flat()
+    unknown = {
+        key
+        for key in result
+        if key not in COLUMNS and "/" not in key and not ("." in key and key in settings)
+    }
+    assert not unknown
+    frame = load_results(run)
+    for name in set(frame.columns) & set(COLUMNS):
+        assert str(frame[name].dtype).partition("[")[0] == COLUMNS[name].dtype, name
+
+
+def leave_answer(config: dict[str, object]) -> None:
+    """What a probe has found, whose process need not be started then."""
+    probe = {"batch_size": 2, "outcome": "fits", "memory_bytes": 1000, "wall_s": 1.0}
+    batch = {**probe, "batch_size": 4}  # of the tiny experiment
+    directory = run_directory(config)
+    write_json(directory.path / "probes.json", [probe, batch])
+
+
+def test_every_task_is_looked_at() -> None:
+    place = config_dir() / "task"
+    options = {str(path.relative_to(place).with_suffix("")) for path in place.rglob("*.yaml")}
+    fig9 = {option for option in options if option.startswith("paper/fig9_")}
+    assert options - fig9 == set(TASKS) | ELSEWHERE
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_result_keys_of_a_task_are_documented(task: str, job: Job) -> None:
+    overrides = (f"task={task}", *TASKS[task])
+    if task in ("fit_batch", "train_if_fits"):
+        leave_answer(composed("experiment=tiny", *overrides))
+    run = job(*overrides)
+    check(run)
+    if task == "train":
+        check(job("task=evaluate", f"checkpoint={run}"))
+        check(job(*overrides, f"checkpoint={run}"))
+
+
+@pytest.mark.full
+def test_result_keys_of_table_3_are_documented(job: Job) -> None:
+    few = ("task.exact_bandwidths_bytes_per_s=[60e6]", "task.bandwidths_bytes_per_s=[60e6]")
+    check(job("task=paper/table3", "hardware=paper_8gpu", *few))
+
+
+ROOT = Path(sparsepipe.__file__).parents[1]
+COMMITS = "callbacks={commits: {_target_: tests.support.tinysweep.Commits, checkout: %s}}"
+
+
+@dataclass(frozen=True)
+class FromCheckout(Shell):
+    """The command as a checkout has it."""
+
+    checkout: Path = Path()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        there = super().environment
+        return {**there, "PYTHONPATH": f"{self.checkout}:{there['PYTHONPATH']}"}
+
+
+def git(checkout: Path, *arguments: str) -> str:
+    names = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    done = subprocess.run(
+        ["git", *names, "-C", str(checkout), *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with the package and its configuration."""
+    made = tmp_path / "checkout"
+    for name in ("sparsepipe", "conf", "hydra_plugins"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, made / name, ignore=shutil.ignore_patterns("__pycache__"))
+    git(made.parent, "init", "--quiet", str(made))
+    git(made, "add", "--all")
+    git(made, "commit", "--quiet", "-m", "first")
+    return made
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_committed_while_a_run_goes_on_is_not_its_commit(
+    checkout: Path, tmp_path: Path, ranks: int
+) -> None:
+    before = git(checkout, "rev-parse", "HEAD")
+    work = tmp_path / "work"
+    work.mkdir()
+    several = ("parallel=dp", f"parallel.devices={ranks}", "hardware=cores") if ranks > 1 else ()
+    there = FromCheckout(work, before=(), checkout=checkout)
+    done = there("trainer.max_epochs=1", COMMITS % checkout, *several)
+    assert git(checkout, "rev-parse", "HEAD") != before, "the test has committed"
+    assert read_json(done.run / "result.json")["git_commit"] == before
