@@ -469,7 +469,7 @@ def test_a_run_recomputes_what_would_not_fit(shell: Shell) -> None:
 def test_emulated_layers_take_the_time_of_their_second_run(shell: Shell) -> None:
     """A step takes no less than the slow stage with a forward more, and the fast one's way there.
 
-    What it takes without messages, and no more: tests/unit/emulate/test_replayed_recomputation.py.
+    What it takes without messages, and no more: tests/unit/emulate/test_replay.py.
     """
     parts, steps = 4, 6
     done = shell(
