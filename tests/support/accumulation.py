@@ -29,10 +29,6 @@ class Accumulation:
 
     A stage has a copy for each of its replicas, since batch norms see other microbatches, and a
     gradient that is summed up in parts.
-
-    Args:
-        case: what is trained.
-        device: where.
     """
 
     def __init__(self, case: Case, *, device: torch.device = CPU) -> None:
@@ -167,14 +163,7 @@ class Accumulation:
 def check(
     case: Case, found: Sequence[Any], *, device: torch.device = CPU, rounding: float = 0.0
 ) -> None:
-    """What ranks found against the oracle.
-
-    Args:
-        case: what they trained.
-        found: by each rank.
-        device: where the oracle computes.
-        rounding: how far both may be apart, in shares of the largest value.
-    """
+    """What ranks found against the oracle."""
     oracle = Accumulation(case, device=device)
     oracle.train()
     expected = oracle.state()
@@ -198,13 +187,7 @@ def check(
 
 
 class Noting(nn.Module):
-    """A batch norm that keeps all that it sees, until its statistics move by that.
-
-    Args:
-        norm: in whose place it is.
-        mode: ``deferred`` or ``running``.
-        by_hand: normalises by the definition's formula, not by torch's kernel.
-    """
+    """A batch norm that keeps all that it sees, until its statistics move by that."""
 
     def __init__(self, norm: _BatchNorm, *, mode: str, by_hand: bool) -> None:
         super().__init__()
@@ -242,12 +225,7 @@ class Noting(nn.Module):
 
 
 class Normed(Accumulation):
-    """Gradient accumulation in one process with such norms.
-
-    Args:
-        case: what is trained.
-        by_hand: see :class:`Noting`.
-    """
+    """Gradient accumulation in one process with such norms."""
 
     def __init__(self, case: Case, *, by_hand: bool = False) -> None:
         super().__init__(case)

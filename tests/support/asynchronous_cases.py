@@ -86,13 +86,7 @@ class Case:
 
 
 def train(rank: int, cases: Sequence[Case], **places: Any) -> list[Any]:
-    """Each case's weights, losses and recorded versions on this rank.
-
-    Args:
-        rank: this one's number.
-        cases: trained one after the other.
-        places: which devices the Trainer gets, in its own words; by default processors.
-    """
+    """Each case's weights, losses and recorded versions on this rank."""
     found = []
     for case in cases:
         net = make_net(case.net, optimizer=case.optimizer, step_size=case.step_size)
@@ -195,14 +189,7 @@ class Past:
 
 
 class Replay:
-    """A network in stages, in one process.
-
-    Args:
-        layers: the network; not changed.
-        bounds: first layer of each stage, and the number of layers.
-        replicas: of each stage.
-        optimizer: makes one from parameters.
-    """
+    """A network in stages, in one process."""
 
     def __init__(
         self,
@@ -514,14 +501,7 @@ def epoch_batches(case: Case, epoch: int) -> list[Any]:
 def check(
     case: Case, found: Sequence[Any], *, device: torch.device = CPU, rounding: float = 0.0
 ) -> None:
-    """What ranks found against a replay.
-
-    Args:
-        case: what they trained.
-        found: by each rank.
-        device: where the replay computes.
-        rounding: how far both may be apart, in shares of the largest value.
-    """
+    """What ranks found against a replay."""
     oracle, losses = replayed(case, [segments for _, segments, _ in found], device=device)
     expected = oracle.state()
     mean = torch.tensor(0.0)

@@ -40,12 +40,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Shell:
-    """A directory to work in, and the command.
-
-    Args:
-        cwd: the directory.
-        before: words before the command, which run it in their own way.
-    """
+    """A directory to work in, and the command."""
 
     cwd: Path
     before: tuple[str, ...] = ()

@@ -88,11 +88,7 @@ class Case:
 
 
 class Minibatches(Dataset[dict[str, Any]]):
-    """The minibatches of some domains.
-
-    Args:
-        first: number of the one that is read first.
-    """
+    """The minibatches of some domains."""
 
     def __init__(
         self,

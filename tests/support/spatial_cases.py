@@ -31,14 +31,7 @@ CHANNELS = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A layer of ``CHANNELS`` channels.
-
-    Args:
-        name: of the case.
-        size: of the sample.
-        make: the layer.
-        is_whole: whether its output is on every rank, and no shard.
-    """
+    """A layer of ``CHANNELS`` channels."""
 
     name: str
     size: tuple[int, ...]

@@ -26,15 +26,7 @@ GRIDS = {2: {1: (2,), 2: (1, 2), 3: (1, 1, 2)}, 4: {1: (4,), 2: (2, 2), 3: (2, 1
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network, tiny.
-
-    Args:
-        name: in ``sparsepipe.models``.
-        size: of a sample.
-        make: the network.
-        head: of it.
-        checkpointing: whether it computes activations again.
-    """
+    """A network, tiny."""
 
     name: str
     size: tuple[int, ...]
@@ -83,15 +75,7 @@ def cases() -> Iterator[Case]:
 
 
 def errors(rank: int, ranks: int, plain: bool, device: str = "cpu") -> dict[str, float]:
-    """The largest relative error of each case on a grid.
-
-    Args:
-        rank: of this process.
-        ranks: of the grid.
-        plain: call the network with plain shards, as a script does; or a step of the classifier
-            with shards, as a strategy does.
-        device: that computes.
-    """
+    """The largest relative error of each case on a grid."""
     torch.set_num_threads(1)
     compare = _of_network if plain else _of_step
     grids = {dimensions: Grid(shape) for dimensions, shape in GRIDS[ranks].items()}

@@ -184,14 +184,7 @@ def train(rank: int, cases: Sequence[Case], **places: Any) -> list[Any]:
 def train_one(
     case: Case, rank: int = 0, *, callbacks: Sequence[pl.Callback] = (), **places: Any
 ) -> Any:
-    """The same of one case.
-
-    Args:
-        case: what is trained.
-        rank: this one's number.
-        callbacks: of the Trainer.
-        places: which devices the Trainer gets, in its own words; by default processors.
-    """
+    """The same of one case."""
     os.environ["PL_GLOBAL_SEED"] = str(SEED)
     net = make_net(case)
     trainer = pl.Trainer(

@@ -19,15 +19,7 @@ def timeline(
     update: float = 0.0,
     stages: Sequence[float] | None = None,
 ) -> list[Span]:
-    """The spans of all ranks; replicas meet at updates.
-
-    Args:
-        schedule: what is run.
-        forward: time of a forward.
-        backward: time of a backward.
-        update: time of an update.
-        stages: for each stage, how many times longer it takes.
-    """
+    """The spans of all ranks; replicas meet at updates."""
     plan = schedule.plan
     scale = None if stages is None else stages[: plan.num_stages]
     made = Workload.uniform(

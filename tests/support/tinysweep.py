@@ -22,11 +22,7 @@ class Present(pl.Callback):
 
 
 class Hungry(pl.Callback):
-    """Takes more and more memory and writes into it, until somebody ends the process.
-
-    Args:
-        most_bytes: where nobody does.
-    """
+    """Takes more and more memory and writes into it, until somebody ends the process."""
 
     def __init__(self, *, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -39,11 +35,7 @@ class Hungry(pl.Callback):
 
 
 class Commits(pl.Callback):
-    """Commits a change of the package while a run goes on, as somebody who works on it does.
-
-    Args:
-        checkout: the repository.
-    """
+    """Commits a change of the package while a run goes on, as somebody who works on it does."""
 
     def __init__(self, *, checkout: str) -> None:
         self.checkout = Path(checkout)

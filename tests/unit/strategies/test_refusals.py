@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,22 +14,25 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks as lightning
 from pytorch_lightning.utilities.compile import from_compiled
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from sparsepipe.errors import ConfigError
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.errors import ConfigError, PlanError, TransportError
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
+from sparsepipe.strategies.pipeline.stage_plan import StagePlacement, find_layers
 from sparsepipe.strategies.sharding import ShardedOptimizer
 from tests.support.pipeline_cases import (
     QUIET,
     Net,
     dense_layers,
+    image_layers,
     make_loader,
     make_net,
     plain_trainer,
 )
-from tests.support.processes import outcomes
+from tests.support.processes import outcomes, run
 
 
 class ByHand(Net):
@@ -217,3 +221,135 @@ def test_more_stages_than_layers() -> None:
 
     with pytest.raises(ConfigError, match="3 stages for 2 layers"):
         make_plan((1, 1, 1), cuts=None, costs=lambda: [1.0, 1.0], num_layers=2)
+
+
+class Residual(nn.Sequential):
+    """Not what a pipeline would run: its layers one by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Named(nn.Sequential):
+    """The same as its parent, under another name."""
+
+
+def holding(layers: nn.Module) -> nn.Module:
+    module = nn.Module()
+    module.layers = layers
+    return module
+
+
+@pytest.mark.parametrize("name", [None, "layers"])
+def test_a_sequential_with_a_forward_of_its_own(name: str | None) -> None:
+    entries = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match="layers is a Residual with a forward of its own") as no:
+        find_layers(holding(Residual(*entries)), name)
+    assert "entry of the Sequential" in no.value.remedy
+    replaced = nn.Sequential(*entries)
+    replaced.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="of its own"):
+        find_layers(holding(replaced), name)
+    for layers in (nn.Sequential(*entries), Named(*entries), Named(Residual(*entries))):
+        assert find_layers(holding(layers), name) == "layers"
+
+
+class Shifted(nn.Module):
+    def __init__(self, shift: Any) -> None:
+        super().__init__()
+        if isinstance(shift, nn.Parameter):
+            self.shift = shift
+        else:
+            self.register_buffer("shift", shift)
+
+
+@pytest.mark.parametrize(("kind", "word"), [(torch.Tensor, "buffer"), (nn.Parameter, "parameter")])
+def test_what_two_stages_would_share(kind: Any, word: str) -> None:
+    shared = kind(torch.ones(2))
+    module = holding(nn.Sequential(Shifted(shared), Shifted(shared), Shifted(kind(torch.ones(2)))))
+
+    def check(cut: int) -> None:
+        plan = Plan.of(config="1-1", cuts=[cut], num_layers=3)
+        StagePlacement(module=module, name="layers", plan=plan).check()
+
+    check(2)
+    with pytest.raises(ConfigError) as refused:
+        check(1)
+    assert refused.value.message == (
+        f"layers.0.shift (stage 0) and layers.1.shift (stage 1) are one {word}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("grids", "error", "text"),
+    [
+        ([None], PlanError, "1 grids are given for 2 stages"),
+        ([None, [1, 1]], PlanError, "stage 1 is a grid of 1 x 1 on 1 devices"),
+        ([None, [0, 2]], PlanError, "stage 1 is a grid of 0 x 2"),
+    ],
+)
+def test_grids_that_fit_no_plan_are_refused(grids: Any, error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        Plan.of(config="1-1", cuts=[2], num_layers=4, grids=grids)
+    with pytest.raises(PlanError, match="a grid of 1 x 2 on 4 devices"):
+        Plan.of(config="1-2", cuts=[2], num_layers=4, grids=[None, [1, 2]])
+
+
+def test_a_plan_with_grids_is_read_back() -> None:
+    plan = Plan.of(config="1-1-2", cuts=[2, 5], num_layers=9, grids=[None, [2, 2], None])
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.num_ranks == 7
+    assert [plan.stage_of(rank) for rank in range(7)] == [0, 1, 1, 1, 1, 2, 2]
+    assert [plan.leader_of(rank) for rank in range(7)] == [0, 1, 1, 1, 1, 5, 6]
+    assert [plan.warmup(stage) for stage in range(3)] == [3, 2, 0]
+
+
+class Headed(Net):
+    """With a layer behind the layers."""
+
+    def __init__(self) -> None:
+        super().__init__(image_layers())
+        self.head = torch.nn.Linear(4, 4)
+
+
+def refused_on_grids(rank: int, kind: str) -> str:
+    options: dict[str, Any] = {"config": "1-1", "cuts": [4], "grids": [None, [1, 2]]}
+    net, strategy = make_net("image"), PipelineStrategy
+    if kind == "head":
+        net = Headed()
+    elif kind == "rule":
+        net.layers[4] = torch.nn.Sequential(torch.nn.LocalResponseNorm(2))
+    elif kind == "one stage":
+        options.update(config="1", cuts=[], grids=[[3, 1]])
+    elif kind == "devices":
+        options["grids"] = [[1, 2], [1, 2]]
+    elif kind == "dimensions":
+        options.update(cuts=[9])
+    elif kind == "recompute":
+        strategy, options["recompute"] = SynchronousPipelineStrategy, "all"
+    elif kind == "norms":
+        strategy, options["batch_norm"] = SynchronousPipelineStrategy, "deferred"
+    trainer = pl.Trainer(
+        **QUIET, max_steps=2, devices=3, strategy=strategy(**options, timeout_s=20)
+    )
+    with pytest.raises((ConfigError, TransportError)) as caught:
+        trainer.fit(net, make_loader("image", batches=2))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("head", "head.weight is trained outside of the layers"),
+        ("rule", r"LocalResponseNorm\) has no rule"),
+        ("one stage", "the only stage is a grid"),
+        ("devices", "is for 4 devices, the Trainer has 3"),
+        ("dimensions", "no tensor with 2 dimensions behind batch and channel"),
+        ("recompute", "has layers of stage 1, which is a grid"),
+        ("norms", "does not go with a stage that is a grid"),
+    ],
+)
+def test_what_a_grid_cannot_do_is_refused(kind: str, text: str) -> None:
+    messages = run(refused_on_grids, 3, kind)
+    found = [message for message in messages if re.search(text, message)]
+    assert len(found) == (2 if kind == "dimensions" else 3), messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
 
 from sparsepipe.errors import ConfigError, TransportError
-from sparsepipe.strategies import DataParallelStrategy
+from sparsepipe.strategies import (
+    DataParallelStrategy,
+    PipelineStrategy,
+    SynchronousPipelineStrategy,
+)
 from tests.support.pipeline_cases import (
+    QUIET,
     make_loader,
     make_net,
     pipeline_trainer,
@@ -20,6 +27,8 @@ from tests.support.pipeline_cases import (
     weights,
 )
 from tests.support.processes import outcomes, run
+from tests.unit.strategies.test_synchronous import loaders
+from tests.unit.strategies.test_synchronous import make_net as make_cuttable_net
 
 CUTS = {"1-1": [3], "2-1": [3], "1-1-1": [2, 5]}
 
@@ -210,3 +219,63 @@ def test_nothing_is_saved_of_a_run_that_failed(tmp_path: Path) -> None:
         assert isinstance(end.error, ConfigError), end
         assert "values of its own stage only" in end.error.message
     assert not (tmp_path / "failed.ckpt").exists()
+
+
+EPOCHS, SHORT_STEPS = 3, 4  # of an epoch; its last batch is smaller
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "plain": lambda: "auto",
+    "asynchronous": lambda: PipelineStrategy(config="1-1", cuts=[2], timeout_s=60),
+    "synchronous": lambda: SynchronousPipelineStrategy(
+        schedule="1f1b", microbatches=5, recompute="all", config="1-1", cuts=[3], timeout_s=60
+    ),
+}
+
+
+def train_by(rank: int, directory: Path, how: str, resumed: Path | None) -> dict[str, Tensor]:
+    """All epochs, or what is left of them; the weights in the end."""
+    net = make_cuttable_net()
+    trainer = pl.Trainer(
+        **{**QUIET, "enable_checkpointing": True},  # type: ignore[arg-type]
+        max_epochs=EPOCHS,
+        devices=1 if how == "plain" else 2,
+        strategy=STRATEGIES[how](),
+        callbacks=[
+            StartState(directory / "start.ckpt"),
+            ModelCheckpoint(directory, filename="{epoch}", save_top_k=-1),
+            ModelCheckpoint(directory, filename="{step}", save_top_k=-1, every_n_train_steps=6),
+        ],
+    )
+    trainer.fit(net, *loaders(), ckpt_path=None if resumed is None else str(resumed))
+    assert trainer.global_step == EPOCHS * SHORT_STEPS
+    return weights(net)
+
+
+def start_by(directory: Path, how: str, resumed: Path | None = None) -> dict[str, Tensor]:
+    return run(train_by, 1 if how == "plain" else 2, directory, how, resumed)[0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the whole minibatch makes of the weights on one device, and what a pipeline does."""
+    found = {how: tmp_path_factory.mktemp(how) for how in ("plain", "synchronous")}
+    for how, directory in found.items():
+        start_by(directory, how)
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["epoch=0.ckpt", "step=6.ckpt"])
+@pytest.mark.parametrize("target", ["plain", "asynchronous"])
+def test_others_go_on_as_from_one_device(
+    target: str, name: str, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    """Momentum and steps included: else they would part in the epochs that follow."""
+    ended = {}
+    for source, directory in saved.items():
+        ended[source] = start_by(tmp_path / source, target, directory / name)
+        begun, told = torch.load(tmp_path / source / "start.ckpt"), torch.load(directory / name)
+        for part in ("state_dict", "optimizer_states", "global_step"):
+            assert same(begun[part], told[part]), part
+    assert ended["plain"].keys() == ended["synchronous"].keys()
+    for weight, value in ended["plain"].items():
+        torch.testing.assert_close(ended["synchronous"][weight], value, rtol=1e-5, atol=1e-6)
