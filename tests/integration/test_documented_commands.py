@@ -144,26 +144,3 @@ def test_tab_in_bash(tmp_path: Path) -> None:
         {"data.representation=", "data.resolution="},
     ]
     assert not list(bash.cwd.iterdir())
-
-
-def test_the_completion_script_of_fish(tmp_path: Path) -> None:
-    """It is seldom there to press Tab in."""
-
-    def said(action: str, **environment: str) -> str:
-        return subprocess.run(
-            [tmp_path / "bin" / "sparsepipe", "-sc", f"{action}=fish"],
-            cwd=bash.cwd,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
-
-    bash = Bash(tmp_path)
-    installed = said("install")
-    assert "complete -c sparsepipe" in installed
-    assert "-sc query=fish" in installed
-    assert said("query", COMP_LINE="sparsepipe model=sparse_vgg11").split() == [
-        "model=sparse_vgg11_bn"
-    ]

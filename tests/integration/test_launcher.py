@@ -10,10 +10,7 @@ import random
 import re
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +19,7 @@ from omegaconf import OmegaConf
 from pandas.testing import assert_frame_equal
 
 from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.errors import ConfigError
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
@@ -31,6 +28,7 @@ from sparsepipe.sweep.record import JobRecord, records_of
 from sparsepipe.sweep.slots import Settings
 from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
+from tests.integration.test_smoke_sweep import Sweep, assert_none_twice, assert_whole_so_far
 from tests.support.command_line import (
     Finished,
     Shell,
@@ -307,36 +305,6 @@ def work_done(shell: Shell) -> int:
     return total
 
 
-def finished(shell: Shell) -> dict[str, str]:
-    """What marks each finished run."""
-    return {path.parent.name: path.read_text() for path in shell.cwd.glob("outputs/*/*/DONE.json")}
-
-
-@contextmanager
-def completions(shell: Shell) -> Iterator[dict[str, set[str]]]:
-    """All marks that each run has had while the block runs, where it may be finished anew.
-
-    A run takes seconds from a mark to the next, and is looked at a hundred times in each.
-    """
-    seen: dict[str, set[str]] = {}
-    over = threading.Event()
-
-    def look() -> None:
-        last = False
-        while not last:
-            last = over.wait(0.01)  # once more after all has ended
-            for run, mark in finished(shell).items():
-                seen.setdefault(run, set()).add(mark)
-
-    watch = threading.Thread(target=look)
-    watch.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watch.join()
-
-
 def kill_after(shell: Shell, sweep: subprocess.Popen[str], count: int, delay_s: float) -> bool:
     """Kills a sweep a while after so much work; whether that was before its end."""
     deadline_s = time.monotonic() + WHOLE_LIMIT_S
@@ -348,20 +316,6 @@ def kill_after(shell: Shell, sweep: subprocess.Popen[str], count: int, delay_s: 
     sweep.kill()
     shell.wait(sweep)
     return before
-
-
-def assert_whole_so_far(shell: Shell) -> None:
-    """What counts as finished has all of its epochs or its answer, and is a row of a ledger."""
-    done = finished(shell)
-    for name in done:
-        run = shell.cwd / "outputs/tiny" / name
-        task = read_json(run / "result.json")["task_name"]
-        assert task == "fit_batch" or len(rows(run)) == EPOCHS
-    try:
-        told = set(load_results(shell.cwd / "outputs/tiny")["run_id"])
-    except DataError:  # nothing is finished yet
-        told = set()
-    assert told == set(done)
 
 
 def ledger(shell: Shell) -> pd.DataFrame:
@@ -378,19 +332,18 @@ def test_it_ends_with_what_an_undisturbed_one_has(shell: Shell, tmp_path: Path) 
     # At the moments after so much work of all; from the start of a process to its first epoch is
     # most of the time, so that some meet jobs that only begin.
     work = SEEDS * (TRAININGS * EPOCHS + PROBES)
-    killed = 0
-    with completions(shell) as completed:
-        for moment in sorted(draw.sample(range(work), KILLS)):
-            sweep = shell.start(*KILLED_SWEEP, "hydra.mode=MULTIRUN")
-            killed += kill_after(shell, sweep, moment, draw.uniform(0, 0.5))
-            assert not orphans(shell.cwd), "jobs end with it"
-            assert_whole_so_far(shell)
-        last = shell.sweep(*KILLED_SWEEP, timeout_s=WHOLE_LIMIT_S)
-        assert last.code == 0, last.err
+    watched = Sweep(command="", place=shell.cwd, outputs=shell.cwd / "outputs" / "tiny")
+    killed, before = 0, []
+    for moment in sorted(draw.sample(range(work), KILLS)):
+        sweep = shell.start(*KILLED_SWEEP, "hydra.mode=MULTIRUN")
+        killed += kill_after(shell, sweep, moment, draw.uniform(0, 0.5))
+        assert not orphans(shell.cwd), "jobs end with it"
+        assert_whole_so_far(watched)
+        before.append(watched.marks())
+    last = shell.sweep(*KILLED_SWEEP, timeout_s=WHOLE_LIMIT_S)
+    assert last.code == 0, last.err
     assert killed >= KILLS - 1, "the last one may be late"
-    assert {run: len(marks) for run, marks in completed.items()} == {
-        run.name: 1 for run in shell.runs()
-    }, "each is finished once"
+    assert_none_twice(watched, before)
     undisturbed = Shell(tmp_path / "undisturbed")
     undisturbed.cwd.mkdir()
     whole = undisturbed.sweep(*KILLED_SWEEP, timeout_s=WHOLE_LIMIT_S)

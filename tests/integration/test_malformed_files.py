@@ -184,8 +184,6 @@ _PLY = (
     "ply\nformat ascii 1.0\nelement vertex 4\nproperty float x\nproperty float y\nproperty float z"
     f"\nelement face 4\nproperty list uchar int vertex_indices\nend_header\n{_CORNERS}{_FACES}"
 )
-_TRIANGLE = struct.pack("<12f", *(0, 0, 1), *(0, 0, 0), *(1, 0, 0), *(0, 1, 0)) + bytes(2)
-_POINTS = "".join(" ".join(map(str, point)) + "\n" for point in _CLOUD.tolist())
 _VALID = {
     "inventory.yaml": _INVENTORY.encode(),
     "profile.json": json.dumps(_PROFILE).encode(),
@@ -196,12 +194,8 @@ _VALID = {
     "bundle/test.npz": _npz(**_BUNDLE),
     "cloud.npy": _npy(_CLOUD),
     "cloud.npz": _npz(points=_CLOUD),
-    "cloud.txt": _POINTS.encode(),
-    "cloud.csv": f"x,y,z\n{_POINTS}".replace(" ", ",").encode(),
     "cloud.off": f"OFF\n4 4 0\n{_CORNERS}{_FACES}".encode(),
     "cloud.ply": _PLY.encode(),
-    "cloud.stl": bytes(80) + struct.pack("<I", 2) + 2 * _TRIANGLE,
-    "cloud.obj": b"v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 2 3\nf 1 2 4\n",
     "split.csv": b"file,split\ncup/0.npy,train\npen/1.npy,train\ncup/2.npy,test\npen/3.npy,test\n",
     **{f"shapes/{_CLASSES[n % 2]}/{n}.npy": _npy(_CLOUD + n) for n in range(4)},
 }
@@ -383,18 +377,6 @@ SUBJECTS = {
         single=constant(_npy(_CLOUD)),
         none=constant(_npz(other=_CLOUD, another=_CLOUD)),
     ),
-    "txt": _cloud(
-        "txt",
-        nan=replaced(str(_CLOUD[3, 1]), "nan"),
-        much=constant(_zeros),
-        words=constant(b"a b c\n"),
-    ),
-    "csv": _cloud(
-        "csv",
-        inf=replaced(str(_CLOUD[3, 1]), "1e400"),
-        empty=constant(b""),
-        words=constant(b"x,y,z\na,b,c\n"),
-    ),
     "off": _cloud(
         "off",
         vertices=replaced("4 4 0", "1000000000000 4 0"),
@@ -406,18 +388,6 @@ SUBJECTS = {
         vertices=replaced("vertex 4", "vertex 1000000000000"),
         nan=replaced("1 0 0", "nan 0 0"),
         negative=replaced("vertex 4", "vertex -1"),
-    ),
-    "stl": _cloud(
-        "stl",
-        triangles=lambda valid: valid[:80] + struct.pack("<I", 2**32 - 1) + valid[84:],
-        nan=lambda valid: valid[:84] + struct.pack("<12f", *[np.nan] * 12) + valid[132:],
-        half=first(0.3),
-    ),
-    "obj": _cloud(
-        "obj",
-        nan=replaced("1 0 0", "nan 0 0"),
-        inf=replaced("1 0 0", "1e400 0 0"),
-        empty=constant(b""),
     ),
 }
 

@@ -20,26 +20,15 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import SpatialStrategy
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, fault, orphans, rows, weights
-from tests.support.fault_cases import BLAMED, LEAVING_S, PATIENCE_S, ended_s
+from tests.support.fault_cases import BLAMED, LEAVING_S, PATIENCE_S, assert_same, ended_s
 from tests.support.pipeline_cases import QUIET
 from tests.support.processes import run_shared
-from tests.support.spatial_house import EPOCHS, IMAGES, SPATIAL
+from tests.support.spatial_house import IMAGES, SPATIAL
 
 Job = Callable[..., Path]
 LIMIT_S = 20
 FAULTS = (*SPATIAL, f"parallel.strategy.timeout_s={LIMIT_S}")
 SINGLE = (*IMAGES, "parallel=single", "parallel.devices=1")
-
-
-def assert_same(run: Path, expected: Path) -> None:
-    """The weights and statistics of an undisturbed run, and each epoch once."""
-    ours, theirs = checkpoint(run)["state_dict"], checkpoint(expected)["state_dict"]
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert [row["epoch"] for row in rows(run)] == [str(epoch) for epoch in range(EPOCHS)]
-    losses = [[row["val/loss"] for row in rows(path)] for path in (run, expected)]
-    assert losses[0] == losses[1]
-    assert (run / "DONE.json").exists()
 
 
 @pytest.fixture(scope="module")
