@@ -317,12 +317,6 @@ def test_unknown_norms_are_refused_in_training_only() -> None:
         trainer.fit(net, case_loader(case, 0))
 
 
-def test_another_batch_norm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_norm='sync' is unknown") as refused:
-        SynchronousPipelineStrategy(batch_norm="sync")  # type: ignore[arg-type]
-    assert refused.value.remedy == "use one of microbatch, deferred, running"
-
-
 REFUSED: dict[str, Any] = {
     "'some' does not say which layers": "some",
     "layer 3 is named twice": {"layers": [[1, 3], 3]},

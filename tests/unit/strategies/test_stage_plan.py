@@ -134,36 +134,6 @@ def trainer(devices: int) -> pl.Trainer:
     return pl.Trainer(**QUIET, devices=devices, max_epochs=2, strategy=strategy)
 
 
-def drawing(rank: int, devices: int) -> Any:
-    torch.manual_seed(5)
-    seen = []
-    for kind in ("loader", "sampler"):
-        draw = torch.Generator().manual_seed(9)
-        data = Noisy()
-        loader: DataLoader[Any] = (
-            DataLoader(data, batch_size=BATCH, shuffle=True, generator=draw)
-            if kind == "loader"
-            else DataLoader(data, batch_size=BATCH, sampler=RandomSampler(data, generator=draw))
-        )
-        net = Transferred()
-        fitting = trainer(devices)
-        fitting.fit(net, loader)
-        assert net.steps == 12
-        seen.append(net.seen)
-        if devices > 1:
-            assert fitting.strategy.plan.cuts == (3,)  # type: ignore[attr-defined]
-    return seen
-
-
-def test_batches_are_those_of_one_device() -> None:
-    (plain,) = run(drawing, 1, 1)
-    first, second = run(drawing, 2, 2)
-    assert second == [[], []]
-    for found, expected in zip(first, plain, strict=True):
-        assert len(found) == len(expected) == 12
-        assert all(map(torch.equal, found, expected))
-
-
 class Stream(IterableDataset[Any]):
     """A stream of known length, with noise from a generator of its own."""
 
@@ -194,16 +164,29 @@ class Shifting(Transferred):
         return super().training_step((x + self.drawn[-1], y), batch_idx)
 
 
-def streaming(rank: int, devices: int) -> Any:
-    net, fitting = Shifting(), trainer(devices)
-    fitting.fit(net, DataLoader(Stream(), batch_size=BATCH))
-    assert fitting.global_step == 12
-    return net.seen, net.drawn[-12:]
+def drawing(rank: int, devices: int) -> Any:
+    torch.manual_seed(5)
+    found = []
+    for kind in ("loader", "sampler", "stream"):
+        draw, data = torch.Generator().manual_seed(9), Noisy()
+        loaders: dict[str, DataLoader[Any]] = {
+            "loader": DataLoader(data, batch_size=BATCH, shuffle=True, generator=draw),
+            "sampler": DataLoader(data, BATCH, sampler=RandomSampler(data, generator=draw)),
+            "stream": DataLoader(Stream(), batch_size=BATCH),
+        }
+        net, fitting = Shifting(), trainer(devices)
+        fitting.fit(net, loaders[kind])
+        assert net.steps == fitting.global_step == 12
+        if devices > 1:
+            assert fitting.strategy.plan.cuts == (3,)  # type: ignore[attr-defined]
+        found.append((net.seen, net.drawn[-12:]))
+    return found
 
 
-def test_streams_with_a_length() -> None:
-    ((expected, shifts),) = run(streaming, 1, 1)
-    (seen, drawn), (_, again) = run(streaming, 2, 2)
-    assert len(seen) == len(expected) == 12
-    assert all(map(torch.equal, seen, expected))
-    assert drawn == again == shifts
+def test_batches_and_draws_are_those_of_one_device() -> None:
+    (plain,) = run(drawing, 1, 1)
+    for mine, theirs, (expected, shifts) in zip(*run(drawing, 2, 2), plain, strict=True):
+        assert len(mine[0]) == len(expected) == 12
+        assert all(map(torch.equal, mine[0], expected))
+        assert theirs[0] == []
+        assert mine[1] == theirs[1] == shifts
