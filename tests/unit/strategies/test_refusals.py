@@ -32,7 +32,7 @@ from tests.support.pipeline_cases import (
     make_net,
     plain_trainer,
 )
-from tests.support.processes import outcomes, run
+from tests.support.processes import outcomes, run, run_shared
 
 
 class ByHand(Net):
@@ -137,14 +137,28 @@ def refused(rank: int, name: str) -> None:
     trainer.fit(case.module(), case.loader(), make_loader("dense", batches=1))
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refused(name: str) -> None:
+SEEN_BY_ONE = ("no loss", "input")
+"""What only the last stage sees, in a step; the other loses its peer."""
+
+
+def error_of(rank: int, name: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        refused(rank, name)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSALS if name not in SEEN_BY_ONE])
+def test_refused_on_all_ranks(name: str) -> None:
+    for error in run_shared(error_of, 2, name):
+        assert REFUSALS[name].message in error.message
+        assert error.remedy
+
+
+@pytest.mark.parametrize("name", SEEN_BY_ONE)
+def test_refused_when_one_rank_sees_it(name: str) -> None:
     ends = outcomes(refused, 2, name, limit_s=60)
     errors = [end.error for end in ends if isinstance(end.error, ConfigError)]
-    if name in ("no loss", "input"):
-        assert len(errors) >= 1  # only the last stage sees it; the other loses its peer
-    else:
-        assert len(errors) == 2, ends
+    assert errors
     for error in errors:
         assert REFUSALS[name].message in error.message
         assert error.remedy
@@ -350,6 +364,7 @@ def refused_on_grids(rank: int, kind: str) -> str:
     ],
 )
 def test_what_a_grid_cannot_do_is_refused(kind: str, text: str) -> None:
-    messages = run(refused_on_grids, 3, kind)
+    # A refusal in a step leaves messages behind.
+    messages = (run if kind == "dimensions" else run_shared)(refused_on_grids, 3, kind)
     found = [message for message in messages if re.search(text, message)]
     assert len(found) == (2 if kind == "dimensions" else 3), messages
