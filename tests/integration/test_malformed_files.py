@@ -97,13 +97,6 @@ def _header(shape: str, kind: str = "<f8") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 
 
-def _zip(name: str, content: bytes) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr(name, content)
-    return stream.getvalue()
-
-
 def _bomb(name: str) -> Content:
     """An archive with a member of 2 GiB of zeros."""
 
@@ -180,10 +173,6 @@ _BUNDLE: dict[str, Any] = {
     "names": np.array(["a", "b"]),
 }
 _CORNERS, _FACES = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n", "3 0 1 2\n3 0 1 3\n3 0 2 3\n3 1 2 3\n"
-_PLY = (
-    "ply\nformat ascii 1.0\nelement vertex 4\nproperty float x\nproperty float y\nproperty float z"
-    f"\nelement face 4\nproperty list uchar int vertex_indices\nend_header\n{_CORNERS}{_FACES}"
-)
 _VALID = {
     "inventory.yaml": _INVENTORY.encode(),
     "profile.json": json.dumps(_PROFILE).encode(),
@@ -193,11 +182,7 @@ _VALID = {
     "bundle/train.npz": _npz(**_BUNDLE),
     "bundle/test.npz": _npz(**_BUNDLE),
     "cloud.npy": _npy(_CLOUD),
-    "cloud.npz": _npz(points=_CLOUD),
     "cloud.off": f"OFF\n4 4 0\n{_CORNERS}{_FACES}".encode(),
-    "cloud.ply": _PLY.encode(),
-    "split.csv": b"file,split\ncup/0.npy,train\npen/1.npy,train\ncup/2.npy,test\npen/3.npy,test\n",
-    **{f"shapes/{_CLASSES[n % 2]}/{n}.npy": _npy(_CLOUD + n) for n in range(4)},
 }
 
 _SIMULATE = (
@@ -211,10 +196,6 @@ _ANY_DATA = (
     *("trainer.max_steps=1", "name=table2", "paths.cache=cache", "paths.outputs=outputs"),
 )
 _TRAIN = (*_ANY_DATA, "data=modelnet40_points", "data.root=bundle")
-_TRAIN_ON_FOLDER = (
-    *(*_ANY_DATA, "data=folder", "data.root=shapes", "data.strict=true", "data.split=split.csv"),
-    *("data.num_points=16", "data.cached_points=16", "data.cache_workers=1"),
-)
 _PREDICT = ("task=predict", "hardware.accelerator=cpu", "paths.outputs=predicted")
 _REPORT = ("task=report", "task.exhibits=[table2]", "paths.outputs=reported")
 _COMPARE = ("task=compare", "runs=[runs/table2/first,runs/table2/second]", "paths.outputs=runs")
@@ -338,24 +319,6 @@ SUBJECTS = {
             "an archive of much": constant(_bomb("archive/data.pkl")),
         },
     ),
-    "split": Subject(
-        file="split.csv",
-        arguments=_TRAIN_ON_FOLDER,
-        faults={
-            "no heading": lambda valid: valid.partition(b"\n")[2],
-            "latin-1": constant("file,split\nGerät,train\n".encode("latin-1")),
-            "empty": constant(b""),
-        },
-    ),
-    "a file of a folder": Subject(
-        file="shapes/cup/0.npy",
-        arguments=_TRAIN_ON_FOLDER,
-        faults={
-            "nan": constant(_npy(np.full((4, 3), np.nan))),
-            "texts": constant(_npy(np.array([["a", "b", "c"]]))),
-            "empty": constant(b""),
-        },
-    ),
     "bundle": Subject(
         file="bundle/train.npz",
         arguments=_TRAIN,
@@ -371,23 +334,11 @@ SUBJECTS = {
         code=constant(_header("(2, 3)", "|O") + pickle.dumps(_Code())),
         nan=constant(_npy(np.full((4, 3), np.nan))),
     ),
-    "npz": _cloud(
-        "npz",
-        rows=constant(_zip("points.npy", _header("(1000000000000, 3)") + bytes(48))),
-        single=constant(_npy(_CLOUD)),
-        none=constant(_npz(other=_CLOUD, another=_CLOUD)),
-    ),
     "off": _cloud(
         "off",
         vertices=replaced("4 4 0", "1000000000000 4 0"),
         face=replaced("3 0 1 2", "3 0 1 999999999"),
         nan=replaced("1 0 0", "nan 0 0"),
-    ),
-    "ply": _cloud(
-        "ply",
-        vertices=replaced("vertex 4", "vertex 1000000000000"),
-        nan=replaced("1 0 0", "nan 0 0"),
-        negative=replaced("vertex 4", "vertex -1"),
     ),
 }
 
