@@ -16,15 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.emulate import (
-    NotPermitted,
-    announce_hosts,
-    clear,
-    emulated_hosts,
-    emulated_layout,
-)
+from sparsepipe.emulate import NotPermitted, announce_hosts, clear, emulated_hosts, emulated_layout
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
-from sparsepipe.launch.execute import execute, explain_stop, failing_as_rank, meet
+from sparsepipe.launch.execute import execute, explain_stop, failing_as_rank, timeout_s
 from sparsepipe.launch.outcome import log_outcome
 from sparsepipe.launch.prepare import (
     prepare,
@@ -54,8 +48,8 @@ log = logging.getLogger(__name__)
 __all__ = ["Stopped", "first_to_report", "run_job"]
 
 _RANK_BYTES = 400e6
-"""That a rank takes with the smallest of models. Measured before it has one, by PyTorch 2.13 on a
-processor: 340 MB of private memory (``Private_*`` of ``/proc/PID/smaps_rollup``)."""
+"""Memory of a rank with the smallest of models. Before it has one it takes 340 MB of private
+memory, by PyTorch 2.13 on a processor (``Private_*`` of ``/proc/PID/smaps_rollup``)."""
 
 
 def run_job(
@@ -89,7 +83,13 @@ def run_job(
     with run.watch:
         if process_group.started_externally():
             return _run_as_rank(run)
-        _refuse_more_than_fit(run.ranks)
+        smallest_bytes, most_bytes = run.ranks * _RANK_BYTES, memory_bytes()
+        if most_bytes is not None and smallest_bytes > most_bytes:
+            raise HardwareError(
+                f"{run.ranks} ranks take {smallest_bytes / 1e9:,.1f} GB of memory with the "
+                f"smallest of models, and this machine has {most_bytes / 1e9:,.1f} GB",
+                remedy="take fewer: lower hardware.cpu_devices or parallel.devices",
+            )
         nodes, emulated = run.spec.parallel.num_nodes, run.spec.emulation is not None
         if nodes > 1 and not emulated:
             raise ConfigError(
@@ -104,16 +104,6 @@ def run_job(
             if not _finished(run, anew_since_s=anew_since_s):
                 _run_here(run, alone=run.ranks == 1 and not processes)
         return run.directory
-
-
-def _refuse_more_than_fit(ranks: int) -> None:
-    total_bytes = memory_bytes()
-    if total_bytes is not None and ranks * _RANK_BYTES > total_bytes:
-        raise HardwareError(
-            f"{ranks} ranks take {ranks * _RANK_BYTES / 1e9:,.1f} GB of memory with the smallest "
-            f"of models, and this machine has {total_bytes / 1e9:,.1f} GB",
-            remedy="take fewer: lower hardware.cpu_devices or parallel.devices",
-        )
 
 
 def _run_here(run: ResolvedRun, *, alone: bool) -> None:
@@ -146,9 +136,8 @@ def _launch(run: ResolvedRun) -> None:
     """Starts a process for each rank, and again after failures as often as is configured."""
     # A task with one rank may measure with the threads of one of several.
     threads = max(1, usable_cores() // run.task.processes(run))
-    names = (
-        "rank {}".format if run.division is None else partial(run.division.name, ranks=run.ranks)
-    )
+    division = run.division
+    names = "rank {}".format if division is None else partial(division.name, ranks=run.ranks)
     # Not beside the results: that their disk is full is one of the things to report.
     with scratch() as reports:
 
@@ -181,7 +170,8 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
         with process_group.rank_0_first():
             if process_group.rank() == 0:
                 decided = _decide(prepared, held)
-        meet(run.spec)
+        # Gloo, by which ranks agree on the work before they know their devices.
+        process_group.join("gloo", timeout_s=timeout_s(run.spec))
         decided = process_group.broadcast_object(decided)
         if isinstance(decided, SparsePipeError):
             raise decided
@@ -232,17 +222,15 @@ def _finished(run: ResolvedRun, *, anew_since_s: float | None = None) -> bool:
     directory = run.directory
     if not directory.done.exists():
         return False
-    if not run.spec.force:
-        log.info(
-            "finished before, nothing to do: the results are in %s; force=true starts anew",
-            directory.path,
-        )
-        return True
-    if anew_since_s is None:
-        return False
-    if read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s:
-        return False
-    log.info("started anew and finished by another job of this sweep, nothing to do")
+    if run.spec.force:
+        if anew_since_s is None:
+            return False
+        if read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s:
+            return False
+    log.info(
+        "finished before, nothing to do: the results are in %s; force=true starts anew",
+        directory.path,
+    )
     return True
 
 
@@ -266,14 +254,13 @@ def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
     Raises:
         HardwareError: they cannot be made.
     """
-    emulation, inventory = run.spec.emulation, run.inventory
-    if emulation is not None:
-        clear()
-    names = [place.host for place in run.places]
-    used = tuple(host for host in inventory.hosts if host.name in names)
+    emulation, names = run.spec.emulation, [place.host for place in run.places]
+    used = tuple(host for host in run.inventory.hosts if host.name in names)
     with ExitStack() as stack:
+        if emulation is not None:
+            clear()
         if emulation is not None and emulation.network != "loopback" and len(used) > 1:
-            cluster = replace(inventory, hosts=used)
+            cluster = replace(run.inventory, hosts=used)
             try:
                 made = emulated_hosts(cluster, time_scale=emulation.time_scale)
                 stack.enter_context(announce_hosts(stack.enter_context(made), names))

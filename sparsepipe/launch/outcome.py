@@ -5,10 +5,8 @@ They are read from the run's directory, so that this works for any task, with or
 
 from __future__ import annotations
 
-import csv
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +28,19 @@ def log_outcome(run: ResolvedRun) -> None:
     """Logs configuration, result, figures and tables of a run that is done, if a tracker is chosen.
 
     Every picture of the run's directory is logged as ``figures/<name>``, every table as
-    ``tables/<name>``, the counts of the test as ``confusion_matrix``.
+    ``tables/<name>``, the counts of the test as ``confusion_matrix``, and as the summary what
+    ``result.json`` has beside settings.
     """
-    for logger in _trackers(run):
+    if process_group.rank() != 0 or not any(map(_is_tracker, run.spec.logger.values())):
+        return
+    for logger in run.loggers():
+        if not isinstance(logger, WandbRunLogger):
+            continue
         logger.log_hyperparams(run.spec.to_dict())
-        _log_result(logger.experiment, run)
+        if run.directory.result.exists():
+            settings, result = run.spec.flat(), read_mapping(run.directory.result)
+            found = {k: v for k, v in result.items() if k not in settings and v is not None}
+            logger.experiment.summary.update(found)
         if media := dict(_media(run.directory)):
             logger.experiment.log(media)
         if logger.upload is not None:
@@ -45,9 +51,7 @@ def log_report(
     loggers: Mapping[str, Target], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:
     """Logs a sweep's report with its files as a run of its own, if a tracker is chosen."""
-    for target in loggers.values():
-        if not _is_tracker(target):
-            continue
+    for target in filter(_is_tracker, loggers.values()):
         logger = target.build_with(run_id=run_id, run_dir=directory, job_type="report")
         try:
             logger.log_hyperparams(dict(settings))
@@ -60,56 +64,32 @@ def _is_tracker(target: Target) -> bool:
     return target.locate() is wandb_logger
 
 
-def _trackers(run: ResolvedRun) -> Iterator[WandbRunLogger]:
-    if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
-        yield from (logger for logger in run.loggers() if isinstance(logger, WandbRunLogger))
-
-
-def _log_result(tracked: Any, run: ResolvedRun) -> None:
-    """Logs values that are not settings, under the keys of ``result.json``."""
-    if not run.directory.result.exists():
-        return
-    settings = run.spec.flat()
-    result = read_mapping(run.directory.result).items()
-    found = {k: v for k, v in result if k not in settings and v is not None}
-    tracked.summary.update(found)
-
-
 def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
+    import pandas as pd
     import wandb
+
+    def table(frame: pd.DataFrame) -> Any:
+        cells = frame.astype(object).where(frame.notna(), None)
+        return wandb.Table(
+            columns=list(frame.columns), data=cells.to_numpy().tolist(), allow_mixed_types=True
+        )
 
     for path in sorted(directory.path.glob("*.png")):
         yield f"figures/{path.stem}", wandb.Image(str(path))
     for path in sorted(directory.path.glob("*.csv")):
         if path == directory.confusion:
             yield "confusion_matrix", _confusion(path)
-        elif path != directory.metrics and (rows := _rows(path)):
-            yield f"tables/{path.stem}", _table(rows)
-    if directory.plan.exists() and not directory.plan_figures.exists():
-        yield "tables/plan", _table(_stages(directory.plan))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        found = islice(csv.DictReader(stream, restkey=""), _MOST_ROWS)
-        return [{name: _cell(text) for name, text in row.items() if name} for row in found]
-
-
-def _cell(text: str | None) -> float | str | None:
-    if not text:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    import wandb
-
-    columns = list(rows[0]) if rows else []
-    cells = [[row.get(name) for name in columns] for row in rows[:_MOST_ROWS]]
-    return wandb.Table(columns=columns, data=cells, allow_mixed_types=True)
+        elif path != directory.metrics and path.stat().st_size:
+            read = pd.read_csv(path, nrows=_MOST_ROWS, encoding_errors="replace", index_col=False)
+            if len(read):
+                yield f"tables/{path.stem}", table(read)
+    if directory.plan.exists() and not directory.plan_figures.exists():  # it was given
+        stages = enumerate(Plan.load(directory.plan).stages)
+        rows = [(number, *stage.layers, ", ".join(stage.devices)) for number, stage in stages]
+        yield (
+            "tables/plan",
+            table(pd.DataFrame(rows, columns=["stage", "first", "last", "devices"])),
+        )
 
 
 def _confusion(path: Path) -> Any:
@@ -118,29 +98,10 @@ def _confusion(path: Path) -> Any:
 
     rows = read_csv(path, "actual", "predicted", "shapes")
     names = list(dict.fromkeys(row["actual"] for row in rows))
-    number = {name: place for place, name in enumerate(names)}
-    pairs = [
-        (number[row["actual"]], number[row["predicted"]])
-        for row in rows
-        for _ in range(int(row["shapes"]))
-    ]
+    counted = [row for row in rows for _ in range(int(row["shapes"]))]
     return wandb.plot.confusion_matrix(
-        y_true=[actual for actual, _ in pairs],
-        preds=[predicted for _, predicted in pairs],
+        y_true=[names.index(row["actual"]) for row in counted],
+        preds=[names.index(row["predicted"]) for row in counted],
         class_names=names,
         title="Confusion matrix of the test",
     )
-
-
-def _stages(path: Path) -> list[dict[str, Any]]:
-    """The stages of a plan that was not searched for, so that there are no figures."""
-    plan = Plan.load(path)
-    return [
-        {
-            "stage": number,
-            "first": stage.layers[0],
-            "last": stage.layers[1],
-            "devices": ", ".join(stage.devices),
-        }
-        for number, stage in enumerate(plan.stages)
-    ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from sparsepipe.cluster import places_for
+from sparsepipe.cluster.places import places
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.compose import refuse_printing_task
 from sparsepipe.config.run_spec import RunSpec
@@ -13,20 +15,13 @@ from sparsepipe.config.sweep_environment import announced_threads
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory import check_microbatches
 from sparsepipe.planning.device_profiles import (
-    check_devices,
-    check_workload,
+    check_measured,
     fingerprint_of_profiles,
     load_profiles,
 )
-from sparsepipe.planning.devices import order_of_devices
-from sparsepipe.planning.recomputation import (
-    recompute_of,
-    refuse_recompute,
-    synchronous_stages_of,
-)
+from sparsepipe.planning.recomputation import recompute_of, refuse_recompute, synchronous_stages_of
 from sparsepipe.runs.rundir import file_fingerprint, run_dir
 from sparsepipe.tasks.emulate import as_emulated
-from sparsepipe.tasks.partition import Partition
 from sparsepipe.tasks.predict import Predict
 from sparsepipe.tasks.task import ResolvedRun, Task, task_of
 from sparsepipe.tasks.train import Train
@@ -38,9 +33,6 @@ def resolve_run(spec: RunSpec) -> ResolvedRun:
 
     With ``hardware.emulate=true`` the configuration of the run is another one than the user's: the
     training becomes that of ``TrainEmulated`` (:func:`sparsepipe.tasks.emulate.as_emulated`).
-
-    Raises:
-        SparsePipeError: what can be refused before anything is prepared.
     """
     refuse_printing_task(spec)
     spec = as_emulated(spec)
@@ -66,12 +58,11 @@ def _refuse_settings(spec: RunSpec, task: Task) -> None:
             f"parallel.strategy.timeout_s={timeout_s:g} is not a time that ranks can wait",
             remedy=f"set it to seconds above 0, {LONGEST_S:g} at most",
         )
-    if task.alone and (search := spec.search) is not None:
-        own = f"; task.search={search.search} is its own search"
+    if task.alone and spec.search is not None:
         raise ConfigError(
             f"task={task.name} runs as one process, so that parallel has no plan to search for",
-            remedy="leave out parallel, or set parallel=single"
-            + (own if isinstance(task, Partition) else ""),
+            remedy="leave out parallel, or set parallel=single; task=partition has a search of its "
+            "own, task.search",
         )
     if spec.input is not None and not isinstance(task, Predict):
         raise ConfigError(
@@ -91,16 +82,17 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
 
     Done before ranks exist, so that none of them waits for a cache to be built. What can be
     refused without data is refused first, since a cache may take hours.
-
-    Raises:
-        SparsePipeError: a device, a checkpoint, a setting of the data or the data themselves
-            cannot be used.
     """
     spec, task, inventory, division = run.spec, run.task, run.inventory, run.division
     refuse_empty_microbatches(run)
     checkpoint = task.checkpoint(spec)
-    automatic = spec.parallel.recompute == "auto"
-    profiles = _profiles_fingerprint(run) if spec.search is not None or automatic else None
+    automatic, profiles = spec.parallel.recompute == "auto", None
+    if spec.search is not None or automatic:  # by profiles layers are divided or recomputed
+        model, given = spec.model, spec.given_profiles
+        found = load_profiles(inventory, model.name, given=given, settings=model.settings)
+        if spec.emulation is None:  # else the profiles say what is trained, and on what
+            check_measured(found, spec, inventory)
+        profiles = fingerprint_of_profiles(found)
     known: dict[str, Any] = {
         "ranks": run.ranks,
         "data fingerprint": task.prepare(run),
@@ -118,8 +110,10 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
     threads = announced_threads() if counts_threads and on_one_processor else None
     if threads is not None:
         known["threads"] = threads
-    if order := order_of_devices(run.places, inventory, nodes=spec.parallel.num_nodes):
-        known["devices"] = order  # most runs take them as the inventory lists them
+    nodes = spec.parallel.num_nodes
+    if run.places != places_for(inventory, None, ranks=run.ranks, nodes=nodes):
+        # Most runs take devices in the inventory's order; another one makes another run.
+        known["devices"] = [places(inventory).index(place) for place in run.places]
     if (search := spec.plan_search) is not None:
         known["search"] = {**asdict(search), "profiles": profiles}
     elif automatic:
@@ -127,27 +121,12 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
     return replace(run, found=run_dir(spec, known))
 
 
-def _profiles_fingerprint(run: ResolvedRun) -> str:
-    """Fingerprint of the given profiles, by which layers are divided or recomputed."""
-    spec, model = run.spec, run.spec.model
-    given = spec.given_profiles
-    profiles = load_profiles(run.inventory, model.name, given=given, settings=model.settings)
-    if spec.emulation is None:  # else the profiles say what is trained, and on what
-        check_workload(profiles, spec)
-        check_devices(profiles, spec, run.inventory)
-    return fingerprint_of_profiles(profiles)
-
-
 _ONE_EACH = ("straight", "variance")
 """Searches for plans in which each device is a stage."""
 
 
 def refuse_few_microbatches(run: ResolvedRun) -> None:
-    """Refuses fewer microbatches than a stage has devices, where the plan is known.
-
-    Raises:
-        ConfigError: some of these would have nothing to do; or the number is below 1.
-    """
+    """Refuses fewer microbatches than a stage has devices, where the plan is known."""
     synchronous = run.spec.parallel.synchronous
     if synchronous is not None:
         replicas = None if run.division is None else run.division.replicas
@@ -158,9 +137,6 @@ def refuse_empty_microbatches(run: ResolvedRun) -> None:
     """Refuses microbatches of a training of which some are empty in every step.
 
     Before a search has found the plan, they are refused where no plan could fill them all.
-
-    Raises:
-        ConfigError: a device of the first stage reads fewer samples than it cuts them into.
     """
     spec, division = run.spec, run.division
     synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")

@@ -32,40 +32,31 @@ def renumber(run: ResolvedRun) -> None:
     """Makes this process the rank whose device is on its node, and leaves the process group.
 
     Every rank must call it. Only as that rank does it know its device, with which it joins anew.
-
-    Raises:
-        ConfigError: not every node sees the run's plan.
-        PlanError: a node has another number of processes than devices are used there.
     """
     before = list(range(process_group.world_size()))
-    numbers = before
-    if run.spec.parallel.num_nodes > 1 and len(run.inventory.hosts) > 1:
-        numbers = _as_planned(run) or before
+    numbers, plan, inventory = before, run.directory.plan, run.inventory
+    nodes = run.spec.parallel.num_nodes
+    if nodes > 1 and len(inventory.hosts) > 1:
+        me = Process(
+            node=int(os.environ.get("GROUP_RANK", "0")),
+            host=socket.gethostname(),
+            local=process_group.local_rank(),
+            beside=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+        everyone = process_group.gather_objects((me, plan.exists()))
+        if len({sees for _, sees in everyone}) > 1:
+            raise ConfigError(
+                f"not every node sees the plan {plan}",
+                remedy="set paths.outputs to a directory that all nodes share",
+            )
+        # Else some devices of each host compute, whichever: no node has to be a certain host.
+        if run.division is not None or run.ranks == inventory.num_devices:
+            by_node = ranks_of_nodes(run.places, inventory, nodes=nodes)
+            hosts = [run.places[of_node[0]].host for of_node in by_node]
+            numbers = new_ranks([process for process, _ in everyone], by_node, hosts)
     process_group.renumber(numbers)
     if numbers != before:
         configure()  # another process is rank 0 now
-
-
-def _as_planned(run: ResolvedRun) -> list[int] | None:
-    """The new rank of each process; None: ranks stay as they are."""
-    plan, inventory = run.directory.plan, run.inventory
-    me = Process(
-        node=int(os.environ.get("GROUP_RANK", "0")),
-        host=socket.gethostname(),
-        local=process_group.local_rank(),
-        beside=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    everyone = process_group.gather_objects((me, plan.exists()))
-    if len({sees for _, sees in everyone}) > 1:
-        raise ConfigError(
-            f"not every node sees the plan {plan}",
-            remedy="set paths.outputs to a directory that all nodes share",
-        )
-    if run.division is None and run.ranks != inventory.num_devices:
-        return None  # some devices of each host, whichever: no node has to be a certain host
-    by_node = ranks_of_nodes(run.places, inventory, nodes=run.spec.parallel.num_nodes)
-    hosts = [run.places[of_node[0]].host for of_node in by_node]
-    return new_ranks([process for process, _ in everyone], by_node, hosts)
 
 
 def new_ranks(
@@ -74,9 +65,6 @@ def new_ranks(
     """The rank that each process is to be.
 
     Nodes are matched with hosts by their names if all of these agree, else in order.
-
-    Raises:
-        PlanError: a node has more or fewer processes than its host has ranks.
     """
     names = {process.node: process.host for process in processes}
     known = sorted(names.values()) == sorted(hosts)

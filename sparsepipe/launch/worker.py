@@ -21,38 +21,35 @@ def main() -> None:
     """Runs the task of the run directory given on the command line."""
     try:
         enter_host()
-        _run_rank(Path(sys.argv[1]))
+        with no_garbage_collection():
+            from sparsepipe.config.build import build_inventory
+            from sparsepipe.config.run_spec import RunSpec
+            from sparsepipe.data.files import FOUND
+            from sparsepipe.launch.execute import execute
+            from sparsepipe.runs.lock import keep_temporary_files_apart
+            from sparsepipe.runs.logs import configure
+            from sparsepipe.runs.rundir import RunDir
+            from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
+            from sparsepipe.tasks.task import ResolvedRun
+            from sparsepipe.utils.host import git_commit
+
+        configure()
+        FOUND.disabled = True  # the process that started the ranks has logged it
+        keep_temporary_files_apart()
+        with SignalWatch() as watch:
+            try:
+                git_commit()  # now: the checkout may change while the run goes on
+                directory = RunDir(Path(sys.argv[1]))
+                spec = RunSpec.load(directory.config)
+                run = ResolvedRun.of(spec, build_inventory(spec), directory=directory, watch=watch)
+                execute(run)
+            except BaseException as error:
+                # The agent ends all ranks with the first, and a terminal's Ctrl-C reaches all:
+                # neither may interrupt this rank's report or replace it.
+                ignore(*SIGNALS)
+                exit_immediately(error)
     except BaseException as error:
         exit_immediately(error)
-
-
-def _run_rank(path: Path) -> None:
-    with no_garbage_collection():
-        from sparsepipe.config.build import build_inventory
-        from sparsepipe.config.run_spec import RunSpec
-        from sparsepipe.data.files import FOUND
-        from sparsepipe.launch.execute import execute
-        from sparsepipe.runs.lock import keep_temporary_files_apart
-        from sparsepipe.runs.logs import configure
-        from sparsepipe.runs.rundir import RunDir
-        from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
-        from sparsepipe.tasks.task import ResolvedRun
-        from sparsepipe.utils.host import git_commit
-
-    configure()
-    FOUND.disabled = True  # the process that started the ranks has logged it
-    keep_temporary_files_apart()
-    with SignalWatch() as watch:
-        try:
-            git_commit()  # now: the checkout may change while the run goes on
-            directory = RunDir(path)
-            spec = RunSpec.load(directory.config)
-            execute(ResolvedRun.of(spec, build_inventory(spec), directory=directory, watch=watch))
-        except BaseException as error:
-            # The agent ends all ranks with the first, and a terminal's Ctrl-C reaches all of them:
-            # neither may interrupt this rank's report or replace it.
-            ignore(*SIGNALS)
-            exit_immediately(error)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,46 @@
-"""The profiles of an inventory's devices: finding, loading and checking their files."""
+"""The profiles of an inventory's devices: finding, loading, checking and drawing their files."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.cluster import Device, Inventory
-from sparsepipe.config.compose import assets_dir
+from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import default_workers
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling import Profile, graph_profile, read_graph
+from sparsepipe.planning.division import Division, own_or_shipped, read_plan_file
+from sparsepipe.plots import style
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure, share_rows
+from sparsepipe.profiling import Profile, check_agreement, graph_profile, read_graph
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 
 _DTYPES = {"None": "float32", "32": "float32", "32-true": "float32", "64-true": "float64"}
 _WORKLOAD = ("batch_size", "resolution", "point_ratio")
+
+
+def load_profile(name: str) -> Profile:
+    """A profile file, or a ``graph.txt`` of PipeDream's profiler.
+
+    Args:
+        name: a path; a relative one that leads nowhere is looked for among the shipped files.
+
+    Raises:
+        ProfileError: it is missing, or neither.
+    """
+    path = own_or_shipped(name)
+    if path.suffix == ".txt":
+        return graph_profile(read_graph(path), meta={"source": str(path)})
+    return Profile.load(path)
 
 
 def load_profiles(
@@ -31,7 +50,7 @@ def load_profiles(
     given: Mapping[str, str],
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Profile]:
-    """The profile of each device of an inventory, as far as there is one.
+    """The profiles of an inventory's devices, as far as files are named.
 
     Args:
         inventory: names a file for each device and model.
@@ -41,14 +60,14 @@ def load_profiles(
 
     Raises:
         ProfileError: a file is missing, broken, of another model or of one with other settings,
-            or of no device that there is, or one device has two.
+            or of an unknown device, or one device has two.
     """
     devices = [device for host in inventory.hosts for device in host.devices]
-    there = list(dict.fromkeys(device.name for device in devices))
-    if unknown := [name for name in given if name not in there]:
+    names = list(dict.fromkeys(device.name for device in devices))
+    if unknown := [name for name in given if name not in names]:
         raise ProfileError(
             f"profiles are given of {', '.join(unknown)}, which the inventory does not have",
-            remedy=f"name devices of the hardware inventory: {', '.join(there)}",
+            remedy=f"name devices of the hardware inventory: {', '.join(names)}",
         )
     files: dict[str, str] = {**given}
     for device in devices:
@@ -61,31 +80,24 @@ def load_profiles(
                 f"{files[device.name]} and {path}",
                 remedy="name the same file on all hosts, or call the devices by different names",
             )
-    return {
-        name: _of_model(load_profile(path), model, settings or {}, path)
-        for name, path in files.items()
-    }
-
-
-def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: str) -> Profile:
-    model_measured = profile.meta.get("model")  # a graph.txt has none
-    if model_measured not in (None, model):
-        raise ProfileError(
-            f"{path} is a profile of another model: of {model_measured}, not of {model}",
-            remedy=f"measure {model} with task=profile, or ask for model={model_measured}",
-        )
-    measured = profile.meta.get("model_settings") or {}
-    if others := [
-        name for name in settings if measured.get(name, settings[name]) != settings[name]
-    ]:
-        configured = ", ".join(f"{name}={settings[name]}" for name in others)
-        raise ProfileError(
-            f"{path} is a profile of {model} with "
-            f"{', '.join(f'{name}={measured[name]}' for name in others)}, not with {configured}",
-            remedy="measure the model as it is with task=profile, or set "
-            + ", ".join(f"model.{name}={measured[name]}" for name in others),
-        )
-    return profile
+    found = {name: load_profile(path) for name, path in files.items()}
+    for name, profile in found.items():
+        of = profile.meta.get("model")  # a graph.txt has none
+        if of not in (None, model):
+            raise ProfileError(
+                f"{files[name]} is a profile of another model: of {of}, not of {model}",
+                remedy=f"measure {model} with task=profile, or ask for model={of}",
+            )
+        measured, wanted = profile.meta.get("model_settings") or {}, settings or {}
+        if others := [key for key in wanted if measured.get(key, wanted[key]) != wanted[key]]:
+            raise ProfileError(
+                f"{files[name]} is a profile of {model} with "
+                f"{', '.join(f'{key}={measured[key]}' for key in others)}, not with "
+                f"{', '.join(f'{key}={wanted[key]}' for key in others)}",
+                remedy="measure the model as it is with task=profile, or set "
+                + ", ".join(f"model.{key}={measured[key]}" for key in others),
+            )
+    return found
 
 
 def as_loaded(
@@ -99,9 +111,12 @@ def as_loaded(
     if workers is None:
         hosts = sum(any(device.count for device in host.devices) for host in inventory.hosts)
         workers = default_workers(-(-inventory.num_devices // max(1, hosts)))
-    if workers or spec.emulation is not None:
-        return {name: profile.without_loading() for name, profile in profiles.items()}
-    return dict(profiles)
+    if not workers and spec.emulation is None:
+        return dict(profiles)
+    return {
+        name: replace(profile, meta={k: v for k, v in profile.meta.items() if k != "load_s"})
+        for name, profile in profiles.items()
+    }
 
 
 def workload(spec: RunSpec) -> dict[str, Any]:
@@ -120,20 +135,6 @@ def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]
     return found
 
 
-def check_workload(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses to train by profiles of another workload.
-
-    Raises:
-        ProfileError: batches were of another size, or of other shapes.
-    """
-    if found := other_workloads(profiles, spec):
-        raise ProfileError(
-            "the profiles are of another workload: " + "; ".join(found),
-            remedy="train with the data as they were measured, or measure the model with these "
-            "(task=profile, or no profiles at all: they are made before a training)",
-        )
-
-
 def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
     """Refuses profiles of batches of unlike size; profiles without a size are accepted.
 
@@ -142,55 +143,62 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
     """
     batch_sizes = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
     sizes = {name: size for name, size in batch_sizes.items() if size is not None}
-    if unlike := [name for name in sizes if sizes[name] != next(iter(sizes.values()))]:
-        first, other = next(iter(sizes)), unlike[0]
+    first = next(iter(sizes), "")
+    if unlike := [name for name in sizes if sizes[name] != sizes[first]]:
         raise ProfileError(
-            f"the profile of {first} is of batches of {sizes[first]} samples, that of {other} of "
-            f"{sizes[other]}",
+            f"the profile of {first} is of batches of {sizes[first]} samples, that of {unlike[0]} "
+            f"of {sizes[unlike[0]]}",
             remedy="profile the model on all devices with one data.batch_size (task=profile)",
         )
 
 
-def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
-    """Refuses to train by profiles of devices that compute otherwise.
+def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
+    """Refuses to train by profiles of another workload, or of devices that compute otherwise.
 
     Differences that may well matter little are logged. What a profile lacks is taken to be right.
 
     Raises:
-        ProfileError: a device was made slower than it is to be, or less so, or another backend
-            computed.
+        ProfileError: batches were of another size or of other shapes, a device was made slower
+            than it is to be, or less so, or another backend computed.
     """
     synchronous = spec.parallel.synchronous
-    refused: list[str] = []
+    others = other_workloads(profiles, spec)
     warnings: list[str] = []
     for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
         if (profile := profiles.get(device.name)) is None:
             continue
-        meta = profile.meta
+        threads = None  # unknown on several hosts
+        if device.accelerator == "cpu" and len(inventory.hosts) == 1:
+            share = max(1, usable_cores() // inventory.num_devices)
+            threads = os.environ.get("OMP_NUM_THREADS", str(share))
         for name, configured, found in (
-            ("slowdown", f"{device.slowdown:g}", refused),
-            ("backend", backend_name(spec), refused),
+            ("slowdown", device.slowdown, others),
+            ("backend", backend_name(spec), others),
             ("device", device.name, warnings),
             ("dtype", dtype_of(spec), warnings),
             ("optimizer", optimizer_words(spec), warnings),
-            ("threads", _threads(device, inventory), warnings),
-            ("microbatches", str(1 if synchronous is None else synchronous.microbatches), warnings),
+            ("threads", threads, warnings),
+            ("microbatches", 1 if synchronous is None else synchronous.microbatches, warnings),
         ):
-            measured = meta.get(name)
-            if name == "slowdown" and isinstance(measured, (int, float)):
-                measured = f"{measured:g}"
-            if None not in (configured, measured) and str(measured) != configured:
+            measured = profile.meta.get(name)
+            if None not in (configured, measured) and _text(measured) != _text(configured):
                 found.append(
-                    f"that of {device.name} was measured with {name} {measured}, not {configured}"
+                    f"that of {device.name} was measured with {name} {_text(measured)}, not "
+                    f"{_text(configured)}"
                 )
     for text in warnings:
         log.warning("the profiles were measured under other conditions: %s", text)
-    if refused:
+    if others:
         raise ProfileError(
-            "the profiles are of other devices: " + "; ".join(refused),
-            remedy="measure the model on the devices as they are (task=profile, or no profiles at "
-            "all: they are made before a training), or set hardware and backend as they were",
+            "the profiles are of another workload or other devices: " + "; ".join(others),
+            remedy="measure the model with these data on the devices as they are (task=profile, or "
+            "no profiles at all: they are made before a training), or set data, hardware and "
+            "backend as they were",
         )
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def backend_name(spec: RunSpec) -> str | None:
@@ -211,14 +219,6 @@ def dtype_of(spec: RunSpec) -> str:
     return _DTYPES.get(precision, precision)
 
 
-def _threads(device: Device, inventory: Inventory) -> str | None:
-    """Threads of a rank on a processor; None on several hosts, whose cores are not known here."""
-    if device.accelerator != "cpu" or len(inventory.hosts) > 1:
-        return None
-    share = max(1, usable_cores() // inventory.num_devices)
-    return os.environ.get("OMP_NUM_THREADS", str(share))
-
-
 def fingerprint_of(
     inventory: Inventory, model: str, *, given: Mapping[str, str], spec: RunSpec | None = None
 ) -> str:
@@ -228,39 +228,109 @@ def fingerprint_of(
     profiles = load_profiles(inventory, model, given=given)
     if spec is not None:
         profiles = as_loaded(profiles, spec, inventory)
-    return _digest(inventory.to_yaml() + _all_json(profiles))
+    return fingerprint_of_text(inventory.to_yaml() + _all_json(profiles))
 
 
 def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
     """Fingerprint of the content of profiles, wherever the files are."""
-    return _digest(_all_json(profiles))
+    return fingerprint_of_text(_all_json(profiles))
 
 
 def _all_json(profiles: Mapping[str, Profile]) -> str:
     return "".join(f"{name}\n{profiles[name].to_json()}" for name in sorted(profiles))
 
 
-def _digest(text: str) -> str:
+def fingerprint_of_text(text: str) -> str:
+    """The first 16 hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def load_profile(name: str) -> Profile:
-    """A profile file, or a ``graph.txt`` of PipeDream's profiler.
+def layer_shares(profile: Profile) -> LayerShares:
+    """What the picture of a model's costs (the paper's Fig. 7) shows of a device."""
+    return LayerShares(
+        compute_s=[layer.compute_s for layer in profile.layers],
+        activation_bytes=[layer.activation_bytes for layer in profile.layers],
+        parameter_bytes=[layer.parameter_bytes for layer in profile.layers],
+    )
 
-    Args:
-        name: a path; a relative one that leads nowhere is looked for among those we ship.
+
+def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:
+    """Draws accumulated shares of compute time, activations and parameters.
 
     Raises:
-        ProfileError: it is missing, or neither.
+        DataError: the picture cannot be written.
     """
-    path = expanded(name)
-    shipped = assets_dir() / name
-    found: Path = shipped if not path.exists() and shipped.exists() else path
-    if found.suffix == ".txt":
-        return graph_profile(read_graph(found), meta={"source": str(found)})
-    return Profile.load(found)
+    branches = any(profile.states for profile in profiles.values())
+    shares = {device: layer_shares(profile) for device, profile in profiles.items()}
+    style.save_png(accumulated_shares_figure(shares, cuts=() if branches else cuts), path)
 
 
-def origin_of(profile: Profile) -> dict[str, Any]:
-    """The entries of a plan file about a profile that it was computed from."""
-    return {"fingerprint": _digest(profile.to_json()), "source": profile.meta.get("source")}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherProfiles:
+    """Other profiles and cuts that the picture of a device's profile shows beside it.
+
+    Attributes:
+        plan: whose cuts are marked; None: no plan is drawn.
+        profiles: with a plan, of the inventory's devices, as far as it names files.
+        others: further ones by what they are called; of as many layers, whatever the width and the
+            batch that they were measured with, since only shares are shown.
+    """
+
+    plan: Division | None = None
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    others: Mapping[str, Profile] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, file: str | None, spec: RunSpec, inventory: Inventory, *, others: Mapping[str, str]
+    ) -> OtherProfiles:
+        """From ``task.plan`` and ``task.beside``.
+
+        Raises:
+            PlanError: the plan file is missing or is none.
+            ProfileError: a profile is missing or broken, or the inventory's is of another model.
+        """
+        loaded = {name: load_profile(path) for name, path in others.items()}
+        if file is None:
+            return cls(others=loaded)
+        plan, model = read_plan_file(expanded(file), key="task.plan"), spec.model
+        found = load_profiles(inventory, model.name, given={}, settings=model.settings)
+        return cls(plan=plan, profiles=found, others=loaded)
+
+    @property
+    def words(self) -> list[str]:
+        """Parts of the fingerprint of the picture."""
+        of_plan = []
+        if self.plan is not None:
+            of_plan = [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]
+        return [*of_plan, *([fingerprint_of_profiles(self.others)] if self.others else [])]
+
+    def check(self, *, num_layers: int) -> None:
+        """Refuses a plan (PlanError) or other profiles (ProfileError) of other layers."""
+        if self.plan is not None:
+            self.plan.check(num_layers=num_layers)
+        for name, profile in self.others.items():
+            if profile.num_layers != num_layers:
+                raise ProfileError(
+                    f"{name} has {profile.num_layers} layers, the network has {num_layers}",
+                    remedy="leave it out of task.beside, or profile that network",
+                )
+
+    def draw(self, device: str, profile: Profile, path: Path) -> None:
+        """Draws a device's shares amid those of the others, and tabulates them beside the picture.
+
+        Raises:
+            ProfileError: those of the inventory are of other layers.
+            DataError: a file cannot be written.
+        """
+        check_agreement({**self.profiles, device: profile})
+        shown = {**self.others, **self.profiles, device: profile}
+        draw_shares(shown, path, cuts=(self.plan and self.plan.cuts) or ())
+        rows = share_rows({name: layer_shares(each) for name, each in shown.items()})
+        write_csv(path.with_suffix(".csv"), rows)
+
+
+def by_layer(profile: Profile) -> dict[str, list[float]]:
+    """Entries of ``result.json`` for a profile's layers, a list each: ``layers_compute_s``, ..."""
+    shares = asdict(layer_shares(profile))
+    return {f"layers_{name}": list(values) for name, values in shares.items()}

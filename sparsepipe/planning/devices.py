@@ -17,14 +17,11 @@ from sparsepipe.planning.division import Division
 from sparsepipe.strategies import check_grid
 from sparsepipe.utils.host import cpu_name, usable_cores
 
+_THREADS = "OMP_NUM_THREADS"
+
 
 def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) -> int:
-    """Number of ranks by ``parallel``, over all nodes.
-
-    Raises:
-        ConfigError: no whole number of them for each node, or not as many as the plan is for.
-        HardwareError: more than the inventory has.
-    """
+    """Number of ranks by ``parallel``, over all nodes."""
     parallel = spec.parallel
     if spec.search is not None:
         return _searched_devices(spec, inventory)
@@ -73,18 +70,13 @@ def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
             "parallel.search is set where no model is split",
             remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
         )
-    devices, nodes = spec.parallel.devices, spec.parallel.num_nodes
-    hosts = inventory.hosts
-    if len(hosts) != nodes:
-        remedy = (
-            f"start the command on each host by torchrun, with parallel.num_nodes={len(hosts)}"
-            if len(hosts) > 1
-            else "list all hosts in a hardware inventory, or set parallel.num_nodes=1"
-        )
+    devices, nodes, hosts = spec.parallel.devices, spec.parallel.num_nodes, len(inventory.hosts)
+    if hosts != nodes:
         raise ConfigError(
-            f"the plan is searched for the {len(hosts)} hosts of the inventory "
-            f"({', '.join(host.name for host in hosts)}), and parallel.num_nodes={nodes}",
-            remedy=f"{remedy}; or choose another hardware",
+            f"the plan is searched for the {hosts} hosts of the inventory "
+            f"({', '.join(host.name for host in inventory.hosts)}), and parallel.num_nodes={nodes}",
+            remedy="start the command on each host by torchrun, with "
+            f"parallel.num_nodes={hosts}, or choose another hardware",
         )
     if devices not in ("auto", inventory.num_devices):
         raise ConfigError(
@@ -99,14 +91,7 @@ def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
 def places_of_ranks(
     spec: RunSpec, inventory: Inventory, division: Division | None, *, ranks: int
 ) -> tuple[Place, ...]:
-    """The device of each rank: that of the plan, else in the inventory's order.
-
-    Raises:
-        ConfigError: one is made slower, and the strategy cannot do that, or the strategy has a
-            slowdown of its own.
-        PlanError: the plan's devices lie on other hosts than the ranks, or a plan that was
-            searched for is for others.
-    """
+    """The device of each rank: that of the plan, else in the inventory's order."""
     devices = None if division is None else division.devices
     searched = division is not None and division.searched
     nodes, strategy = spec.parallel.num_nodes, spec.parallel.strategy
@@ -131,20 +116,7 @@ def places_of_ranks(
 
 def are_there(division: Division | None, inventory: Inventory) -> bool:
     """Whether a plan names devices and the inventory has all of them."""
-    if division is None or division.devices is None:
-        return False
-    return named_places(inventory, division.devices) is not None
-
-
-def order_of_devices(found: Sequence[Place], inventory: Inventory, *, nodes: int) -> list[int]:
-    """The devices of the ranks by their places in the inventory; empty: in its own order.
-
-    A run is another one where its stages lie on other devices.
-    """
-    if tuple(found) == places_for(inventory, None, ranks=len(found), nodes=nodes):
-        return []
-    there = places(inventory)
-    return [there.index(place) for place in found]
+    return named_places(inventory, (division and division.devices) or ()) is not None
 
 
 def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int) -> list[Place]:
@@ -154,55 +126,38 @@ def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: in
 
 
 def cuda_devices(
-    found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int
+    found: Sequence[Place],
+    inventory: Inventory,
+    *,
+    rank: int,
+    nodes: int,
+    gpus: Sequence[str] | None = None,
 ) -> list[int]:
     """CUDA's numbers of the devices of this rank's node, in the order of its ranks.
 
-    Raises:
-        HardwareError: a device is not here.
+    ``gpus`` are the names of this host's GPUs in CUDA's order; None: as torch finds them.
     """
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return cuda_numbers(found, inventory, gpus, rank=rank, nodes=nodes)
-
-
-def cuda_numbers(
-    found: Sequence[Place], inventory: Inventory, gpus: Sequence[str], *, rank: int, nodes: int
-) -> list[int]:
-    """As :func:`cuda_devices`, by the names of this host's GPUs in CUDA's order.
-
-    Raises:
-        HardwareError: a device is not here.
-    """
+    if gpus is None:
+        gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     here = beside(found, inventory, rank=rank, nodes=nodes)
     host = next(host for host in inventory.hosts if host.name == here[0].host)
     return gpu_indices(here, gpus, host=host)
 
 
-_THREADS = "OMP_NUM_THREADS"
-
-
 def find_device(inventory: Inventory, name: str | None) -> Place:
-    """The first device of a kind.
-
-    Raises:
-        ConfigError: no such kind exists, or several and none is named.
-        HardwareError: the inventory has no device.
-    """
+    """The first device of a kind."""
     there = places(inventory)
     kinds = list(dict.fromkeys(place.name for place in there))
-    if not kinds:
-        raise HardwareError(
-            "the inventory has no device", remedy="list devices in the hardware inventory"
-        )
     if name is None and len(kinds) > 1:
         raise ConfigError(
             f"the inventory has several kinds of devices: {', '.join(kinds)}",
             remedy=f"name the one to measure, such as task.device='{kinds[0]}'",
         )
-    if name is not None and name not in kinds:
+    if not kinds or name not in (None, *kinds):
         raise ConfigError(
-            f"the inventory has no device that is called {name}",
-            remedy=f"set task.device to one of {', '.join(kinds)}",
+            f"the inventory has no device{f' that is called {name}' if name else ''}",
+            remedy=f"set task.device to one of {', '.join(kinds)}, or list devices in the hardware "
+            "inventory",
         )
     return next(place for place in there if name in (None, place.name))
 
@@ -213,9 +168,6 @@ def prepare_device(place: Place, inventory: Inventory) -> torch.device:
     This process computes with as many threads from now on as a rank does when all devices of the
     host are in use, unless ``OMP_NUM_THREADS`` is set: a CPU's device is its share of the cores. A
     GPU becomes the current one.
-
-    Raises:
-        HardwareError: the GPU is not here.
     """
     if _THREADS not in os.environ:
         torch.set_num_threads(max(1, usable_cores() // devices_beside(place, inventory)))

@@ -15,8 +15,6 @@ from sparsepipe.schedule import Plan
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 
-_HANDED_ON = ("config", "cuts", "balance")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
@@ -59,7 +57,7 @@ class Division:
         return self._stages(self.config).replicas_of_stages
 
     def _stages(self, config: str) -> Plan:
-        """A plan with these stages; as many layers as there are of them fit any config."""
+        """A plan with these stages, of a layer each, since as many layers fit any config."""
         count = len(config.split("-"))
         return Plan.of(config=config, cuts=range(1, count), num_layers=count, grids=self.grids)
 
@@ -73,6 +71,12 @@ class Division:
         replicas = self.replicas
         return None if replicas is None else self._stages("-".join(map(str, replicas))).num_ranks
 
+    def naming_file(self) -> AbstractContextManager[None]:
+        """Names the plan file, if there is one, in errors that the block raises."""
+        if self.file is None:
+            return nullcontext()
+        return reading.explained(self.file, "plan", error=PlanError, remedy="correct it")
+
     def check(self, *, num_layers: int) -> None:
         """Refuses what does not fit a model.
 
@@ -80,28 +84,19 @@ class Division:
             PlanError: the plan covers other layers than the model has, or has more stages.
         """
         with self.naming_file():
-            self._check(num_layers)
-
-    def naming_file(self) -> AbstractContextManager[None]:
-        """Names the plan file, if there is one, in errors that the block raises."""
-        if self.file is None:
-            return nullcontext()
-        return reading.explained(self.file, "plan", error=PlanError, remedy="correct it")
-
-    def _check(self, num_layers: int) -> None:
-        if self.num_layers not in (None, num_layers):
-            raise PlanError(
-                f"the plan covers {self.num_layers} layers, the model has {num_layers}",
-                remedy="make a plan for this model, or choose the model that it was made for",
-            )
-        config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
-        if (stages := config.count("-") + 1) > num_layers:
-            raise PlanError(
-                f"a plan of {stages} stages ({config}), and the model has {num_layers} layers",
-                remedy="give it as many stages as there are layers at most",
-            )
-        if self.cuts is not None:
-            Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
+            if self.num_layers not in (None, num_layers):
+                raise PlanError(
+                    f"the plan covers {self.num_layers} layers, the model has {num_layers}",
+                    remedy="make a plan for this model, or choose the model that it was made for",
+                )
+            config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
+            if (stages := config.count("-") + 1) > num_layers:
+                raise PlanError(
+                    f"a plan of {stages} stages ({config}), and the model has {num_layers} layers",
+                    remedy="give it as many stages as there are layers at most",
+                )
+            if self.cuts is not None:
+                Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:
         """A rank and its stage, for messages."""
@@ -125,15 +120,13 @@ def division_of(spec: RunSpec) -> Division | None:
         PlanError: the plan file is missing or invalid.
     """
     chosen, strategy, splits = spec.parallel.plan, spec.parallel.strategy, spec.parallel.splits
-    given = () if strategy is None else strategy.arguments
-    if splits and (misplaced := [name for name in _HANDED_ON if name in given]):
+    given = () if strategy is None or not splits else strategy.arguments
+    if misplaced := [name for name in ("config", "cuts", "balance", "grids") if name in given]:
         raise ConfigError(
-            f"parallel.strategy.{misplaced[0]} is set", remedy=f"set parallel.plan.{misplaced[0]}"
-        )
-    if splits and "grids" in given:
-        raise ConfigError(
-            "parallel.strategy.grids is set",
-            remedy="give a plan file, parallel.plan.file, in which stages have a grid",
+            f"parallel.strategy.{misplaced[0]} is set",
+            remedy=f"set parallel.plan.{misplaced[0]}"
+            if misplaced[0] != "grids"
+            else "give a plan file, parallel.plan.file, in which stages have a grid",
         )
     if chosen is None:
         return None
@@ -142,34 +135,24 @@ def division_of(spec: RunSpec) -> Division | None:
             "parallel.plan is set, and parallel.strategy splits no model",
             remedy="choose parallel=pipeline, or leave parallel.plan out",
         )
-    if chosen.file is not None:
-        for name in ("config", "cuts"):
-            if getattr(chosen, name) is not None:
-                raise ConfigError(
-                    f"parallel.plan has both file and {name}",
-                    remedy="set one of them and the other to null",
-                )
-        return read_plan_file(_found(chosen.file), balance=chosen.balance)
-    return Division(
-        config=None if chosen.config is None else str(chosen.config),
-        cuts=None if chosen.cuts is None else tuple(chosen.cuts),
-        balance=chosen.balance,
-    )
-
-
-def _found(name: str) -> Path:
-    """A plan file; a relative path that leads nowhere is looked for among those we ship."""
-    path, shipped = expanded(name), assets_dir() / name
-    if path.exists() or path.is_absolute():
-        return path
-    there = sorted(str(Path(name).with_name(file.name)) for file in shipped.parent.glob("*.json"))
-    if there and not shipped.exists():
-        raise PlanError(
-            f"there is no plan file {name}",
-            remedy=f"set parallel.plan.file to one of {', '.join(there)} (those of the paper are "
-            "for hardware=paper_5gpu to paper_8gpu), or to a path that exists",
+    if chosen.file is None:
+        return Division(
+            config=None if chosen.config is None else str(chosen.config),
+            cuts=None if chosen.cuts is None else tuple(chosen.cuts),
+            balance=chosen.balance,
         )
-    return shipped if shipped.exists() else path
+    if (chosen.config, chosen.cuts) != (None, None):
+        raise ConfigError(
+            "parallel.plan has both file and config or cuts",
+            remedy="set one of them and the others to null",
+        )
+    return read_plan_file(own_or_shipped(chosen.file), balance=chosen.balance)
+
+
+def own_or_shipped(name: str) -> Path:
+    """A user's file; a relative path that leads nowhere is looked for among the shipped files."""
+    path, shipped = expanded(name), assets_dir() / name
+    return shipped if not path.exists() and shipped.exists() else path
 
 
 def read_plan_file(

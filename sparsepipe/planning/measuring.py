@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,8 @@ from sparsepipe.utils.files import read_mapping
 
 log = logging.getLogger(__name__)
 
-_PROFILES, _LINKS = "profiles", "links"
 _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s": 1.0}
 """As large as activations are, and not for long."""
-_NOT_OF_LINKS = ("model", "data", "backend", "optim", "trainer")
-_PRECISION = "32-true"
 _WAIT_S = 7200.0
 """Limit of waiting for another process that measures the same, as for builders of data caches."""
 RunJob = Callable[..., RunDir]
@@ -47,21 +43,14 @@ _KEYS = {
 def measure_devices(
     names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
-    """A profile of each of some devices of this machine, and its file.
-
-    Raises:
-        SparsePipeError: what ended the run that measures.
-        Stopped: a signal did.
-    """
+    """A profile of each of some devices of this machine, and its file."""
     found = {}
     if names and (dtype := dtype_of(spec)) != "float32":
         log.warning("layers are measured in float32, and trained in %s", dtype)
     for name in names:
         log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
-        path = (
-            _run_measurement(profile_spec(spec, name, how), run_job, what=name).path
-            / "profile.json"
-        )
+        run = _run_measurement(profile_spec(spec, name, how), run_job, what=name)
+        path = run.path / "profile.json"
         log.info("profile of %s: %s", name, path)
         found[name] = (Profile.load(path), path)
     return found
@@ -81,46 +70,31 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
         "device": device,
         "for_plan": True,
     }
-    return _measuring_run(spec, name=_PROFILES).replace(
-        {"trainer.precision": _PRECISION, "task": task},
+    return _measuring_run(spec, name="profiles").replace(
+        {"trainer.precision": "32-true", "task": task},
         data=spec.data.replace(seed=0) if "seed" in spec.data.arguments else spec.data,
     )
 
 
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
-    """Bytes/s between the devices of this machine, and the file with the measurement.
-
-    Raises:
-        SparsePipeError: what ended the run that measures.
-        Stopped: a signal did.
-    """
+    """Bytes/s between the devices of this machine, and the file with the measurement."""
     log.info("no bandwidth is given: measuring it, or taking up what was measured")
     path = _run_measurement(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
-    bytes_per_s = _only_link(read_mapping(path, hosts=_only_link)["hosts"])
+    (link,) = read_mapping(path, hosts=reading.mapping)["hosts"].values()
+    bytes_per_s = float(link["bytes_per_s"])
     log.info("bandwidth %.4g MB/s: %s", bytes_per_s / 1e6, path)
     return bytes_per_s, path
 
 
-def _only_link(hosts: Any, place: str = "hosts") -> float:
-    """Bytes/s of the link inside the one host. Raises a ValueError for other values."""
-    found = [*reading.mapping(hosts, place).values()]
-    if len(found) != 1:
-        raise ValueError(f"{place} has {len(found)} links, not one")
-    return reading.amount(reading.mapping(found[0], place).get("bytes_per_s"), "bytes_per_s")
-
-
 def link_spec(spec: RunSpec) -> RunSpec:
     """A run that times messages between all devices, whatever is trained on them."""
-    task = {
-        **_group("task/bandwidth"),
-        **_MESSAGES,
-        "direct": spec.parallel.argument("direct", False),
-    }
+    direct = spec.parallel.argument("direct", False)
+    task = {**_group("task/bandwidth"), **_MESSAGES, "direct": direct}
     strategy = spec.parallel.strategy  # for its backend
     return (
-        _measuring_run(spec, name=_LINKS)
+        _measuring_run(spec, name="links")
         .replace({"parallel.strategy": strategy, "task": task, "representation": "sparse"})
-        .without(*_NOT_OF_LINKS)
+        .without("model", "data", "backend", "optim", "trainer")
     )
 
 
@@ -142,14 +116,8 @@ def _group(name: str) -> dict[str, Any]:
 
 
 def _run_measurement(spec: RunSpec, run_job: RunJob, *, what: str) -> RunDir:
-    with _explained(what):
-        return run_job(spec, fresh_processes=True, wait_s=_WAIT_S)
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
     try:
-        yield
+        return run_job(spec, fresh_processes=True, wait_s=_WAIT_S)
     except SparsePipeError as error:
         for inner, outer in _KEYS.items():
             error.message = re.sub(inner, outer, error.message)

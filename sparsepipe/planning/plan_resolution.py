@@ -1,4 +1,4 @@
-"""The plan of a run by ``parallel.search``, found before its ranks start and kept with it."""
+"""The plan of a run, found before its ranks start and kept with it, or as it is simulated."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import named_places, places
 from sparsepipe.config.build import build_data, num_classes_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import SearchChoice
-from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.partition.devices import kinds_of
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.division import Division
-from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
-from sparsepipe.planning.search import find_plan, plan_table
-from sparsepipe.profiling import Profile
+from sparsepipe.planning.search import find_plan, plan_table, recomputing
+from sparsepipe.profiling import Profile, check_there
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan, Stage
 from sparsepipe.utils.files import write_text_atomic, writing
 
 log = logging.getLogger(__name__)
@@ -42,30 +42,41 @@ def resolve_plan(
     Raises:
         SparsePipeError: a device cannot be measured, or no plan for the devices exists.
     """
-    choice = spec.plan_search
-    if directory.plan.exists():
+    choice, model = spec.plan_search, spec.model.name
+    automatic = spec.parallel.recompute == "auto" and spec.task.get("search") is None
+    if directory.plan.exists() or (choice is None and not automatic):
         return
+    names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
+    given = spec.given_profiles if choice is None else choice.profiles or {}
+    profiles = load_profiles(inventory, model, given=given)
+    missing = [name for name in names if name not in profiles]
+    if missing and (run_job is None or choice is None):
+        raise ProfileError(
+            f"there is no profile of {model} on {', '.join(missing)}, and none is measured "
+            + ("for a given plan" if choice is None else "under torchrun"),
+            remedy="run `sparsepipe task=profile` on each, with the same model, data, backend and "
+            "hardware, and name each profile.json as parallel.search.profiles, or as profile: "
+            f"{{{model}: ...}} of its device in the hardware inventory; or leave the plan to a "
+            "search, which measures devices: parallel.search.search=hete_mp",
+        )
     if choice is None:
-        searches = spec.task.get("search") is not None  # itself: task=partition
-        if spec.parallel.recompute == "auto" and not searches:
-            _resolve_by_hand(spec, inventory, division, directory)
+        plan = plan_to_simulate(spec, division, inventory, profiles)
+        with writing(directory.path):
+            write_text_atomic(directory.plan, plan.to_json())
         return
-    profiles = load_profiles(inventory, spec.model.name, given=choice.profiles or {})
-    emulated = spec.emulation is not None  # then data are never read, nor devices measured
-    if not emulated:
-        _check_classes(profiles, spec)
-    missing = [name for name in _names(inventory) if name not in profiles]
     measured: dict[str, tuple[Profile, Path]] = {}
-    if missing:
-        if run_job is None:
-            raise _missing(missing, spec.model.name, inventory)
+    if spec.emulation is None:  # else data are never read, nor links measured
+        _check_classes(profiles, spec)
+    if run_job is not None:
         measured = measure_devices(missing, spec, choice.measure, run_job=run_job)
-    profiles |= {name: profile for name, (profile, _) in measured.items()}
+        profiles |= {name: profile for name, (profile, _) in measured.items()}
     origin: dict[str, Any] = {
         "measured": {name: str(path) for name, (_, path) in measured.items()},
         "profiling_s": sum(profile.meta.get("cost_s", 0.0) for profile in profiles.values()),
     }
-    if run_job is not None and not emulated and _lacks_link(choice, inventory):
+    links = [host.link for host in inventory.hosts if any(d.count for d in host.devices)]
+    needs_link = inventory.num_devices > 1 and choice.bandwidth_bytes_per_s is None
+    if needs_link and links == [None] and run_job is not None and spec.emulation is None:
         bytes_per_s, path = measure_link(spec, run_job=run_job)
         choice = replace(choice, bandwidth_bytes_per_s=bytes_per_s)
         origin["measured_bandwidth"] = str(path)
@@ -74,34 +85,18 @@ def resolve_plan(
     except SparsePipeError as error:
         error.remedy = error.remedy.replace("task.", "parallel.search.")
         raise
-    log.info("plan by %s", _origin(choice, profiles))
+    times = (f"{name}: {1e3 * profiles[name].compute_s:.1f} ms" for name in sorted(profiles))
+    speed = choice.bandwidth_bytes_per_s
+    log.info(
+        "plan by %s (%s) from profiles (%s forward and backward) and %s",
+        choice.search,
+        choice.cost_model,
+        ", ".join(times),
+        "the links of the inventory" if speed is None else f"{speed / 1e6:.4g} MB/s",
+    )
     log.info("%s", plan_table(found.explanation))
     with writing(directory.path):
         found.write(directory)
-
-
-def _resolve_by_hand(
-    spec: RunSpec, inventory: Inventory, division: Division | None, directory: RunDir
-) -> None:
-    """Chooses the recomputed layers of a given plan and writes that plan."""
-    profiles = load_profiles(inventory, spec.model.name, given=spec.given_profiles)
-    if missing := [name for name in _names(inventory) if name not in profiles]:
-        raise ConfigError(
-            f"parallel.strategy.recompute=auto goes by profiles, and there is none of "
-            f"{spec.model.name} on {', '.join(missing)}",
-            remedy="name files as parallel.search.profiles, or as profile of the devices in the "
-            "hardware inventory (task=profile makes them); or leave the plan to a search, which "
-            "measures devices: parallel.search.search=hete_mp",
-        )
-    plan = plan_to_simulate(spec, division, inventory, profiles)
-    with writing(directory.path):
-        write_text_atomic(directory.plan, plan.to_json())
-
-
-def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
-    (host,) = [host for host in inventory.hosts if any(device.count for device in host.devices)]
-    several = inventory.num_devices > 1
-    return several and choice.bandwidth_bytes_per_s is None and host.link is None
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
@@ -111,42 +106,106 @@ def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
         return
     data = build_data(spec)
     data.setup("fit")
-    there_are = num_classes_of(data)
+    in_data = num_classes_of(data)
     for name, count in num_classes.items():
-        if count not in (None, there_are):
+        if count not in (None, in_data):
             raise ProfileError(
                 f"the profile of {name} is of a network for {count} classes, the data have "
-                f"{there_are}",
+                f"{in_data}",
                 remedy="measure the model with these data (task=profile), or leave the profile "
                 "out: what lacks one is measured before a training",
             )
 
 
-def _names(inventory: Inventory) -> list[str]:
-    return list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
+def plan_to_simulate(
+    spec: RunSpec,
+    division: Division | None,
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+) -> Plan:
+    """The plan, its devices named ``host/model/number``; its details list what is recomputed.
+
+    Raises:
+        ConfigError: nothing can be simulated.
+        PlanError: the plan is none of a chain of these layers, or for other devices.
+        ProfileError: a device has no profile, or they are of different models.
+        HardwareError: a link that the search needs has no bandwidth.
+    """
+    if any(profile.states for profile in profiles.values()):
+        raise PlanError(
+            "a profile is of a branching graph, whose stages end at its states",
+            remedy="profile the model with task=profile, which takes it for a chain of layers",
+        )
+    # Missing and unlike profiles are reported later.
+    num_layers = max((profile.num_layers for profile in profiles.values()), default=1)
+    if spec.parallel.grid is not None or (division is not None and division.grids is not None):
+        raise ConfigError(
+            "nothing predicts how long spatial parallelism takes",
+            remedy="choose parallel=dp, mp, hete_mp, exact or pipeline, give a plan without grids, "
+            "or train with task=train",
+        )
+    if spec.parallel.is_data_parallel:
+        return data_parallel(inventory, num_layers)
+    if (choice := spec.search) is not None:
+        try:
+            return find_plan(choice, spec, inventory, profiles).plan
+        except SparsePipeError as error:
+            error.remedy = error.remedy.replace("task.", "parallel.search.")
+            raise
+    if division is None:
+        raise ConfigError(
+            "there is one device to simulate, and nothing that it would wait for",
+            remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
+        )
+    if not profiles:  # which know how many layers there are
+        check_there((device.name for host in inventory.hosts for device in host.devices), profiles)
+    plan = _plan_by_hand(division, inventory, num_layers)
+    return recomputing(plan, spec, inventory, profiles)
 
 
-def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError:
-    hosts = ", ".join(
-        f"{device.name} (host {host.name})"
-        for host in inventory.hosts
-        for device in host.devices
-        if device.count and device.name in names
+def data_parallel(inventory: Inventory, num_layers: int) -> Plan:
+    """One stage on all devices, host after host, as a ring over them goes best."""
+    devices = tuple(place.text for place in places(inventory))
+    return Plan(stages=(Stage(layers=(0, num_layers - 1), devices=devices),))
+
+
+def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
+    """The plan of ``parallel.plan``, a file or config and cuts, on the devices that it names, else
+    on the first ones of the inventory, as ranks take them.
+    """
+    cuts, config = division.cuts, division.config
+    if config is None and cuts is not None:
+        config = "-".join("1" for _ in range(len(cuts) + 1))
+    if config is None or (cuts is None and "-" in config):
+        raise PlanError(
+            "parallel.plan has no cuts: equal shares of the FLOPs are counted on batches of data, "
+            "which a simulation has none of",
+            remedy="give parallel.plan.cuts, such as [24], or parallel.plan.file, or let a search "
+            "find them (parallel=hete_mp)",
+        )
+    division.check(num_layers=num_layers)
+    made = Plan.of(config=config, cuts=cuts or (), num_layers=num_layers)
+    known = [place.text for place in places(inventory)]
+    named = named_places(inventory, division.devices or ())
+    with division.naming_file():
+        if made.num_ranks > len(known):
+            raise HardwareError(
+                f"the plan is for {made.num_ranks} devices, the inventory has {len(known)}",
+                remedy="give parallel.plan fewer devices, or choose another hardware",
+            )
+        if named is not None and len({*named}) == len(named):
+            known = [place.text for place in named]
+        elif others := [name for name in division.devices or () if "/" in name]:
+            raise PlanError(
+                f"the plan is for {', '.join(others)}, and the inventory has {', '.join(known)}",
+                remedy="choose the hardware that the plan was made for, or give its config and "
+                "cuts as parallel.plan.config and parallel.plan.cuts",
+            )
+    devices = iter(known)
+    return Plan(
+        stages=tuple(
+            Stage(layers=stage.layers, devices=tuple(next(devices) for _ in stage.devices))
+            for stage in made.stages
+        ),
+        details=division.details,
     )
-    chosen = ", then with ".join(f"task.device='{name}'" for name in names)
-    return ProfileError(
-        f"there is no profile of {model} on {hosts}, and under torchrun none is measured",
-        remedy=f"run `sparsepipe task=profile` there with {chosen}, and with the same model, "
-        f"data, backend and hardware, and name each profile.json as profile: {{{model}: ...}} of "
-        "its device in the hardware inventory, or in parallel.search.profiles",
-    )
-
-
-def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:
-    words = ", ".join(
-        f"{name}: {1e3 * profiles[name].compute_s:.1f} ms forward and backward"
-        for name in sorted(profiles)
-    )
-    speed = choice.bandwidth_bytes_per_s
-    links = "the links of the inventory" if speed is None else f"{speed / 1e6:.4g} MB/s"
-    return f"{choice.search} ({choice.cost_model}) from profiles ({words}) and {links}"

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.cluster.places import places
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import Parallel, PlanChoice, Synchronous
+from sparsepipe.config.schema import Parallel, PlanChoice
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers, choose_spans
+from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers
 from sparsepipe.partition.activation_checkpointing.setting import (
     Setting,
     StageSpans,
@@ -24,7 +23,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
     recomputed_spans,
     spans_in_plan,
 )
-from sparsepipe.partition.memory import MIB, MemoryModel, Microbatches
+from sparsepipe.partition.memory import MIB, Microbatches
 from sparsepipe.partition.problem import SynchronousStages
 from sparsepipe.planning.division import Division
 from sparsepipe.profiling import Profile
@@ -47,16 +46,10 @@ def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
 
 
 def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | None) -> None:
-    """Refuses what can be refused before anything is prepared.
-
-    Raises:
-        ConfigError: the setting names no layers, or others than the plan file; or they are to be
-            chosen, and the stages or the memory of the devices are unknown.
-        PlanError: the plan file is missing or is none.
-    """
+    """Refuses what can be refused before anything is prepared."""
     parallel = spec.parallel
     check_setting(parallel.recompute)
-    _refuse_file(parallel, division)
+    _refuse_plan_file(parallel, division)
     if parallel.recompute != "auto":
         return
     plan, search = parallel.plan or PlanChoice(), parallel.search
@@ -86,7 +79,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
         )
 
 
-def _refuse_file(parallel: Parallel, division: Division | None) -> None:
+def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
     """Refuses a plan file whose layers the strategy does not recompute, or not them alone."""
     if division is None or not division.details.get("recomputed"):
         return
@@ -115,52 +108,17 @@ def synchronous_stages_of(
     """Recomputation and microbatches for a search of the plan; None unless synchronous."""
     if (synchronous := parallel.synchronous) is None:
         return None
-    return SynchronousStages(
-        setting=parallel.recompute, microbatches=_microbatches(synchronous, profiles)
-    )
-
-
-def _microbatches(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Microbatches:
     given = (profile.meta.get("batch_size") for profile in profiles.values())
-    sizes = {int(size) for size in given if size is not None}
-    return Microbatches(
+    microbatches = Microbatches(
         schedule=synchronous.schedule,
         count=synchronous.microbatches,
-        batch_size=max(sizes, default=None),
+        batch_size=max((int(size) for size in given if size is not None), default=None),
     )
-
-
-def choose(
-    plan: Plan,
-    profiles: Mapping[str, Profile],
-    inventory: Inventory,
-    parallel: Parallel,
-    memory: MemoryModel,
-) -> RecomputedLayers:
-    """The cheapest layers to recompute with which all stages fit their devices.
-
-    A batch is what a device of the first stage reads, and what profiles are of.
-
-    Raises:
-        ConfigError: a stage does not fit.
-    """
-    synchronous = parallel.synchronous
-    assert synchronous is not None, "no other strategy has the option"
-    return choose_spans(
-        plan,
-        profiles,
-        _limits(inventory),
-        memory=replace(memory, stash=False, predicted=False),
-        microbatches=_microbatches(synchronous, profiles),
-    )
+    return SynchronousStages(setting=parallel.recompute, microbatches=microbatches)
 
 
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
-    """The layers that a plan recomputes: those of the setting, or of the plan file without one.
-
-    Raises:
-        ConfigError: the plan has no such layers or stages, or its file lists others.
-    """
+    """The layers that a plan recomputes: those of the setting, or of the plan file without one."""
     setting, own = parallel.recompute, spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own
@@ -192,14 +150,3 @@ def log_chosen(chosen: RecomputedLayers) -> None:
                 chosen.peaks_bytes[number] / MIB,
                 chosen.rooms_bytes[number] / MIB,
             )
-
-
-def _limits(inventory: Inventory) -> dict[str, float]:
-    """Memory of each device, by its name in plans."""
-    memory = {
-        (host.name, device.name): device.memory_bytes
-        for host in inventory.hosts
-        for device in host.devices
-    }
-    found = {place.text: memory[place.host, place.name] for place in places(inventory)}
-    return {name: float(limit) for name, limit in found.items() if limit is not None}

@@ -8,29 +8,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import places
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
-from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.activation_checkpointing.selection import choose_spans
 from sparsepipe.partition.activation_checkpointing.setting import with_spans
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import Explanation, as_plan, explain
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
+from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import Search, search_by_name
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.checkpointed_stages import recomputation_of
-from sparsepipe.planning.device_profiles import as_loaded, origin_of
-from sparsepipe.planning.layer_shares import draw_shares
-from sparsepipe.planning.recomputation import (
-    choose,
-    given_spans,
-    log_chosen,
-    synchronous_stages_of,
-)
+from sparsepipe.planning.device_profiles import as_loaded, draw_shares, fingerprint_of_text
+from sparsepipe.planning.recomputation import given_spans, log_chosen, synchronous_stages_of
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -40,8 +34,6 @@ from sparsepipe.utils.tables import markdown_table, write_csv
 log = logging.getLogger(__name__)
 
 
-_STATE_BYTES = {"SGD": 1.0, "Adam": 2.0, "AdamW": 2.0, "NAdam": 2.0, "RAdam": 2.0}
-_STATE_BYTES_ELSE = 2.0
 _ALIKE = ("mp", "variance")
 """Searches that take all devices for like one of them."""
 
@@ -96,26 +88,50 @@ def find_plan(
             "memory=false"
         )
         choice = replace(choice, memory=True)
+    memory = memory_model(choice, spec)
+    if synchronous is not None and memory is not None:
+        memory = replace(memory, stash=False, predicted=False)
     counted = as_loaded(profiles, spec, inventory)
-    problem = _problem(choice, spec, inventory, counted, synchronous)
+    for name, what in (("update_s", "the optimizer's update"), ("load_s", "reading a batch")):
+        unknown = [device for device, own in counted.items() if getattr(own, name) is None]
+        if 0 < len(unknown) < len(counted):
+            devices = ", ".join(unknown)
+            log.warning("the profile of %s has no time of %s: none is counted", devices, what)
+    problem = Problem.of(
+        inventory,
+        counted,
+        model=cost_model(choice.cost_model),
+        memory=memory,
+        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
+        synchronous=synchronous,
+    )
     device = choice.device
     if choice.search in _ALIKE and device is None:
-        device = fastest(problem, choice.search)
+        device = _fastest(problem, choice.search)
     solution = _solve(problem, choice, device=device)
     chosen = None
-    if problem.synchronous is not None:
+    if problem.synchronous is not None:  # no branching graph
         chosen = recomputation_of(solution.stages, problem, solution.spans)
-    if automatic and chosen is not None:
-        log_chosen(chosen)
+        if automatic:
+            log_chosen(chosen)
     explanation = explain(problem, solution, chosen)
+    counts = {f"{host.name}/{d.name}": d.count for host in inventory.hosts for d in host.devices}
     known: dict[str, object] = {
         "model": spec.model.name,
         "search": choice.search,
         "device": device,
         "levels": choice.levels,
         "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
+        "memory": None if memory is None else asdict(memory),
+        "inventory": {"fingerprint": inventory.fingerprint(), "devices": counts},
+        "profiles": {
+            name: {
+                "fingerprint": fingerprint_of_text(profiles[name].to_json()),
+                "source": profiles[name].meta.get("source"),
+            }
+            for name in sorted(profiles)
+        },
     }
-    known |= _origin_details(problem, inventory, profiles)
     names = dict.fromkeys(kind.name for kind in problem.pool.kinds)
     return FoundPlan(
         plan=as_plan(problem, explanation, **known, **origin),
@@ -124,78 +140,31 @@ def find_plan(
     )
 
 
-def _origin_details(
-    problem: Problem, inventory: Inventory, profiles: Mapping[str, Profile]
-) -> dict[str, object]:
-    return {
-        "memory": None if problem.memory is None else asdict(problem.memory),
-        "inventory": _inventory_details(inventory),
-        "profiles": {name: origin_of(profiles[name]) for name in sorted(profiles)},
-    }
-
-
-def _problem(
-    choice: SearchChoice,
-    spec: RunSpec,
-    inventory: Inventory,
-    profiles: Mapping[str, Profile],
-    synchronous: SynchronousStages | None,
-) -> Problem:
-    _warn_of_gaps(profiles)
-    room = memory_model(choice, spec)
-    if synchronous is not None and room is not None:
-        room = replace(room, stash=False, predicted=False)
-    return Problem.of(
-        inventory,
-        profiles,
-        model=cost_model(choice.cost_model),
-        memory=room,
-        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
-        synchronous=synchronous,
-    )
-
-
-def _warn_of_gaps(profiles: Mapping[str, Profile]) -> None:
-    for name, what in (("update_s", "the optimizer's update"), ("load_s", "reading a batch")):
-        unknown = [device for device, own in profiles.items() if getattr(own, name) is None]
-        if 0 < len(unknown) < len(profiles):
-            log.warning(
-                "the profile of %s has no time of %s: none is counted", ", ".join(unknown), what
-            )
-
-
 def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
     """Memory that stages need, by the settings of the search or the training; None: unlimited."""
     if not choice.memory:
         return None
-    mode = spec.parallel.argument("mode")
-    stash, optimizer = choice.stash, choice.optimizer_bytes
+    mode, optimizer = spec.parallel.argument("mode"), spec.optim.optimizer
     stashes = mode != "none" and spec.parallel.synchronous is None
+    state_bytes = 1.0 if optimizer.name == "SGD" else 2.0  # as Adam has, of unknown ones too
+    if optimizer.name == "SGD" and not optimizer.get("momentum"):
+        state_bytes = 0.0
     return MemoryModel(
-        stash=stashes if stash is None else stash,
+        stash=stashes if choice.stash is None else choice.stash,
         predicted=mode == "spectrain",
-        optimizer=_state_bytes(spec.optim.optimizer) if optimizer is None else optimizer,
+        optimizer=state_bytes if choice.optimizer_bytes is None else choice.optimizer_bytes,
         reserved_bytes=choice.reserved_bytes,
     )
 
 
-def _state_bytes(optimizer: Target) -> float:
-    """Bytes of optimizer state for each byte of parameters; of unknown optimizers, as of Adam."""
-    if optimizer.name == "SGD" and not optimizer.get("momentum"):
-        return 0.0
-    return _STATE_BYTES.get(optimizer.name, _STATE_BYTES_ELSE)
-
-
-def fastest(problem: Problem, search: str) -> str:
+def _fastest(problem: Problem, search: str) -> str:
     """The device that takes the least time for all layers; ``mp`` counts all as that one."""
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
-    name = problem.pool.kinds[total_s.index(min(total_s))].name
-    if len({kind.name for kind in problem.pool.kinds}) > 1:
-        log.info(
-            "%s takes all devices for alike, here for the fastest by its profile: %s",
-            search,
-            name,
-        )
+    kinds = [kind.name for kind in problem.pool.kinds]
+    name = kinds[total_s.index(min(total_s))]
+    if len({*kinds}) > 1:
+        told = "%s takes all devices for alike, here for the fastest by its profile: %s"
+        log.info(told, search, name)
     return name
 
 
@@ -219,15 +188,6 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
     if search == "hete_mp":
         return found(problem, order=choice.order)
     return found(problem, device=device) if search in _ALIKE else found(problem)
-
-
-def _inventory_details(inventory: Inventory) -> dict[str, Any]:
-    counts = {
-        f"{host.name}/{device.name}": device.count
-        for host in inventory.hosts
-        for device in host.devices
-    }
-    return {"fingerprint": inventory.fingerprint(), "devices": counts}
 
 
 def plan_table(explanation: Explanation) -> str:
@@ -260,25 +220,17 @@ def plan_table(explanation: Explanation) -> str:
     if (expected_s := solution.expected_s) is not None:
         rate += f" on these devices; PipeDream's levels expect {1e3 * expected_s:.2f} ms"
     order = f", devices in the order {', '.join(solution.order)}" if solution.order else ""
-    return "\n".join(
-        [
-            f"{solution.strategy}: {solution.config}{order}",
-            markdown_table(head, rows),
-            f"{rate}; {explanation.verdict()}",
-            *_nodes_in_words(explanation),
-        ]
-    )
-
-
-def _nodes_in_words(explanation: Explanation) -> list[str]:
-    """Nodes of a branching graph in each stage, as text."""
-    if not explanation.nodes:
-        return []
     lines = [
-        f"stage {number}: " + ", ".join(name.partition(" -- ")[0] for name in names)
-        for number, names in enumerate(explanation.nodes)
+        f"{solution.strategy}: {solution.config}{order}",
+        markdown_table(head, rows),
+        f"{rate}; {explanation.verdict()}",
     ]
-    return ["the graph branches: stages end at its states, and hold these of its nodes", *lines]
+    if explanation.nodes:
+        lines.append("the graph branches: stages end at its states, and hold these of its nodes")
+    for number, names in enumerate(explanation.nodes or ()):
+        nodes = ", ".join(name.partition(" -- ")[0] for name in names)
+        lines.append(f"stage {number}: {nodes}")
+    return "\n".join(lines)
 
 
 def recomputing(
@@ -292,7 +244,17 @@ def recomputing(
     if spec.parallel.recompute != "auto":
         return with_spans(plan, given_spans(plan, spec.parallel))
     memory = memory_model(SearchChoice(**spec.recompute_memory), spec)
+    synchronous = synchronous_stages_of(spec.parallel, profiles)
     assert memory is not None
-    chosen = choose(plan, profiles, inventory, spec.parallel, memory)
+    assert synchronous is not None, "no other strategy has the option"
+    room = {(h.name, d.name): d.memory_bytes for h in inventory.hosts for d in h.devices}
+    known = {place.text: room[place.host, place.name] for place in places(inventory)}
+    chosen = choose_spans(
+        plan,
+        profiles,
+        {name: float(limit) for name, limit in known.items() if limit is not None},
+        memory=replace(memory, stash=False, predicted=False),
+        microbatches=synchronous.microbatches,
+    )
     log_chosen(chosen)
     return with_spans(plan, chosen.spans)

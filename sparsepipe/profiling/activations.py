@@ -31,36 +31,30 @@ def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
             return leaf.replace_feats(change(leaf.feats))
         return change(leaf) if isinstance(leaf, Tensor) else leaf
 
-    return pytree.tree_map(of, value, is_leaf=_is_sparse)
+    return pytree.tree_map(of, value, is_leaf=lambda leaf: isinstance(leaf, SparseTensor))
 
 
 def coordinate_caches(value: Any) -> list[CoordinateCache]:
     """The coordinate caches of the sparse tensors in a value."""
-    return [
-        leaf.cache for leaf in pytree.tree_leaves(value, is_leaf=_is_sparse) if _is_sparse(leaf)
-    ]
+    leaves = pytree.tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, SparseTensor))
+    return [leaf.cache for leaf in leaves if isinstance(leaf, SparseTensor)]
 
 
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, SparseTensor)
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of a value: of sparse ones features and coordinates."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def fresh(value: Any) -> Any:
     """A copy of the values, without what was derived from them: kernel maps are built anew."""
-    return pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value
-    )
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), value)
 
 
 def crossing_bytes(value: Any) -> int:
     """Bytes of all tensors that cross a cut: features and coordinates."""
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return sum(tensor.nbytes for tensor in tensors_in(value))
 
 
 def differentiable(value: Any) -> list[Tensor]:
     """Tensors of a value through which gradients flow."""
-    return [
-        leaf
-        for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    return [tensor for tensor in tensors_in(value) if tensor.requires_grad]

@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling.graph_txt import Graph, chain_profile, input_of, layer_of
+from sparsepipe.profiling.graph_txt import Graph, chain_profile
 from sparsepipe.profiling.profile import Profile, State
 
 MOST_STATES = 3_000
@@ -24,21 +24,17 @@ MOST_STATES = 3_000
 
 
 def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
-    """A graph as a profile: its layers if they form a chain, else its nodes and states.
-
-    Raises:
-        ProfileError: there are more than :data:`MOST_STATES`.
-    """
+    """A graph as a profile: its layers if they form a chain, else its nodes and states."""
     if graph.chain() is not None:
         return chain_profile(graph, meta=meta)
     layers = tuple(
-        replace(layer_of(node, n), name=f"{node.name} -- {node.text}")
-        for n, node in enumerate(graph.nodes.values())
+        replace(layer, index=index, name=f"{name} -- {layer.name}")
+        for index, (name, layer) in enumerate(graph.nodes.items())
     )
     edges = {name: list(after) for name, after in graph.successors.items() if after}
     return Profile(
         layers=layers,
-        meta={**input_of(graph), **meta, "edges": edges},
+        meta={**graph.input_meta, **meta, "edges": edges},
         states=tuple(antichain_states(graph)),
     )
 
@@ -49,14 +45,11 @@ def antichain_states(graph: Graph) -> list[State]:
     States of as many layers keep the order in which a search through the graph, breadth first
     from its first layer, meets them. Each layer's output counts once, and only where a layer
     outside waits for it; PipeDream also counts some outputs that no stage outside needs.
-
-    Raises:
-        ProfileError: there are more than :data:`MOST_STATES`.
     """
     number = {name: place for place, name in enumerate(graph.nodes)}
     predecessors = graph.predecessors()
-    before = [_bits(number[p] for p in predecessors[name]) for name in graph.nodes]
-    after = [_bits(number[s] for s in graph.successors[name]) for name in graph.nodes]
+    before = [sum(1 << number[p] for p in {*predecessors[name]}) for name in graph.nodes]
+    after = [sum(1 << number[s] for s in {*graph.successors[name]}) for name in graph.nodes]
     closed = [0] * len(number)  # each node with all its predecessors
     for name in TopologicalSorter(predecessors).static_order():
         node = number[name]
@@ -80,32 +73,25 @@ def antichain_states(graph: Graph) -> list[State]:
                 remedy="merge the layers of a block into one node, or profile the model as a "
                 "chain of blocks",
             )
-    nodes = list(graph.nodes.values())
+    names, nodes = list(graph.nodes), list(graph.nodes.values())
     states = []
     for layers in sorted({*found, (1 << len(nodes)) - 1}, key=int.bit_count):
-        members = [(n, nodes[n]) for n in _ones(layers)]
+        members = list(_ones(layers))
         states.append(
             State(
                 layers=layers,
-                antichain=tuple(node.name for n, node in members if not after[n] & layers),
-                compute_s=sum(node.forward_s + node.backward_s for _, node in members),
-                parameter_bytes=sum(node.parameter_bytes for _, node in members),
+                antichain=tuple(names[n] for n in members if not after[n] & layers),
+                compute_s=sum(nodes[n].compute_s for n in members),
+                parameter_bytes=sum(nodes[n].parameter_bytes for n in members),
                 input_bytes=sum(
-                    graph.given_bytes.get(node.name, 0.0)
+                    graph.given_bytes.get(names[n], 0.0)
                     + sum(nodes[p].activation_bytes for p in _ones(before[n]))
-                    for n, node in members
+                    for n in members
                 ),
-                cut_bytes=sum(node.activation_bytes for n, node in members if after[n] & ~layers),
+                cut_bytes=sum(nodes[n].activation_bytes for n in members if after[n] & ~layers),
             )
         )
     return states
-
-
-def _bits(numbers: Iterator[int]) -> int:
-    bits = 0
-    for number in numbers:
-        bits |= 1 << number
-    return bits
 
 
 def _ones(bits: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -33,35 +33,20 @@ _REMEDY = "give an unchanged graph.txt of PipeDream's profiler, nodes before edg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphNode:
-    """One layer of a graph."""
-
-    name: str
-    text: str
-    forward_s: float
-    backward_s: float
-    activation_bytes: float
-    parameter_bytes: float
-
-    @property
-    def kind(self) -> str:
-        return self.text.partition("(")[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """Layers and the edges between them.
 
     Args:
-        nodes: by name, in the file's order.
+        nodes: layers by the names of nodes, in the file's order.
         successors: names of the nodes that each node hands its output to.
-        input_bytes: bytes of the file's inputs, which are not among the nodes; None without any.
+        input_meta: bytes of the file's inputs, which are not among the nodes, as an entry of a
+            profile's ``meta``; empty without any.
         given_bytes: bytes of the inputs that a node reads, by its name; of those nodes only.
     """
 
-    nodes: Mapping[str, GraphNode]
+    nodes: Mapping[str, LayerProfile]
     successors: Mapping[str, Sequence[str]]
-    input_bytes: float | None = None
+    input_meta: Mapping[str, float] = field(default_factory=dict)
     given_bytes: Mapping[str, float] = field(default_factory=dict)
 
     def predecessors(self) -> dict[str, list[str]]:
@@ -72,8 +57,8 @@ class Graph:
                 found[successor].append(name)
         return found
 
-    def chain(self) -> list[GraphNode] | None:
-        """The nodes one after another; None where the graph branches."""
+    def chain(self) -> list[LayerProfile] | None:
+        """The layers one after another; None where the graph branches."""
         before = self.predecessors()
         heads = [name for name in self.nodes if not before[name]]
         if len(heads) != 1:
@@ -87,14 +72,9 @@ class Graph:
 
 
 def read_graph(path: str | os.PathLike[str]) -> Graph:
-    """Reads a file.
-
-    Raises:
-        ProfileError: it is missing, or malformed; the message names the line.
-    """
-    with reading.explained(
-        Path(path), "graph", error=ProfileError, remedy="correct the path of the graph.txt"
-    ):
+    """Reads a file."""
+    remedy = "correct the path of the graph.txt"
+    with reading.explained(Path(path), "graph", error=ProfileError, remedy=remedy):
         return parse_graph(reading.read_text(path))
 
 
@@ -104,18 +84,16 @@ def parse_graph(text: str) -> Graph:
     That is the nodes of the input, whose cost is the same for all plans, and unused outputs picked
     from a tuple: sources called ``Input`` and sinks called ``__getitem__``, as the
     function ``main`` of PipeDream's ``optimizer_graph_hierarchical.py`` has it.
-
-    Raises:
-        ProfileError: a line is neither a node nor an edge between nodes above it, or the edges
-            form a cycle.
     """
-    nodes: dict[str, GraphNode] = {}
+    nodes: dict[str, LayerProfile] = {}
     successors: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             if line.startswith("\t"):
                 source, target = line.strip().split(" -- ")
-                successors[source].append(nodes[target].name)
+                if target not in nodes:
+                    raise KeyError(target)
+                successors[source].append(target)
             elif line.strip():
                 found = _NODE.fullmatch(line.strip())
                 name, layer, *figures = found.groups() if found else ()
@@ -126,9 +104,10 @@ def parse_graph(text: str) -> Graph:
                 if name in nodes:
                     raise ValueError(f"it names {name} again")
                 successors[name] = []
-                nodes[name] = GraphNode(
-                    name=name,
-                    text=layer,
+                nodes[name] = LayerProfile(
+                    index=len(nodes),
+                    name=layer,
+                    kind=layer.partition("(")[0],
                     forward_s=forward_ms / 1000,
                     backward_s=backward_ms / 1000,
                     activation_bytes=activation,
@@ -155,13 +134,7 @@ def parse_graph(text: str) -> Graph:
 def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
     """A graph without branches as a profile, exactly.
 
-    Args:
-        graph: layers one after another.
-        meta: of the profile; ``source`` should name the origin of the figures, and
-            ``input_bytes`` is that of the graph where it is not given.
-
-    Raises:
-        ProfileError: the graph branches.
+    ``source`` in its ``meta`` should name the origin of the figures.
     """
     nodes = graph.chain()
     if nodes is None:
@@ -169,26 +142,8 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
             "the graph branches: it is no chain of layers",
             remedy="partition it by its states (sparsepipe.profiling.antichain_states)",
         )
-    layers = tuple(layer_of(node, index) for index, node in enumerate(nodes))
-    return Profile(layers=layers, meta={**input_of(graph), **meta})
-
-
-def input_of(graph: Graph) -> dict[str, float]:
-    """Entries of the ``meta`` of a graph's profile about its inputs."""
-    return {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
-
-
-def layer_of(node: GraphNode, index: int) -> LayerProfile:
-    """A node as a layer of a profile."""
-    return LayerProfile(
-        index=index,
-        name=node.text,
-        kind=node.kind,
-        forward_s=node.forward_s,
-        backward_s=node.backward_s,
-        activation_bytes=node.activation_bytes,
-        parameter_bytes=node.parameter_bytes,
-    )
+    layers = tuple(replace(layer, index=index) for index, layer in enumerate(nodes))
+    return Profile(layers=layers, meta={**graph.input_meta, **meta})
 
 
 def _without_ends(graph: Graph) -> Graph:
@@ -196,7 +151,7 @@ def _without_ends(graph: Graph) -> Graph:
     inputs = {
         name: node.activation_bytes
         for name, node in graph.nodes.items()
-        if not before[name] and node.text.startswith("Input")
+        if not before[name] and node.name.startswith("Input")
     }
     given: dict[str, float] = {}
     for name, size in inputs.items():
@@ -205,7 +160,7 @@ def _without_ends(graph: Graph) -> Graph:
     dropped = inputs.keys() | {
         name
         for name, node in graph.nodes.items()
-        if not graph.successors[name] and node.text.startswith("__getitem__")
+        if not graph.successors[name] and node.name.startswith("__getitem__")
     }
     return Graph(
         nodes={name: node for name, node in graph.nodes.items() if name not in dropped},
@@ -214,6 +169,6 @@ def _without_ends(graph: Graph) -> Graph:
             for name, following in graph.successors.items()
             if name not in dropped
         },
-        input_bytes=sum(inputs.values()) if inputs else None,
+        input_meta={"input_bytes": sum(inputs.values())} if inputs else {},
         given_bytes={name: size for name, size in given.items() if name not in dropped},
     )

@@ -7,7 +7,7 @@ backward apart (:mod:`sparsepipe.profiling.passes`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from sparsepipe.profiling.memory import border_bytes, heaviest, layer_peaks, sav
 from sparsepipe.profiling.passes import Pass, one_pass, pass_over
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.timing import Slowed, median_and_spread, step_seconds
-from sparsepipe.profiling.update import MakeOptimizer, Updates
+from sparsepipe.profiling.update import MakeOptimizer, Updates, own_bytes
 
 Cut = Callable[[Any], Sequence[Any]]
 """Gives the parts of a batch."""
@@ -38,7 +38,7 @@ def measure(
     num_measured: int = 100,
     meta: dict[str, Any] | None = None,
     optimizer: MakeOptimizer | None = None,
-    between: Callable[[int], None] | None = None,
+    between: Callable[[int], None] = lambda number: None,
     slowed: Slowed = nullcontext,
     cut: Cut = lambda batch: [batch],
 ) -> Profile:
@@ -59,44 +59,56 @@ def measure(
         slowed: makes the context of work on a device that is slower than this one.
         cut: gives the parts of a batch on which layers run one after another, as they do on
             microbatches. Times are then sums over them, while sizes are those of batches.
-
-    Raises:
-        ProfileError: no batches or no passes.
     """
     if not batches or num_measured < 1 or num_warmup < 0:
         raise ProfileError(
             f"{len(batches)} batches, {num_warmup} warm-up and {num_measured} measured passes",
             remedy="give one batch or more, and one measured pass or more",
         )
-    updates = None
-    if optimizer is not None:
-        updates = Updates(layers, optimizer, device=device, slowed=slowed)
+    updates = optimizer and Updates(layers, optimizer, device=device, slowed=slowed)
     passes: list[Pass] = []
     steps_s: list[float] = []
+
+    def step() -> None:
+        parts = cut(fresh(batches[len(steps_s) % len(batches)]))
+        steps_s.append(
+            sum(step_seconds(layers, part, device=device, slowed=slowed) for part in parts)
+        )
+        if updates is not None:
+            updates.take()
+
     with _training(layers):
-        with ExitStack() as afterwards:
+        try:
             if updates is not None:
-                afterwards.callback(updates.restore)
                 updates.take(counts=False)
             for number in range(num_warmup + num_measured):
                 parts = cut(fresh(batches[number % len(batches)]))
                 found = pass_over(layers, parts, device, slowed)
                 if number >= num_warmup:
                     if len(passes) % _PASSES_A_STEP == 0:
-                        parts = cut(fresh(batches[len(steps_s) % len(batches)]))
-                        steps_s.append(
-                            sum(
-                                step_seconds(layers, p, device=device, slowed=slowed) for p in parts
-                            )
-                        )
-                        if updates is not None:
-                            updates.take()
+                        step()
                     passes.append(found)
-                if between is not None:
-                    between(number)
+                between(number)
+        finally:
+            if updates is not None:
+                updates.restore()
         amounts = _sizes(layers, batches, passes, device)
     if updates is not None:
         amounts |= updates.shares_s(layers)
+    known = {
+        "num_warmup": num_warmup,
+        "num_measured": num_measured,
+        "step_s": median_and_spread(steps_s)[0],
+        "kind": "measured",
+        "input_bytes": sum(map(crossing_bytes, batches)) / len(batches),
+    }
+    return Profile(layers=_rows(layers, passes, amounts), meta={**known, **(meta or {})})
+
+
+def _rows(
+    layers: nn.Sequential, passes: Sequence[Pass], amounts: dict[str, list[float]]
+) -> tuple[LayerProfile, ...]:
+    """The layers' medians over passes; ``amounts`` are other figures by their names."""
     rows = []
     # Unlike named_children(), with layers that occur twice.
     for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True)):
@@ -116,14 +128,7 @@ def measure(
                 **{key: float(values[index]) for key, values in amounts.items()},
             )
         )
-    known = {
-        "num_warmup": num_warmup,
-        "num_measured": num_measured,
-        "step_s": median_and_spread(steps_s)[0],
-        "kind": "measured",
-        "input_bytes": sum(map(crossing_bytes, batches)) / len(batches),
-    }
-    return Profile(layers=tuple(rows), meta={**known, **(meta or {})})
+    return tuple(rows)
 
 
 def _sizes(
@@ -137,14 +142,8 @@ def _sizes(
         peaks = [list(map(float, each.peak_bytes)) for each in (*passes, whole)]
     else:
         peaks = list(layer_peaks(layers, batches))
-    seen: set[int] = set()
-    parameters = []  # shared ones count once
-    for layer in layers:
-        own = {id(p): p for p in layer.parameters() if id(p) not in seen}
-        parameters.append(float(sum(p.nbytes for p in own.values())))
-        seen |= own.keys()
     return {
-        "parameter_bytes": parameters,
+        "parameter_bytes": list(map(float, own_bytes(layers))),
         "saved_bytes": saved_bytes(layers, batch),
         "begin_bytes": begins,
         "end_bytes": ends,

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +20,7 @@ from sparsepipe.profiling.activations import (
     detached,
     differentiable,
     fresh,
+    tensors_in,
 )
 from sparsepipe.sparse import CoordinateCache, derived_tensors
 
@@ -54,10 +55,11 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
-        for storage in _storages((args, named)):
-            self._known.setdefault(storage, True)
+        for tensor in tensors_in((args, named)):
+            self._known.setdefault(tensor.untyped_storage(), True)
         found = func(*args, **named)
-        for storage in _storages(found):
+        for tensor in tensors_in(found):
+            storage = tensor.untyped_storage()
             if storage not in self._known:
                 self._known[storage] = True
                 self.bytes += storage.nbytes()
@@ -73,15 +75,11 @@ def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[flo
     """Most bytes of tensors that each layer has alive beyond those before its forward.
 
     Its output, the tensors that it keeps for its backward and temporaries count; in the backward
-    the gradients that it makes, but not the one that it receives.
-
-    Args:
-        layers: the network, in the mode to be measured; statistics of norm layers move on,
-            and parameters have no gradients afterwards.
-        batches: its inputs, which are left as they are; the one counts that takes most.
+    the gradients that it makes, but not the one that it receives. Statistics of norm layers move
+    on, and parameters have no gradients afterwards.
 
     Returns:
-        The bytes of each layer's forward, and of each layer's backward (0 without one).
+        Bytes of each layer's forward and backward (0 without one), of the batch that takes most.
     """
     forward, backward = [0.0] * len(layers), [0.0] * len(layers)
     for batch in batches:
@@ -106,35 +104,21 @@ def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[flo
     return forward, backward
 
 
-def _storages(value: Any) -> list[UntypedStorage]:
-    return [
-        leaf.untyped_storage() for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)
-    ]
-
-
 def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
-    """The batch of which a forward pass keeps most.
-
-    Args:
-        layers: the network, in the mode to be measured; statistics of norm layers move on.
-        batches: its inputs; they are left as they are.
-    """
+    """The batch of which a forward pass keeps most; statistics of norm layers move on."""
     return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
 
 
 def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
-    """Bytes that a forward pass keeps for each layer.
+    """Bytes that a forward pass in the network's present mode keeps for each layer.
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
     count. Tensors that the forward derives from coordinates (indices, kernel maps, gather plans)
     live as long as the graph and count for the layer that first uses them; those that only the
-    backward derives, and the memory of other libraries, do not count.
-
-    Args:
-        layers: the network, in the mode to be measured; statistics of norm layers move on.
-        batch: its input; it is left as it is.
+    backward derives, and the memory of other libraries, do not count. The batch is left as it is;
+    statistics of norm layers move on.
     """
-    return [float(size) for size in _kept_by(list(layers), fresh(batch)).sizes]
+    return [float(size) for size in Kept(list(layers), fresh(batch)).sizes]
 
 
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
@@ -146,19 +130,17 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
     received: from there on it keeps as much as a pass through all layers. That takes as long as
     some passes for each level of coordinates, not one for each layer.
 
-    Args:
-        layers: the network, in the mode to be measured; statistics of norm layers move on.
-        batch: its input; it is left as it is.
-
     Returns:
         The bytes of a stage that begins with each layer, and of a stage that ends with it.
     """
-    whole = _kept_by(list(layers), fresh(batch))
+    whole = Kept(list(layers), fresh(batch))
     begins, value = [], fresh(batch)
     for first, layer in enumerate(layers):
         received = _received(value)
-        end = whole.apart_from(first)
-        rest = _kept_by(list(layers)[first:end], received, received=True)
+        before = {mark for border in whole.borders[: first + 1] for mark in border}
+        ends = range(first + 1, len(whole.borders))
+        end = next((e for e in ends if not whole.borders[e] & before), ends[-1])
+        rest = Kept(list(layers)[first:end], received, received=True)
         begins.append(float(max(0, sum(rest.sizes) - sum(whole.sizes[first:end]))))
         value = layer(_received(value))
     return begins, [float(size) for size in whole.outputs]
@@ -166,20 +148,26 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
 def _received(value: Any) -> Any:
     """The value without derived tensors and not a leaf, so that layers may change it in place."""
-    leaves, tree = pytree.tree_flatten(value)
-    copies = [
-        leaf.detach().requires_grad_(leaf.requires_grad).clone()
-        if isinstance(leaf, Tensor)
-        else leaf
-        for leaf in leaves
-    ]
-    return pytree.tree_unflatten(copies, tree)
+    return pytree.tree_map_only(
+        Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad).clone(), value
+    )
 
 
-class _Kept:
-    """Storages that a forward pass keeps, each counted once."""
+class Kept:
+    """Storages that a forward pass keeps, each counted once.
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    Args:
+        layers: the layers of the pass.
+        value: its input.
+        received: the input counts for the first layer.
+
+    Attributes:
+        sizes: bytes that each layer is the first to save.
+        outputs: bytes of each layer's output that no layer has saved.
+        borders: marks of the tensors and coordinate caches before each layer and after the last.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> None:
         own = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)
         self._there = {tensor.untyped_storage().data_ptr() for tensor in own}
         # All that was saved stays alive to the end: an address that is given out again would pass
@@ -188,9 +176,25 @@ class _Kept:
         self.sizes: list[int] = []
         self.outputs: list[int] = []
         self.borders: list[set[int]] = []
-        self._passed: list[Any] = []  # so that no mark is given out twice
+        passed: list[Any] = []  # so that no mark is given out twice
+        levels: list[CoordinateCache] = []
+        with saved_tensors_hooks(self._note, lambda tensor: tensor):
+            for layer in layers:
+                passed.append(self._mark(value))
+                self.sizes.append(0)
+                if received and len(self.sizes) == 1:
+                    for leaf in tensors_in(value):
+                        self._note(leaf)
+                levels += coordinate_caches(value)
+                value = layer(value)
+                for tensor in derived_tensors(levels):
+                    self._note(tensor)
+                given = {t.untyped_storage().data_ptr(): t for t in tensors_in(value)}
+                left = given.keys() - self._there - self._alive.keys()
+                self.outputs.append(sum(given[at].untyped_storage().nbytes() for at in left))
+        self._mark(value)
 
-    def note(self, tensor: Tensor) -> Tensor:
+    def _note(self, tensor: Tensor) -> Tensor:
         """Counts a tensor for the present layer."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
@@ -199,44 +203,9 @@ class _Kept:
             self._alive[place] = tensor.detach()
         return tensor.detach()
 
-    def mark(self, value: Any) -> None:
-        """Marks the tensors that pass between layers."""
-        caches = coordinate_caches(value)
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    def _mark(self, value: Any) -> Any:
+        """Marks the tensors that pass between layers; what must stay alive for the marks."""
+        caches, tensors = coordinate_caches(value), [t.detach() for t in tensors_in(value)]
         marks = {id(cache) for cache in caches}
         self.borders.append(marks | {tensor.untyped_storage().data_ptr() for tensor in tensors})
-        self._passed.append((caches, [tensor.detach() for tensor in tensors]))
-
-    def apart_from(self, first: int) -> int:
-        """The first border behind a layer that has nothing of those up to it; else the last."""
-        before = {mark for border in self.borders[: first + 1] for mark in border}
-        ends = range(first + 1, len(self.borders))
-        return next((end for end in ends if not self.borders[end] & before), ends[-1])
-
-    def give(self, value: Any) -> None:
-        """Counts those outputs of a layer that no layer has saved yet."""
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-        counted = self._there | self._alive.keys()
-        self.outputs.append(sum(storages[place].nbytes() for place in storages.keys() - counted))
-
-
-def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> _Kept:
-    """Storages kept by a pass; a received input counts for the first layer."""
-    kept = _Kept(layers)
-    levels: list[CoordinateCache] = []
-    with saved_tensors_hooks(kept.note, lambda tensor: tensor):
-        for layer in layers:
-            kept.mark(value)
-            kept.sizes.append(0)
-            if received and len(kept.sizes) == 1:
-                for leaf in pytree.tree_leaves(value):
-                    if isinstance(leaf, Tensor):
-                        kept.note(leaf)
-            levels += coordinate_caches(value)
-            value = layer(value)
-            for tensor in derived_tensors(levels):
-                kept.note(tensor)
-            kept.give(value)
-    kept.mark(value)
-    return kept
+        return caches, tensors

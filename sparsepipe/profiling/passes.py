@@ -1,21 +1,17 @@
 """One pass over a network's layers, each alone: all forwards, then all backwards.
 
-Each layer runs on the output of the layer before it, cut from its graph, so that its backward can
-be timed alone; its gradient comes from the layer behind it, and is random for the last layer. The
-layers run one right after another, and a GPU is waited for only when all have been launched, so
-that its work while the host prepares the next layer is counted as in a training step. Kernel maps
-and the like, which are derived from coordinates, are kept from layer to layer as in a forward pass
-and count for the layer that first uses them.
-
-A device that is made slower pauses once behind the forwards and once behind the backwards, as it
-does in training: pauses between layers would cool the caches that the next layer finds warm there.
-The layers share the pause in proportion to their times.
+Each layer runs on the output of the layer before it, cut from its graph, right after that one: a
+GPU is waited for only when all layers have been launched, as in a training step. What is derived
+from coordinates is kept from layer to layer and counts for the layer that first uses it. A device
+that is made slower pauses once behind the forwards and once behind the backwards, as in training;
+the layers share the pause in proportion to their times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -35,16 +31,16 @@ class Pass:
         backward_s: seconds of the backward.
         kernel_map_s: seconds of the forward in which kernel maps are built.
         activation_bytes: bytes of the output.
-        held_bytes: bytes that the forward has left in use, as CUDA counts them; 0 elsewhere.
-        peak_bytes: most bytes in use beyond those before the forward, as CUDA counts; 0 elsewhere.
+        held_bytes: bytes that the forward has left in use, as CUDA counts; 0 elsewhere, as below.
+        peak_bytes: most bytes in use beyond those before the forward.
     """
 
-    forward_s: list[float]
-    backward_s: list[float]
-    kernel_map_s: list[float]
-    activation_bytes: list[int]
-    held_bytes: list[int]
-    peak_bytes: list[int]
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    kernel_map_s: list[float] = field(default_factory=list)
+    activation_bytes: list[int] = field(default_factory=list)
+    held_bytes: list[int] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
 
 
 def pass_over(
@@ -55,15 +51,18 @@ def pass_over(
     if len(found) == 1:
         return found[0]
     merged: dict[str, Any] = {}
-    for field in fields(Pass):
-        merge: Any = max if field.name in ("held_bytes", "peak_bytes") else sum
-        each_layer = zip(*(getattr(each, field.name) for each in found), strict=True)
-        merged[field.name] = [merge(values) for values in each_layer]
+    for name in (entry.name for entry in fields(Pass)):
+        merge: Any = max if name in ("held_bytes", "peak_bytes") else sum
+        each_layer = zip(*(getattr(each, name) for each in found), strict=True)
+        merged[name] = [merge(values) for values in each_layer]
     return Pass(**merged)
 
 
 def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:
-    """Forward through all layers in one go, then backward through all of them."""
+    """Forward through all layers in one go, then backward through all of them.
+
+    The gradient of the last layer's output is random.
+    """
     ends, found = _forward(layers, batch, device, slowed)
     layers.zero_grad(set_to_none=True)
     _backward(ends, found, device, slowed)
@@ -77,14 +76,7 @@ def _forward(
     """Each layer's input and output in a graph of its own, and the figures."""
     whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
-    found = Pass(
-        forward_s=[],
-        backward_s=[],
-        kernel_map_s=[],
-        activation_bytes=[],
-        held_bytes=[],
-        peak_bytes=[],
-    )
+    found = Pass()
     output = batch
     clock.synchronise()
     whole.mark()
@@ -92,13 +84,13 @@ def _forward(
         for layer, build in zip(layers, builds, strict=True):
             value = detached(output)
             given = copied(value)  # a layer that works in place may overwrite no leaf
-            before = _begin_peak(device)
-            clock.mark()
-            with watching_kernel_maps(build.mark):
-                output = layer(given)
-            clock.mark()
-            found.peak_bytes.append(_peak(device, before))
-            found.held_bytes.append(_in_use(device) - before)
+            with _memory(device) as used:
+                clock.mark()
+                with watching_kernel_maps(build.mark):
+                    output = layer(given)
+                clock.mark()
+            found.held_bytes.append(used[0])
+            found.peak_bytes.append(used[1])
             found.activation_bytes.append(crossing_bytes(output))
             ends.append((value, output))
         whole.mark()
@@ -120,12 +112,12 @@ def _backward(
     with slowed():
         for index, (value, output) in reversed(list(enumerate(ends))):
             roots = differentiable(output)
-            before = _begin_peak(device)
-            clock.mark()
-            if roots:  # a layer without parameters behind the data has no backward
-                torch.autograd.backward(roots, gradients)
-            clock.mark()
-            peak = found.held_bytes[index] + _peak(device, before)
+            with _memory(device) as used:
+                clock.mark()
+                if roots:  # a layer without parameters behind the data has no backward
+                    torch.autograd.backward(roots, gradients)
+                clock.mark()
+            peak = found.held_bytes[index] + used[1]
             found.peak_bytes[index] = max(found.peak_bytes[index], peak)
             gradients = [
                 torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -143,15 +135,15 @@ def _stretch(whole: Clock) -> float:
     return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
 
 
-def _begin_peak(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    return _in_use(device)
-
-
-def _in_use(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _peak(device: torch.device, before: int) -> int:
-    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
+@contextmanager
+def _memory(device: torch.device) -> Iterator[list[int]]:
+    """Bytes that the block leaves in use, and its peak, beyond those before it; 0 but on CUDA."""
+    used = [0, 0]
+    if device.type != "cuda":
+        yield used
+        return
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    yield used
+    used[0] = torch.cuda.memory_allocated(device) - before
+    used[1] = torch.cuda.max_memory_allocated(device) - before

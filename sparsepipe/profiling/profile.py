@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from sparsepipe.errors import ProfileError
 from sparsepipe.utils import reading
-from sparsepipe.utils.files import replacing
+from sparsepipe.utils.files import write_text_atomic
 
 _REMEASURE = "measure the model again with task=profile"
 
@@ -30,22 +30,19 @@ class LayerProfile:
             and coordinates, without a header of 4 KiB with their structure.
         parameter_bytes: bytes of its parameters.
         saved_bytes: bytes that the forward keeps for the backward, kernel maps included, of the
-            batch that keeps most; None where they were not counted.
+            batch that keeps most; None, here and below: not measured.
         begin_bytes: bytes that a stage which begins with this layer keeps beside the
-            ``saved_bytes`` of its layers: the input it received, and kernel maps that it builds
-            anew; None as above.
-        end_bytes: bytes that a stage which ends with it keeps beside them: its output; None as
-            above.
+            ``saved_bytes`` of its layers: the input it received, and kernel maps built anew.
+        end_bytes: bytes that a stage which ends with it keeps beside them: its output.
         forward_spread_s: distance of the quartiles of the measured forward times.
         backward_spread_s: distance of the quartiles of the measured backward times.
         kernel_map_s: the part of the forward time in which kernel maps are built.
         peak_bytes: most memory in use in the layer's forward or backward pass, beyond what was in
             use before its forward: by CUDA's allocator, elsewhere of tensors (see ``memory.py``).
             The gradient that the layer gets counts with the layer behind it.
-        update_s: the layer's share of the time in which the optimizer updates all parameters;
-            None where it was not measured, as in the paper.
+        update_s: the layer's share of the time in which the optimizer updates all parameters.
         copy_s: the layer's share of the time in which all parameters that are trained are copied
-            to other memory, as a pipeline copies stashed weights; None as above.
+            to other memory, as a pipeline copies stashed weights.
     """
 
     index: int
@@ -110,7 +107,7 @@ class Profile:
             of them. The profile file does not contain them.
 
     Raises:
-        ProfileError: no layers exist, or their numbers, times or sizes make no sense.
+        ProfileError: there are no layers, or numbers, times or sizes are impossible.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -176,11 +173,6 @@ class Profile:
         """Seconds in which one process reads and collates a batch; None where not measured."""
         return float(self.meta["load_s"]) if "load_s" in self.meta else None
 
-    def without_loading(self) -> Profile:
-        """The same for ranks whose batches are read by other processes, or not at all."""
-        meta = {name: value for name, value in self.meta.items() if name != "load_s"}
-        return replace(self, meta=meta)
-
     def to_json(self) -> str:
         """The profile file's text; :meth:`from_json` reads it back."""
         layers = [
@@ -190,10 +182,8 @@ class Profile:
         return json.dumps({"meta": dict(self.meta), "layers": layers}, indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the profile file; it appears whole or not at all."""
-        with replacing(Path(path)) as temporary:
-            temporary.write_text(self.to_json(), encoding="utf-8")
-        return Path(path)
+        """Writes the profile file, whole or not at all."""
+        return write_text_atomic(path, self.to_json())
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -210,7 +200,7 @@ class Profile:
                 reading.name(layer.get("name"), f"layers[{place}].name")
                 for name in _AMOUNTS:
                     if layer.get(name) is not None:
-                        layer[name] = float(layer[name])
+                        layer[name] = reading.amount(layer[name], f"layers[{place}].{name}")
                 layers.append(LayerProfile(**layer))
             meta = dict(reading.mapping(value.get("meta"), "meta"))
             if meta.get("batch_size") is not None and not reading.whole(
@@ -272,8 +262,7 @@ def check_agreement(profiles: Mapping[str, Profile]) -> None:
     """Refuses profiles that no one model could have on several devices.
 
     Raises:
-        ProfileError: layers, their kinds or their sizes differ, or the model, the batch or the
-            type of numbers in ``meta``; the message names both devices.
+        ProfileError: layers, their kinds or sizes differ, or ``meta`` in what belongs to one run.
     """
     (first, reference), *others = profiles.items()
     for device, profile in others:

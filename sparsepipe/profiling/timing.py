@@ -22,9 +22,6 @@ class Clock:
 
     On CUDA marks are events in the current stream, and nothing waits for the device until the
     seconds are read; elsewhere they are readings of a monotonic clock.
-
-    Args:
-        device: the device that works.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,11 +69,7 @@ def step_seconds(
 ) -> float:
     """Seconds of a network's forward and backward in its present mode; gradients are dropped.
 
-    Args:
-        layers: the network, on ``device``.
-        value: its input, from which nothing was computed yet.
-        device: where it runs.
-        slowed: makes the context of work on a device that is slower than this one.
+    Nothing may have been computed from ``value``, its input, before.
     """
     clock = Clock(device)
     clock.synchronise()
@@ -94,12 +87,7 @@ def step_seconds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Operations or bytes a second.
-
-    Attributes:
-        per_s: the median.
-        spread_per_s: the distance between the quartiles.
-    """
+    """Operations or bytes a second: the median, and the distance between the quartiles."""
 
     per_s: float
     spread_per_s: float
@@ -125,11 +113,7 @@ def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: in
 def copy_speed(device: torch.device, *, size_bytes: int, warmups: int, repeats: int) -> Speed:
     """Bytes a second that a copy within a device's memory reads and writes.
 
-    Args:
-        device: the device.
-        size_bytes: size of the copied tensor, far above that of caches.
-        warmups: copies before those that count.
-        repeats: copies that count.
+    ``size_bytes``, the size of the copied tensor, should be far above that of caches.
     """
     source = torch.ones(max(1, size_bytes // 4), device=device)
     target = torch.empty_like(source)

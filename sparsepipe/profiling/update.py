@@ -41,9 +41,7 @@ class Updates:
     def take(self, *, counts: bool = True) -> None:
         """Makes a copy, then an update by gradients of zero.
 
-        Args:
-            counts: whether they are measured; the first ones allocate memory for copies and the
-                optimizer's state, and should not be.
+        The first ones allocate memory for copies and the optimizer's state, and should not count.
         """
         if self._optimizer is None:
             return
@@ -77,23 +75,29 @@ class Updates:
                 parameter.grad = None
 
     def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
-        """Shares of layers, in proportion to their trained parameters; shared ones count once.
+        """Seconds of updates and of copies of each layer, by their names in a profile.
 
-        Returns:
-            Seconds of updates and of copies of each layer, by their names in a profile.
+        Layers share them in proportion to their trained parameters.
         """
-        seen: set[int] = set()
-        sizes = []
-        for layer in layers:
-            own = {id(p): p for p in layer.parameters() if p.requires_grad and id(p) not in seen}
-            sizes.append(sum(p.nbytes for p in own.values()))
-            seen |= own.keys()
+        sizes = own_bytes(layers, trained=True)
         whole = sum(sizes) or 1
-        updates_s, copies_s = (
-            median_and_spread(times_s)[0] if times_s else 0.0
-            for times_s in (self._updates_s, self._copies_s)
-        )
         return {
-            name: [median_s * size / whole for size in sizes]
-            for name, median_s in (("update_s", updates_s), ("copy_s", copies_s))
+            name: [(median_and_spread(times_s)[0] if times_s else 0.0) * s / whole for s in sizes]
+            for name, times_s in (("update_s", self._updates_s), ("copy_s", self._copies_s))
         }
+
+
+def own_bytes(layers: nn.Sequential, *, trained: bool = False) -> list[int]:
+    """Bytes of the parameters of each layer; shared ones count once, for the first that has them.
+
+    Args:
+        layers: the network.
+        trained: parameters that are frozen do not count.
+    """
+    seen: set[int] = set()
+    sizes = []
+    for layer in layers:
+        own = {id(p): p for p in layer.parameters() if id(p) not in seen}
+        sizes.append(sum(p.nbytes for p in own.values() if p.requires_grad or not trained))
+        seen |= own.keys()
+    return sizes

@@ -1,13 +1,20 @@
-"""Random generators of a process: their seeds and their states."""
+"""Random generators of a process and of its loaders: their seeds and their states."""
 
 from __future__ import annotations
 
+import functools
 import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, RandomSampler
 
 from sparsepipe.runtime.collectives import process_group
 
@@ -47,3 +54,41 @@ def set_randomness(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     random.setstate(state["python"])
+
+
+def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
+    """Gives loaders generators of their own, since torch's would shift the dropout masks, and
+    workers that ignore Ctrl-C.
+    """
+
+    def adapted(hook: Callable[[], Any]) -> Any:
+        loaders = hook()
+        entries = loaders.flattened if isinstance(loaders, CombinedLoader) else [loaders]
+        for loader in pytree.tree_leaves(entries):
+            if not isinstance(loader, DataLoader):
+                continue
+            loader.generator = torch.Generator()
+            if isinstance(loader.sampler, RandomSampler) and loader.sampler.generator is None:
+                loader.sampler.generator = torch.Generator()
+            for generator in (loader.generator, getattr(loader.sampler, "generator", None)):
+                if generator is not None:
+                    generator.manual_seed(mixed(seed, 0))
+            if loader.num_workers and not isinstance(loader.worker_init_fn, _IgnoreSignals):
+                loader.worker_init_fn = _IgnoreSignals(loader.worker_init_fn)
+        return loaders
+
+    for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
+        hook = getattr(data, name)
+        setattr(data, name, functools.wraps(hook)(functools.partial(adapted, hook)))
+
+
+@dataclass(frozen=True, slots=True)
+class _IgnoreSignals:
+    """Worker start-up: a terminal's Ctrl-C reaches the whole process group."""
+
+    then: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.then is not None:
+            self.then(worker)

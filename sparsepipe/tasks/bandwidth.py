@@ -8,19 +8,19 @@ import socket
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-import yaml
+from pydantic import Field
 
 from sparsepipe.cluster import Inventory, Link, Place
 from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
-from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.errors import HardwareError
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.devices import DeviceKind, DevicePool
-from sparsepipe.planning.devices import cuda_devices, words_of_machine
+from sparsepipe.planning.devices import words_of_machine
 from sparsepipe.runtime.bandwidth import (
     Benchmark,
     MessageTime,
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 
 SIZES_BYTES = (2**16, 2**20, 2**23, 2**26)
-_LEAST = {"repeats": 1, "warmups": 0, "most_s": 0, "timeout_s": 1, "all_pairs_up_to": 2}
-"""The smallest values of settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +60,16 @@ class Bandwidth(Task):
 
     chooses_devices: ClassVar[bool] = True
 
-    sizes_bytes: list[int] | None = None
-    repeats: int = 20
-    warmups: int = 3
-    most_s: float = 3.0
-    timeout_s: float = 300.0
-    all_pairs_up_to: int = 8
+    sizes_bytes: Annotated[list[Annotated[int, Field(ge=4)]], Field(min_length=1)] | None = None
+    repeats: Annotated[int, Field(ge=1)] = 20
+    warmups: Annotated[int, Field(ge=0)] = 3
+    most_s: Annotated[float, Field(ge=0)] = 3.0
+    timeout_s: Annotated[float, Field(ge=1)] = 300.0
+    all_pairs_up_to: Annotated[int, Field(ge=2)] = 8
     direct: bool = False
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures; writes ``bandwidth.json`` and ``hardware.yaml``.
-
-        Raises:
-            TransportError: a rank is gone or does not answer.
-            Stopped: a signal ended it.
-        """
+        """Measures; writes ``bandwidth.json`` and ``hardware.yaml``."""
         sizes = sorted({*(SIZES_BYTES if self.sizes_bytes is None else self.sizes_bytes)})
         effort = TimingBudget(
             repeats=self.repeats,
@@ -91,10 +84,8 @@ class Bandwidth(Task):
         pairs = pairs_of(node_of, all_up_to=self.all_pairs_up_to)
         possible = run.ranks * (run.ranks - 1) // 2
         log.info("timing %d of %d pairs of ranks (task.all_pairs_up_to)", len(pairs), possible)
-        device = torch.device("cpu")
-        if run.inventory.accelerator == "cuda":
-            here = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
-            device = torch.device("cuda", here[process_group.local_rank()])
+        device = run.own_device
+        if device.type == "cuda":
             torch.cuda.set_device(device)
         bench = Benchmark(effort, device=device, direct=self.direct)
         sendings = process_group.gather_objects(time_pairs(bench, pairs, sizes))
@@ -117,7 +108,10 @@ class Bandwidth(Task):
             write_text_atomic(path / "hardware.yaml", links.put_into(run.inventory).to_yaml())
             log.info("for other runs: hardware=file hardware.source=%s", path / "hardware.yaml")
         values: dict[str, Any] = {"model": None, "strategy": None}  # links belong to none
-        for name, link in links.named.items():
+        named = {f"inside/{host}": link for host, link in links.inside.items()}
+        if links.between is not None:
+            named["between"] = links.between
+        for name, link in named.items():
             values[f"{name}/bytes_per_s"] = link.bytes_per_s
             values[f"{name}/latency_s"] = link.latency_s
         largest = max(
@@ -128,21 +122,12 @@ class Bandwidth(Task):
         write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Which hosts: links belong to them and to what moves bytes, not to what is computed there.
-
-        Raises:
-            ConfigError: a setting of the task cannot be.
-        """
-        self._check()
+        """The hosts, to which links belong, not to what is computed there."""
         hosts = [host.name for host in run.inventory.hosts]
         return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """All devices of the inventory, whatever the configuration trains on.
-
-        Raises:
-            HardwareError: there is one device only.
-        """
+        """All devices of the inventory, whatever the configuration trains on."""
         given = spec.parallel
         several = len(inventory.hosts) > 1
         nodes = len(inventory.hosts) if several else given.num_nodes
@@ -153,36 +138,17 @@ class Bandwidth(Task):
                 remedy="choose a hardware with several; hardware.cpu_devices=2 lets two processes "
                 "share the cores of a CPU",
             )
-        strategy = Target(
-            "sparsepipe.strategies.DataParallelStrategy",
-            {
-                "timeout_s": self.timeout_s,
-                "process_group_backend": given.argument("process_group_backend"),
-            },
+        backend = given.argument("process_group_backend")
+        settings = {"timeout_s": self.timeout_s, "process_group_backend": backend}
+        return spec.replace(
+            parallel={
+                "devices": devices,
+                "num_nodes": nodes,
+                "grace_s": given.grace_s,
+                "max_restarts": given.max_restarts,
+                "strategy": Target("sparsepipe.strategies.DataParallelStrategy", settings),
+            }
         )
-        parallel = {
-            "devices": devices,
-            "num_nodes": nodes,
-            "grace_s": given.grace_s,
-            "max_restarts": given.max_restarts,
-            "strategy": strategy,
-        }
-        return spec.replace(parallel=parallel)
-
-    def _check(self) -> None:
-        sizes = self.sizes_bytes
-        if sizes is not None and not (sizes and all(type(s) is int and s >= 4 for s in sizes)):
-            raise ConfigError(
-                f"task.sizes_bytes={sizes} are no sizes of messages",
-                remedy="give a list of whole numbers of bytes, 4 or more, such as "
-                "[65536, 67108864]",
-            )
-        for name, limit in _LEAST.items():
-            if (value := getattr(self, name)) < limit:
-                raise ConfigError(
-                    f"task.{name}={value} must be at least {limit}",
-                    remedy=f"set it to {limit} or more",
-                )
 
 
 def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
@@ -213,13 +179,13 @@ class Links:
     def over(self, host: str | None) -> list[MessageTime]:
         """One-way times of the largest messages inside a host; None: between any two hosts."""
         most = max(sending.size_bytes for sending in self.sendings)
-        largest = [s for s in self.sendings if s.size_bytes == most and not s.both_ways]
-        ends = [{self.host_of[s.source], self.host_of[s.target]} for s in largest]
-        return [
-            sending
-            for sending, hosts in zip(largest, ends, strict=True)
-            if (len(hosts) == 2 if host is None else hosts == {host})
-        ]
+        found = []
+        for sending in self.sendings:
+            hosts = {self.host_of[sending.source], self.host_of[sending.target]}
+            there = len(hosts) == 2 if host is None else hosts == {host}
+            if there and sending.size_bytes == most and not sending.both_ways:
+                found.append(sending)
+        return found
 
     def _link(self, host: str | None) -> Link | None:
         if not (found := self.over(host)):
@@ -241,12 +207,6 @@ class Links:
     def between(self) -> Link | None:
         """The link between hosts; None: there is one host."""
         return self._link(None)
-
-    @property
-    def named(self) -> dict[str, Link]:
-        """All links by their names in results."""
-        found = {f"inside/{host}": link for host, link in self.inside.items()}
-        return found if self.between is None else {**found, "between": self.between}
 
     def eq4_s(self, reduction: ReductionTime) -> float:
         """The time of the sum by the paper's Eq. 4, as the partitioner counts it."""
@@ -314,32 +274,22 @@ def as_json(links: Links) -> dict[str, Any]:
 
 def as_rows(links: Links) -> list[dict[str, Any]]:
     """A row for each measurement, for ``bandwidth.csv``."""
-    values = as_json(links)
-    rows: list[dict[str, Any]] = [
-        {
-            "what": "both ways" if pair["both_ways"] else "one way",
-            "ranks": f"{pair['source']} {pair['target']}",
-            "hosts": " ".join(dict.fromkeys((pair["source_host"], pair["target_host"]))),
-            **pair,
-        }
-        for pair in values["pairs"]
-    ]
-    rows += [
-        {
-            **entry,
-            "what": entry["how"],
-            "ranks": " ".join(map(str, entry["ranks"])),
-            "hosts": " ".join(entry["hosts"]),
-        }
-        for entry in values["all_reduce"]
-    ]
+    values, rows = as_json(links), []
+    for pair in values["pairs"]:
+        ends = dict.fromkeys((pair["source_host"], pair["target_host"]))
+        what = "both ways" if pair["both_ways"] else "one way"
+        ranks = f"{pair['source']} {pair['target']}"
+        rows.append({**pair, "what": what, "ranks": ranks, "hosts": " ".join(ends)})
+    for entry in values["all_reduce"]:
+        joined = {name: " ".join(map(str, entry[name])) for name in ("ranks", "hosts")}
+        rows.append({**entry, "what": entry["how"], **joined})
     columns = ("what", "ranks", "hosts", "bytes", "seconds", "bytes_per_s", "latency_s", "eq4_s",
                "over_eq4", "repeats")  # fmt: skip
     return [{column: row.get(column) for column in columns} for row in rows]
 
 
 def as_text(links: Links) -> str:
-    """The largest messages and sums as tables, and links for an inventory."""
+    """The largest messages and sums as tables, and a line for each link."""
     most = max(sending.size_bytes for sending in links.sendings)
     largest = [s for s in links.sendings if s.size_bytes == most]
     both = {frozenset((s.source, s.target)): s.bytes_per_s for s in largest if s.both_ways}
@@ -371,21 +321,14 @@ def as_text(links: Links) -> str:
         "sums over ranks",
         markdown_table(("ranks", "how", "bytes", "ms", "Eq. 4 ms", "ratio"), sums),
     ]
-    for name, link in links.named.items():
-        host = None if name == "between" else name.removeprefix("inside/")
+    found: list[tuple[str | None, Link]] = [*links.inside.items()]
+    if links.between is not None:
+        found.append((None, links.between))
+    for host, link in found:
         rates = [sending.bytes_per_s / 1e6 for sending in links.over(host)]
         parts.append(
             f"{'between hosts' if host is None else f'inside {host}'}: "
             f"{link.bytes_per_s / 1e6:,.4g} MB/s (median of {min(rates):,.4g} to "
             f"{max(rates):,.4g}), latency {1e6 * link.latency_s:,.4g} us"
         )
-    return "\n".join([*parts, "for an inventory in conf/hardware:", snippet(links).rstrip()])
-
-
-def snippet(links: Links) -> str:
-    """The links as YAML of an inventory."""
-    hosts = [{"name": host, "link": asdict(link)} for host, link in links.inside.items()]
-    value: dict[str, Any] = {"hosts": hosts} if hosts else {}
-    if links.between is not None:
-        value["link"] = asdict(links.between)
-    return yaml.safe_dump(value, sort_keys=False)
+    return "\n".join(parts)

@@ -16,7 +16,6 @@ from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils import reading
 from sparsepipe.utils.arguments import is_number
-from sparsepipe.utils.extensions import nearest
 from sparsepipe.utils.files import expanded, read_mapping, write_text_atomic
 from sparsepipe.utils.tables import markdown_table
 
@@ -58,10 +57,6 @@ class ComparedRun:
     settings: Mapping[str, Any]
     result: Mapping[str, Any]
 
-    @property
-    def is_finished(self) -> bool:
-        return self.directory.done.exists()
-
 
 def compare(
     directories: Sequence[Traversable],
@@ -83,10 +78,6 @@ def compare(
 
     Returns:
         The text of ``compare.md``.
-
-    Raises:
-        ConfigError: too few or too many are named, one twice, or one is no run.
-        DataError: a file of a run cannot be read, or one cannot be written.
     """
     del directories, width
     place = expanded(where)
@@ -95,13 +86,25 @@ def compare(
             f"runs names {len(runs)} of them",
             remedy=f"name from 2 to {_MOST}, by their directories or ids, as runs=[A,B]",
         )
-    found = [_directory_of(each, place) for each in runs]
-    if len({*found}) < len(found):
+    found = [RunDir(_directory_of(str(each), place)) for each in runs]
+    if len({run.path for run in found}) < len(found):
         raise ConfigError("a run is named twice", remedy="name different runs, as runs=[A,B]")
-    compared = [_read(path, label) for path, label in zip(found, labels(found), strict=True)]
-    target = (
-        place / "compare" / "-".join(path.name for path in found) if to is None else expanded(to)
-    )
+    compared = []
+    same = len({run.path.parent.name for run in found}) == 1
+    for run in found:
+        remedy = "compare other runs, or run it again with force=true"
+        with reading.explained(run.config, "configuration", error=DataError, remedy=remedy):
+            settings = flatten(read_settings(run.config))
+        compared.append(
+            ComparedRun(
+                label=run.run_id if same else f"{run.path.parent.name}/{run.run_id}",
+                directory=run,
+                settings=settings,
+                result=read_mapping(run.result) if run.done.exists() else {},
+            )
+        )
+    ids = "-".join(run.run_id for run in found)
+    target = place / "compare" / ids if to is None else expanded(to)
     text = "\n\n".join([*_parts(compared), _curves(compared, target / "curves.png")])
     write_text_atomic(target / "compare.md", text + "\n")
     return text
@@ -110,24 +113,13 @@ def compare(
 compare.prints_only = True  # type: ignore[attr-defined]
 
 
-def labels(paths: Sequence[Path]) -> list[str]:
-    """Ids of runs, with their experiments where those are not the same."""
-    same = len({path.parent.name for path in paths}) == 1
-    return [path.name if same else f"{path.parent.name}/{path.name}" for path in paths]
-
-
-def _directory_of(named: Any, place: Path) -> Path:
+def _directory_of(named: str, place: Path) -> Path:
     """The directory of a run that is named by its path or by its id."""
-    if isinstance(named, float):  # an id such as 12e456789012, which Hydra has read as a number
-        raise ConfigError(
-            f"runs has the number {named}, which may have been an id",
-            remedy="give the directory of that run in place of its id",
-        )
-    path = expanded(str(named)).absolute()
+    path = expanded(named).absolute()
     if (path / "config.yaml").is_file():
         return path.resolve()
-    there = [] if not place.is_dir() else list(run_directories(place))
-    same = [each for each in there if each.name == str(named)]
+    runs = [] if not place.is_dir() else list(run_directories(place))
+    same = [each for each in runs if each.name == named]
     if len(same) == 1:
         return same[0].resolve()
     if same:
@@ -135,26 +127,10 @@ def _directory_of(named: Any, place: Path) -> Path:
             f"there are {len(same)} runs {named}: {', '.join(map(str, same))}",
             remedy="give the directory of the one that is meant",
         )
-    kind = "is no run's directory" if path.exists() else "is neither a directory nor a run's id"
-    hint = "" if path.exists() else nearest(str(named), {each.name for each in there})
     raise ConfigError(
-        f"{named} {kind}{hint}",
+        f"{named} is neither a run's directory nor a run's id",
         remedy=f"name a directory with a config.yaml, such as {place / 'NAME' / 'ID'}, or an id of "
         f"a run below {place}",
-    )
-
-
-def _read(path: Path, label: str) -> ComparedRun:
-    directory = RunDir(path)
-    remedy = "compare other runs, or run it again with force=true"
-    with reading.explained(directory.config, "configuration", error=DataError, remedy=remedy):
-        values = read_settings(directory.config)
-    result = read_mapping(directory.result) if directory.done.exists() else {}
-    return ComparedRun(
-        label=label,
-        directory=directory,
-        settings=flatten(values),
-        result=result,
     )
 
 
@@ -162,25 +138,19 @@ def _parts(runs: Sequence[ComparedRun]) -> Iterator[str]:
     """The paragraphs and tables, in their order."""
     head = ["", *(run.label for run in runs)]
     for run in runs:
-        if not run.is_finished:
+        if not run.directory.done.exists():
             epochs = len(read_rows(run.directory.metrics))
-            yield (
-                f"{run.label} is unfinished ({epochs} epochs so far) and has no results yet; its "
-                "command goes on with it"
-            )
-    differing = settings_that_differ(runs)
-    if differing:
+            yield f"{run.label} is unfinished ({epochs} epochs so far) and has no results yet"
+    if differing := settings_that_differ(runs):
         yield "Where the configurations differ:"
         yield markdown_table(head, differing)
     else:
         yield "The configurations do not differ."
     facts, figures = results_of(runs)
-    if facts:
-        yield "What else differs:"
-        yield markdown_table(head, facts)
-    if figures:
-        yield "Results:"
-        yield markdown_table(head, figures)
+    for title, rows in (("What else differs:", facts), ("Results:", figures)):
+        if rows:
+            yield title
+            yield markdown_table(head, rows)
 
 
 def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
@@ -220,15 +190,11 @@ def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[
 
 
 def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
-    """Labels of runs with the settings that tell most of them apart, seeds after others."""
+    """Labels of runs with the first settings in which they differ, seeds after others."""
     differing = [row for row in settings_that_differ(runs) if row[0] != "name"]
     left = [row for row in differing if not _is_below(row[0], _NO_MATTER)] or differing
     left.sort(key=lambda row: row[0].endswith("seed"))
-    chosen: list[list[str]] = []
-    while left and len(chosen) < _NAMED:
-        by = [row[1:] for row in chosen]
-        chosen.append(max(left, key=lambda row: len({*zip(*by, row[1:], strict=True)})))
-        left = [row for row in left if row[1:] != chosen[-1][1:]]
+    chosen = left[:_NAMED]
     names = []
     for number, run in enumerate(runs, 1):
         values = [f"{row[0].rpartition('.')[2]}={row[number]:.24}" for row in chosen]

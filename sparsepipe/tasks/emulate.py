@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-import pytorch_lightning as pl
 from pydantic import Field
 
 from sparsepipe.callbacks import StepTimer, StopOnSignal
@@ -25,7 +24,7 @@ from sparsepipe.config.schema import Emulation
 from sparsepipe.config.target import Target
 from sparsepipe.emulate import emulated_layout, lift_limits
 from sparsepipe.emulate.replay import ReplayPace
-from sparsepipe.emulate.training import Rates, ReplayData, ReplayModule
+from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.planning.device_profiles import (
     check_batch_sizes,
@@ -35,8 +34,7 @@ from sparsepipe.planning.device_profiles import (
 from sparsepipe.planning.division import division_of
 from sparsepipe.profiling import Profile
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.tasks.kept_memory import kept_values
-from sparsepipe.tasks.result import plan_values, write_result
+from sparsepipe.tasks.result import kept_values, plan_values, write_result
 from sparsepipe.tasks.task import ResolvedRun, Task, task_of
 from sparsepipe.tasks.train import Train
 from sparsepipe.utils.arguments import wrong_value
@@ -86,33 +84,53 @@ class TrainEmulated(Task):
     link_bytes_per_s: float | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Trains.
-
-        Raises:
-            ProfileError: a device has no profile, or profiles are of unlike models or batches.
-            PlanError: the plan does not fit the profiled layers.
-            ConfigError: there are too few minibatches.
-            Stopped: a signal ended the run.
-        """
-        emulation = run.spec.emulation
+        """Trains."""
+        emulation, division, parallel = run.spec.emulation, run.division, run.spec.parallel
         assert emulation is not None
         of_devices = emulated_profiles(run.spec, run.inventory)
         profiles = [of_devices[place.name] for place in run.places]
+        rank = process_group.rank()
+        profile = profiles[rank]
+        rows: int | None = None  # of a minibatch, where it is cut
+        if parallel.synchronous is not None:
+            rows = int(profile.meta.get("batch_size") or parallel.synchronous.microbatches)
+        module = ReplayModule(
+            profile,
+            ReplayPace(emulation.time_scale),
+            momentum=_MOMENTUM if parallel.argument("mode") == "spectrain" else 0.0,
+            updates=all(each.update_s is not None for each in profiles),
+            rows=rows,
+        )
+        if division is not None:
+            division.check(num_layers=profile.num_layers)
         timer = StepTimer(emulation.time_scale)
-        size = profiles[process_group.rank()].meta.get("batch_size")
+        callbacks = [run.keep_plan(), timer, StopOnSignal(run.watch, None)]
+        trainer = run.trainer(callbacks, silent=True, **_INSTEAD)
+        if rank == 0:
+            lift_limits()  # before any rank sends
         minibatches = minibatches_per_reader(run, self.minibatches)
-        trainer = _trained(run, profiles, timer, minibatches=minibatches)
-        link = run.inventory.link
-        values = {
+        trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
+        found, plan, link = timer.rates(), plan_values(run, trainer), run.inventory.link
+        plan.pop("plan_shapes_per_s", None)  # of the data's batches, and these are the profile's
+        values: dict[str, Any] = {
             "kind": "emulated",
             "network": "loopback" if emulated_layout() is None else "namespaces",
             "time_scale": emulation.time_scale,
             "link_bytes_per_s": None if link is None else link.bytes_per_s,
-            **_pace(timer.rates(), plan_values(run, trainer), size=size),
-            **kept_values(run),
+            "minibatches": found.minibatches,
+            "minibatches_per_s": found.steady_per_s,
+            "steady_steps": found.steady_steps,
+            "epoch_minibatches_per_s": found.epoch_per_s,
+            "epoch_s": found.epoch_s,
+            **plan,
         }
-        write_result(run, values)
-        if process_group.rank() == 0:
+        if (size := profile.meta.get("batch_size")) is not None:
+            values["samples_per_s"] = size * found.steady_per_s
+            values["epoch_samples_per_s"] = size * found.epoch_per_s
+            if "plan_bottleneck_s" in values:
+                values["plan_samples_per_s"] = size / values["plan_bottleneck_s"]
+        write_result(run, {**values, **kept_values(run)})
+        if rank == 0:
             log.info(
                 "emulated: %.4g minibatches/s in the steady part, %.4g with filling and draining "
                 "(time_scale %g, network: %s)",
@@ -123,23 +141,14 @@ class TrainEmulated(Task):
             )
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the profiles: they are the data and the model.
-
-        Raises:
-            ProfileError: one is missing, or they are of unlike models or batches.
-            PlanError: the plan does not fit their layers.
-        """
+        """A fingerprint of the profiles: they are the data and the model."""
         profiles = emulated_profiles(run.spec, run.inventory)
         if run.division is not None:
             run.division.check(num_layers=next(iter(profiles.values())).num_layers)
         return fingerprint_of_profiles(profiles)
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """All devices of the inventory, or those that a plan names; their hosts are this machine.
-
-        Raises:
-            ConfigError: devices or the plan do not suit the cluster, or stages are to share FLOPs.
-        """
+        """All devices of the inventory or of the plan file; their hosts are this machine."""
         given, division = spec.parallel, division_of(spec)
         chosen = named_places(inventory, (division and division.devices) or ())
         ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
@@ -181,63 +190,10 @@ class TrainEmulated(Task):
         )
 
 
-def _trained(
-    run: ResolvedRun, profiles: Sequence[Profile], timer: StepTimer, *, minibatches: int
-) -> pl.Trainer:
-    """The Trainer, after an epoch with this number of minibatches for each rank that reads."""
-    profile, parallel = profiles[process_group.rank()], run.spec.parallel
-    rows: int | None = None  # of a minibatch, where it is cut
-    if parallel.synchronous is not None:
-        rows = int(profile.meta.get("batch_size") or parallel.synchronous.microbatches)
-    module = ReplayModule(
-        profile,
-        ReplayPace(timer.time_scale),
-        momentum=_MOMENTUM if parallel.argument("mode") == "spectrain" else 0.0,
-        updates=all(each.update_s is not None for each in profiles),
-        rows=rows,
-    )
-    if run.division is not None:
-        run.division.check(num_layers=profile.num_layers)
-    callbacks = [run.keep_plan(), timer, StopOnSignal(run.watch, None)]
-    trainer = run.trainer(callbacks, silent=True, **_INSTEAD)
-    if process_group.rank() == 0:
-        lift_limits()  # before any rank sends
-    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
-    return trainer
-
-
-def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
-    """Measured and planned speed, for ``result.json``."""
-    values: dict[str, Any] = {
-        "minibatches": found.minibatches,
-        "minibatches_per_s": found.steady_per_s,
-        "steady_steps": found.steady_steps,
-        "epoch_minibatches_per_s": found.epoch_per_s,
-        "epoch_s": found.epoch_s,
-        **plan,
-    }
-    values.pop("plan_shapes_per_s", None)  # of the data's batches, and these are the profile's
-    if size is not None:
-        values["samples_per_s"] = size * found.steady_per_s
-        values["epoch_samples_per_s"] = size * found.epoch_per_s
-        if "plan_bottleneck_s" in values:
-            values["plan_samples_per_s"] = size / values["plan_bottleneck_s"]
-    return values
-
-
 def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-    """The profile of each device of the inventory.
-
-    Raises:
-        ProfileError: one is missing, or they are of unlike models or batches.
-    """
-    model = spec.model.name
-    profiles = load_profiles(
-        inventory,
-        model,
-        given=spec.given_profiles,
-        settings=spec.model.settings,
-    )
+    """The profile of each device of the inventory."""
+    model, given, settings = spec.model.name, spec.given_profiles, spec.model.settings
+    profiles = load_profiles(inventory, model, given=given, settings=settings)
     names = dict.fromkeys(d.name for host in inventory.hosts for d in host.devices)
     if missing := [name for name in names if name not in profiles]:
         raise ProfileError(
@@ -263,9 +219,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
 def minibatches_per_reader(run: ResolvedRun, minibatches: int | None) -> int:
     """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
 
-    Args:
-        run: with its plan.
-        minibatches: over all of them; None: as the trainer has it, or 24 for each.
+    ``minibatches`` are over all of them; None: as the trainer has it, or 24 for each.
     """
     if minibatches is None:
         return run.spec.trainer.batches_limit or _MINIBATCHES
@@ -280,15 +234,24 @@ _TARGET = f"{TrainEmulated.__module__}.{TrainEmulated.__name__}"
 
 
 def as_emulated(spec: RunSpec) -> RunSpec:
-    """The configuration as ``TrainEmulated`` runs it, where the hardware is emulated.
-
-    Raises:
-        ConfigError: another task is to run, a launcher has started this process, or settings
-            contradict one another.
-    """
+    """The configuration as ``TrainEmulated`` runs it, where the hardware is emulated."""
     task = type(task_of(spec))
-    if task is TrainEmulated:
-        spec = _with_emulated_hardware(spec)
+    if task is TrainEmulated:  # whose settings belong to the hardware
+        own, hardware = spec.task, spec.hardware
+        kinds = typing.get_type_hints(Emulation, include_extras=True)
+        given = {key: own.get(key) for key in _KEYS if own.get(key) is not None} | {"emulate": True}
+        for key, value in given.items():
+            if (wrong := wrong_value(value, kinds[key])) is not None:
+                raise ConfigError(
+                    f"'task.{key}' {wrong}, not {value!r}",
+                    remedy=f"correct task.{key}, or leave it out",
+                )
+            if hardware.get(key, value) != value:
+                raise ConfigError(
+                    f"hardware.{key}={hardware.get(key)}, and task=emulate sets it to {value}",
+                    remedy=f"leave hardware.{key} out, or choose task=train hardware.emulate=true",
+                )
+        spec = spec.replace(hardware=hardware.replace(**given))
     emulation = spec.emulation
     if emulation is None:
         return spec
@@ -313,28 +276,3 @@ def as_emulated(spec: RunSpec) -> RunSpec:
             )
         target = target.replace(minibatches=minibatches)
     return spec.replace(task=target, hardware=spec.hardware.replace(**found))
-
-
-def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
-    """The configuration of ``task=emulate`` with the task's settings in ``hardware``."""
-    task, hardware = spec.task, spec.hardware
-    if hardware.get("emulate") is False:
-        raise ConfigError(
-            "hardware.emulate=false with task=emulate",
-            remedy="leave hardware.emulate out, or choose task=train",
-        )
-    kinds = typing.get_type_hints(Emulation, include_extras=True)
-    given = {key: task.get(key) for key in _KEYS if task.get(key) is not None}
-    for key, value in given.items():
-        if (wrong := wrong_value(value, kinds[key])) is not None:
-            raise ConfigError(
-                f"'task.{key}' {wrong}, not {value!r}",
-                remedy=f"correct task.{key}, or leave it out",
-            )
-        if hardware.get(key, value) != value:
-            raise ConfigError(
-                f"hardware.{key}={hardware.get(key)}, and task.{key}={value}",
-                remedy=f"set task.{key}={hardware.get(key)} and leave hardware.{key} out, or "
-                "choose task=train hardware.emulate=true",
-            )
-    return spec.replace(hardware=hardware.replace(**given, emulate=True))

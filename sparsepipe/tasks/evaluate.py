@@ -7,26 +7,24 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.callbacks.resumable_loading import STATE_KEY, Resume
-from sparsepipe.config.build import build_data, ready_data, refuse_further_outputs
+from sparsepipe.config.build import ready_data, refuse_further_outputs
 from sparsepipe.config.finished_run import CLASSES, RECORD, differences
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.planning.division import read_plan_file
-from sparsepipe.profiling.activations import fresh
+from sparsepipe.profiling.activations import crossing_bytes, fresh
 from sparsepipe.profiling.timing import Clock
 from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
 from sparsepipe.runs.metrics import write_rows
@@ -34,7 +32,6 @@ from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.presentation import (
     class_accuracies,
     draw_test,
@@ -44,7 +41,6 @@ from sparsepipe.tasks.presentation import (
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import expanded, write_text_atomic, writing
-from sparsepipe.utils.progress import SILENCE, Count
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +108,7 @@ class Evaluate(Task):
 
     @override
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data, if the configuration does not contradict the training.
-
-        Raises:
-            ConfigError: it does, in what ``allow`` does not name.
-            DataError: the data cannot be used.
-        """
+        """Prepares the data, if the configuration does not contradict the training."""
         training, spec = run.training, run.spec
         found = [] if training is None else differences(spec.to_dict(), training)
         refused = [each for each in found if each.contradicts and not self._allows(each.key)]
@@ -133,9 +124,8 @@ class Evaluate(Task):
             return ready_data(spec)
         except DataError as error:
             root = None if training is None else training.values["data"].get("root")
-            if training is None or root is None or spec.data.get("root") != root:
-                raise
-            if expanded(root).exists():
+            moved = root is not None and not expanded(root).exists()
+            if training is None or not moved or spec.data.get("root") != root:
                 raise
             raise DataError(
                 f"{error.message}; this is the data.root of {training.origin}",
@@ -143,42 +133,46 @@ class Evaluate(Task):
             ) from error
 
     def run(self, run: ResolvedRun) -> None:
-        """Tests, then times the network on prepared batches.
-
-        Raises:
-            ConfigError: no checkpoint is named, or the classes are others than in the training.
-            CheckpointError: it is missing, broken or another model's.
-        """
-        path = self.checkpoint(run.spec)
+        """Tests, then times the network on prepared batches."""
+        path, spec, training = self.checkpoint(run.spec), run.spec, run.training
         content = read_checkpoint(path)
-        different = self._different(run, content)
-        data = build_data(run.spec)
-        data.setup("test")
+        different: list[str] = []
+        if training is not None:
+            different = [str(each) for each in differences(spec.to_dict(), training)]
+        elif (content.get(RECORD) or {}).get("config"):
+            raise ConfigError(
+                f"{spec.checkpoint} says what it was trained with, but holds values that cannot be "
+                "read before modules of yours are imported: model and data would be those of the "
+                "command line",
+                remedy="evaluate it in the directory of its run, whose config.yaml says the same",
+            )
+        data = run.load_data("test")
         self._check_classes(path, content, data)
         module = run.build_module(data)
-        refuse_further_outputs(run.spec, data, module)
+        refuse_further_outputs(spec, data, module)
         load_weights(module, content["state_dict"], path)
         if process_group.rank() == 0:
-            log.info("evaluating %s%s", path, _epoch_of(path, content))
-            if run.training is None:
+            epoch = ""
+            if STATE_KEY in (content.get("callbacks") or {}):  # a run has written it
+                place = Resume.read(path, content)
+                epoch = f", of epoch {place.epoch + bool(place.batches)}"
+            log.info("evaluating %s%s", path, epoch)
+            if training is None:
                 log.warning("the training of %s is unknown: model and data are configured", path)
             else:
-                log.info("model, data and backend are those of %s", run.training.origin)
+                log.info("model, data and backend are those of %s", training.origin)
             for text in different:
                 log.warning("but %s", text)
-        seed = int(run.spec.seed)
-        adapt_loaders(data, seed=seed)
         timer = TestTimer()
         trainer = run.trainer([timer])
-        seed_epoch(seed, 0)
+        seed_epoch(int(spec.seed), 0)
         trainer.test(module, datamodule=data, verbose=False)
-        values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
-        metrics = dict(values)
-        values.update(timer.values())
+        metrics = mean_over_ranks(epoch_metrics(trainer))
+        values: dict[str, Any] = {**metrics, **timer.values()}
         values.update(peak_values())  # before batches are kept in memory to be timed
         split = plan_values(run, trainer)
         # Else no device need have room for the whole network, or for whole samples.
-        if not split and (run.spec.parallel.grid, run.spec.parallel.roles) == (None, None):
+        if not split and (spec.parallel.grid, spec.parallel.roles) == (None, None):
             effort = {"warmup": self.warmup_batches, "timed": self.timed_batches}
             rate = inference_rate(trainer, module, data, **effort)
             values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
@@ -196,54 +190,27 @@ class Evaluate(Task):
             log_test(run, module, values)
 
     def checkpoint(self, spec: RunSpec) -> Path:
-        """The checkpoint file that is measured.
-
-        Raises:
-            ConfigError: none is named.
-            CheckpointError: none exists.
-        """
+        """The checkpoint file that is measured."""
         return best_checkpoint(spec, task="evaluate")
 
     def _allows(self, key: str) -> bool:
         return any(key == each or key.startswith(f"{each}.") for each in self.allow)
 
-    def _different(self, run: ResolvedRun, content: Mapping[str, Any]) -> list[str]:
-        """The differences from the training, as texts.
-
-        Raises:
-            ConfigError: the checkpoint says what it was trained with, but could not be read when
-                the command was composed.
-        """
-        if run.training is not None:
-            return [str(each) for each in differences(run.spec.to_dict(), run.training)]
-        if (content.get(RECORD) or {}).get("config"):
-            raise ConfigError(
-                f"{run.spec.checkpoint} says what it was trained with, but holds values that "
-                "cannot be read before modules of yours are imported: model and data would be "
-                "those of the command line",
-                remedy="evaluate it in the directory of its run, whose config.yaml says the same",
-            )
-        return []
-
     def _check_classes(
         self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
     ) -> None:
-        then = classes_of(path, content)
-        now = list(getattr(data, "classes", ()))
-        if not then or not now or then == now or self._allows(CLASSES):
-            return
-        number = next(
-            (n for n, (a, b) in enumerate(zip(then, now, strict=False)) if a != b),
-            min(len(then), len(now)),
-        )
-        names = [str(each[number]) if number < len(each) else "none" for each in (then, now)]
-        same = sorted(map(str, then)) == sorted(map(str, now))
-        raise ConfigError(
-            f"the classes of the data are {'in another order than' if same else 'not'} those that "
-            f"{path} was trained on: class {number} was {names[0]!r} and is {names[1]!r}",
-            remedy="evaluate on data with the same classes in the same order; or, where you mean "
-            f"it, set task.allow=[{CLASSES}]",
-        )
+        then = [str(name) for name in classes_of(path, content)]
+        now = [str(name) for name in getattr(data, "classes", ())]
+        if then and now and then != now and not self._allows(CLASSES):
+            order = "in another order than" if sorted(then) == sorted(now) else "not"
+            both = zip_longest(then, now, fillvalue="none")
+            was, found = next((a, b) for a, b in both if a != b)
+            raise ConfigError(
+                f"the classes of the data are {order} those that {path} was trained on: the first "
+                f"that differs was {was!r} and is {found!r}",
+                remedy="evaluate on data with the same classes in the same order; or, where you "
+                f"mean it, set task.allow=[{CLASSES}]",
+            )
 
     def adopt_plan(self, run: ResolvedRun) -> None:
         """Splits the network as its training did, where else a search would find a plan.
@@ -264,14 +231,6 @@ class Evaluate(Task):
             write_text_atomic(run.directory.plan, plan.read_text(encoding="utf-8"))
 
 
-def _epoch_of(path: Path, content: Mapping[str, Any]) -> str:
-    """After which epoch a checkpoint of a run was written, as text; empty for others."""
-    if STATE_KEY not in (content.get("callbacks") or {}):
-        return ""
-    place = Resume.read(path, content)
-    return f", of epoch {place.epoch + bool(place.batches)}"
-
-
 @torch.inference_mode()
 def inference_rate(
     trainer: pl.Trainer,
@@ -286,7 +245,7 @@ def inference_rate(
     read, held_bytes = [], 0  # the first batches, used in turn; few of them where they are large
     for batch in islice(iter(data.test_dataloader()), warmup + timed):
         read.append(batch)
-        held_bytes += sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        held_bytes += crossing_bytes(batch)
         if held_bytes > _PREPARED_BYTES:
             break
     if not read or not timed:
@@ -295,21 +254,18 @@ def inference_rate(
     device = module.to(trainer.strategy.root_device).device
     slowdown = getattr(trainer.strategy, "slowdown", Slowdown())
     clock, shapes, elapsed_s = Clock(device), 0, 0.0
-    count = Count("timing inference, batches", warmup + timed)
-    with SILENCE.watched(lambda: str(count)):
-        for number in range(warmup + timed):
-            # One at a time: the device need not have room for all.
-            batch = module.transfer_batch_to_device(fresh(read[number % len(read)]), device, 0)
-            clock.synchronise()
-            clock.mark()
-            with slowdown.slowed(), trainer.precision_plugin.predict_step_context():
-                module(batch["input"])
-            clock.mark()
-            (seconds,) = clock.seconds()
-            count.add()
-            if number >= warmup:
-                elapsed_s += seconds
-                shapes += batch_size_of(batch)
-            if elapsed_s > most_s:
-                break
+    for number in range(warmup + timed):
+        # One at a time: the device need not have room for all.
+        batch = module.transfer_batch_to_device(fresh(read[number % len(read)]), device, 0)
+        clock.synchronise()
+        clock.mark()
+        with slowdown.slowed(), trainer.precision_plugin.predict_step_context():
+            module(batch["input"])
+        clock.mark()
+        (seconds,) = clock.seconds()
+        if number >= warmup:
+            elapsed_s += seconds
+            shapes += batch_size_of(batch)
+        if elapsed_s > most_s:
+            break
     return shapes / elapsed_s

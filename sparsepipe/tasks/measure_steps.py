@@ -19,14 +19,12 @@ from sparsepipe.callbacks.stop import stop_if_requested
 from sparsepipe.config.build import build_data, ready_data
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
-from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.profiling.memory import Alive
 from sparsepipe.profiling.timing import Clock
 from sparsepipe.runs.out_of_memory import empty_device, filled_share, of_machine, ran_out
 from sparsepipe.runs.randomness import seed_epoch, seed_model
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.tasks.fitting.steps import A_FEW_STEPS
-from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.fitting.prober import A_FEW_STEPS
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import read_mapping, write_json
@@ -44,10 +42,9 @@ class OverBudget(Exception):
 class MeasureSteps(Task):
     """Takes training steps of samples of growing sizes, and records what the largest rank needs.
 
-    On processors memory is torch's own count: storages that operators make and that are alive at a
-    time (:class:`~sparsepipe.profiling.memory.Alive`), parameters and buffers of messages among
-    them; the sample itself, which a loader reads, and what a kernel takes for a moment are not. On
-    a GPU it is the peak of torch's allocator.
+    On processors memory is what :class:`~sparsepipe.profiling.memory.Alive` counts, parameters and
+    buffers of messages among it; the sample itself, which a loader reads, and what a kernel takes
+    for a moment are not. On a GPU it is the peak of torch's allocator.
 
     A budget is enforced. One process ends a step as soon as more is alive; several compare their
     counts after the steps. Where it is passed nothing is trained on, and on processors the steps
@@ -72,18 +69,22 @@ class MeasureSteps(Task):
     budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures each size, and writes what was found.
-
-        Raises:
-            ConfigError: the data have no size to be changed.
-            HardwareError: one of several ranks has run out of memory.
-            Stopped: a signal ended it.
-        """
+        """Measures each size, and writes what was found."""
         measured: list[Mapping[str, Any]] = []
         for size in self._all_sizes(run.spec):
             if measured and measured[-1]["peak_bytes"] is None:
                 break  # a larger one would run out of memory as well
-            measured.append(self._kept(run, size))
+            path = run.directory.path / f"steps_{'x'.join(map(str, size))}.json"
+            if path.exists():  # an earlier process has measured it
+                measured.append(read_mapping(path))
+                continue
+            sized = replace(run, spec=with_size(run.spec, size))
+            found = {"size": list(size), **self._measured(sized, size, path)}
+            stop_if_requested(run.watch)
+            measured.append(found)
+            if process_group.rank() == 0:
+                write_json(path, found)
+                log.info("%s", _line(found))
         write_result(run, {**outcome(measured), "budget_bytes": self._most_bytes})
 
     def prepare(self, run: ResolvedRun) -> str:
@@ -100,52 +101,41 @@ class MeasureSteps(Task):
             return [tuple(size) for size in self.sizes]
         return [tuple(build_data(spec).sample_sizes)]  # type: ignore[attr-defined]
 
-    def _kept(self, run: ResolvedRun, size: Size) -> Mapping[str, Any]:
-        """What an earlier process has found, or else what is found now."""
-        path = run.directory.path / f"steps_{'x'.join(map(str, size))}.json"
-        if path.exists():
-            return read_mapping(path)
-        sized = replace(run, spec=with_size(run.spec, size))
-        found = {"size": list(size), **self._measured(sized, path)}
-        stop_if_requested(run.watch)
-        if process_group.rank() == 0:
-            write_json(path, found)
-            log.info("%s", _line(found))
-        return found
-
-    def _measured(self, run: ResolvedRun, path: Path) -> Mapping[str, Any]:
-        on_gpu = run.inventory.accelerator == "cuda"
+    def _measured(self, run: ResolvedRun, size: Size, path: Path) -> Mapping[str, Any]:
+        """The figures of the rank that needs most memory, for the file of a size."""
+        on_gpu, over = run.inventory.accelerator == "cuda", False
         try:
-            over = not on_gpu and run.ranks == 1 and self._is_ended(run)
-            values = _everywhere(_counted(run, steps=self.steps, budget_bytes=self.budget_bytes))
+            if self.budget_bytes is not None and not on_gpu and run.ranks == 1:
+                try:
+                    with Limited(self.budget_bytes):
+                        _fit(run, [], steps=self.steps)
+                except OverBudget:
+                    over = True
+            own = _counted(run, steps=self.steps, budget_bytes=self.budget_bytes)
+            everyone = process_group.gather_objects(own)
         except (MemoryError, RuntimeError) as error:
             filled = filled_share(self._most_bytes) if on_gpu else 0.0
             if not on_gpu or of_machine(error) or not ran_out(error, filled=filled):
                 raise
-            values = {"peak_bytes": None, "fits": False, "limited_by": "out_of_memory"}
+            lost = {"peak_bytes": None, "fits": False, "limited_by": "out_of_memory"}
             if run.ranks > 1:  # the others wait for this one: the run has to end
-                write_json(path, {"size": list(_size_of(run.spec)), **values})
+                write_json(path, {"size": list(size), **lost})
                 raise
-            return values
+            return lost
         finally:
             if on_gpu:
                 empty_device()
-        over = over or (self.budget_bytes is not None and values["peak_bytes"] > self.budget_bytes)
-        values |= {"fits": not over, "limited_by": "over_budget" if over else None}
+        most = {key: max(each[key] for each in everyone) for key in ("peak_bytes", "saved_bytes")}
+        over = over or (self.budget_bytes is not None and most["peak_bytes"] > self.budget_bytes)
+        values = {**own, **most, "fits": not over, "limited_by": "over_budget" if over else None}
         if self.timed_steps and not over:
-            values |= _timed(run, self.timed_steps)
+            ends = _StepEnds()
+            _fit(run, [ends], steps=self.timed_steps + 1)
+            assert ends.clock is not None
+            # The slowest rank's; steps before the first end do not count.
+            own_s = median(ends.clock.seconds())
+            values["step_s"] = max(process_group.gather_objects(own_s))
         return values
-
-    def _is_ended(self, run: ResolvedRun) -> bool:
-        """Whether steps of one process are ended since they have more alive than they may."""
-        if self.budget_bytes is None:
-            return False
-        try:
-            with _Limited(self.budget_bytes):
-                _fit(run, [], steps=self.steps)
-        except OverBudget:
-            return True
-        return False
 
 
 def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -163,12 +153,9 @@ def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_size(spec: RunSpec, size: Size) -> RunSpec:
-    """The configuration with samples of this size, which this process reads itself.
-
-    Raises:
-        ConfigError: the data have no size to be changed.
-    """
-    key = _sizes_key(spec)
+    """The configuration with samples of this size, which this process reads itself."""
+    keys = ("data.source.sizes", "data.common.source.sizes")  # the latter of all domains
+    key = next((key for key in keys if key in spec.flat()), None)
     if key is None:
         raise ConfigError(
             "task=measure_steps changes data.source.sizes, which these data do not have",
@@ -178,17 +165,7 @@ def with_size(spec: RunSpec, size: Size) -> RunSpec:
     return spec.replace({key: list(size), workers: 0}, callbacks={}, logger={})
 
 
-def _sizes_key(spec: RunSpec) -> str | None:
-    """The key of the sizes of samples; that of all domains where there are several."""
-    keys = ("data.source.sizes", "data.common.source.sizes")
-    return next((key for key in keys if key in spec.flat()), None)
-
-
-def _size_of(spec: RunSpec) -> Size:
-    return tuple(spec.flat()[str(_sizes_key(spec))])
-
-
-class _Limited(Alive):  # type: ignore[no-untyped-call]
+class Limited(Alive):  # type: ignore[no-untyped-call]
     """Ends what computes as soon as more than this is alive."""
 
     def __init__(self, most_bytes: float) -> None:
@@ -244,7 +221,7 @@ class _Watched(pl.Callback):
 def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
     """Bytes measured on this rank, and what the callback has seen."""
     if run.inventory.accelerator == "cuda":
-        _choose_gpu(run)
+        torch.cuda.set_device(run.own_device)
         watched = _Watched(torch.cuda.memory_allocated)
         if budget_bytes is not None:
             whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -265,43 +242,16 @@ def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dic
     }
 
 
-def _choose_gpu(run: ResolvedRun) -> None:
-    """Makes this rank's GPU the current one."""
-    nodes = run.spec.parallel.num_nodes
-    indices = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
-    torch.cuda.set_device(indices[process_group.local_rank()])
-
-
-def _everywhere(own: dict[str, Any]) -> dict[str, Any]:
-    """The figures of the rank that needs most memory."""
-    everyone: list[dict[str, Any]] = process_group.gather_objects(own)
-    most = {key: max(each[key] for each in everyone) for key in ("peak_bytes", "saved_bytes")}
-    return {**own, **most}
-
-
-def _timed(run: ResolvedRun, steps: int) -> dict[str, float]:
-    """Median time of a step, of the slowest rank; steps before the first end do not count."""
-    ends = _StepEnds()
-    _fit(run, [ends], steps=steps + 1)
-    own_s = median(ends.seconds())
-    return {"step_s": max(process_group.gather_objects(own_s))}
-
-
 class _StepEnds(pl.Callback):
     """Marks the end of each step."""
 
     def __init__(self) -> None:
-        self._clock: Clock | None = None
+        self.clock: Clock | None = None
 
     @override
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._clock = self._clock or Clock(trainer.strategy.root_device)
-        self._clock.mark()
-
-    def seconds(self) -> list[float]:
-        """Seconds of each step but the first."""
-        assert self._clock is not None
-        return self._clock.seconds()
+        self.clock = self.clock or Clock(trainer.strategy.root_device)
+        self.clock.mark()
 
 
 def _fit(run: ResolvedRun, callbacks: list[pl.Callback], *, steps: int) -> None:
@@ -309,9 +259,7 @@ def _fit(run: ResolvedRun, callbacks: list[pl.Callback], *, steps: int) -> None:
     gc.collect()
     seed = int(run.spec.seed)
     seed_model(seed)
-    data = build_data(run.spec)
-    data.setup("fit")
-    adapt_loaders(data, seed=seed)
+    data = run.load_data("fit")
     module = run.build_module(data)
     trainer = run.trainer(callbacks, silent=True, max_steps=steps, **A_FEW_STEPS)
     seed_epoch(seed, 0)

@@ -43,14 +43,7 @@ class Partition(Task):
     reserved_bytes: float = 0.0
 
     def run(self, run: ResolvedRun) -> None:
-        """Searches by the known profiles.
-
-        Raises:
-            ConfigError: a setting does not suit the search.
-            ProfileError: a profile is missing, broken or of another model.
-            HardwareError: a link has no bandwidth.
-            PlanError: no plan fits the memory.
-        """
+        """Searches by the known profiles."""
         choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
         spec, inventory, model = run.spec, run.inventory, run.spec.model
         given = choice.profiles or {}

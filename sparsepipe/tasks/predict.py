@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,6 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
-from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.runs.checkpoints import best_checkpoint
 from sparsepipe.runs.model import Model, Prediction, load, preprocessing_of
 from sparsepipe.runs.rundir import RunDir
@@ -31,7 +30,6 @@ from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 
-_NEXT = ("second", "third")
 _LOGGED = 20
 _FREE = ("data.batch_size",)
 """Settings that may differ from the training: how many shapes are computed at once."""
@@ -55,19 +53,10 @@ class Predict(Task):
     gallery: int = 24
 
     def run(self, run: ResolvedRun) -> None:
-        """Predicts, and writes tables and a picture.
-
-        Raises:
-            CheckpointError: the checkpoint is broken.
-            DataError: not one of the files can be read.
-        """
+        """Predicts, and writes tables and a picture."""
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
-        device = "cpu"
-        if run.inventory.accelerator == "cuda":
-            (index,) = cuda_devices(run.places, run.inventory, rank=0, nodes=1)
-            device = f"cuda:{index}"
-        model = load(str(run.spec.checkpoint), device=device)
+        model = load(str(run.spec.checkpoint), device=str(run.own_device))
         log.info("predicting the classes of %s by %s", _files(len(files)), path)
         found, shapes = self._predict(run, model, files)
         errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
@@ -76,12 +65,10 @@ class Predict(Task):
                 f"not one of {len(found)} files can be read; the first: {errors[0].message}",
                 remedy=errors[0].remedy,
             )
-        write_csv(run.directory.predictions, [_row(*each) for each in found.items()])
-        lists = _lists(found)
-        write_json(
-            run.directory.predictions_json,
-            {"checkpoint": path, "classes": model.classes, **lists},
-        )
+        rows, lists = _tables(found)
+        write_csv(run.directory.predictions, rows)
+        known = {"checkpoint": path, "classes": model.classes}
+        write_json(run.directory.predictions_json, {**known, **lists})
         if shapes:
             from sparsepipe.plots import style  # imports matplotlib
             from sparsepipe.plots.gallery import gallery_figure
@@ -96,38 +83,37 @@ class Predict(Task):
                 files=[str(file) for file in drawn],
             )
             style.save_png(figure, run.directory.gallery)
-        values = {
-            "predicted_files": len(found) - len(errors),
-            "unreadable_files": len(errors),
-        }
-        write_result(run, {"evaluated_checkpoint": path.name, **values})
+        counts = {"predicted_files": len(found) - len(errors), "unreadable_files": len(errors)}
+        write_result(run, {"evaluated_checkpoint": path.name, **counts})
         _log(run.directory, lists)
 
     def _predict(
         self, run: ResolvedRun, model: Model, files: Sequence[Path]
     ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
-        """What became of each file, and occupied voxels [N, 3] of those in the picture."""
+        """Outcome of each file, and occupied voxels [N, 3] of those in the picture."""
         count = max(0, min(self.gallery, len(files)))
         pictured = {files[int(n)] for n in np.linspace(0, len(files) - 1, count).round()}
         shapes: dict[Path, NDArray[np.float64]] = {}
         found: dict[Path, Prediction | SparsePipeError] = {}
-        for batch in _read(model, files, size=int(run.spec.data.get("batch_size", 1))):
-            run.watch.raise_if_stopped()  # a reader may have taken the signal for its own error
-            read = {file: each for file, each in batch.items() if isinstance(each, dict)}
-            predicted = model.predict_samples(list(read.values()))
-            found |= {file: e for file, e in batch.items() if isinstance(e, SparsePipeError)}
-            found |= dict(zip(read, predicted, strict=True))
-            for file in pictured & read.keys():
-                (shapes[file],) = clouds(model.preprocess.batch([read[file]])["input"])
+        size = int(run.spec.data.get("batch_size", 1))
+        with progress("predicting") as advance:
+            for first in range(0, len(files), size):
+                read: dict[Path, dict[str, Any]] = {}
+                for file in files[first : first + size]:
+                    try:
+                        read[file] = model.preprocess.sample(file)
+                    except SparsePipeError as error:
+                        found[file] = error
+                    advance(len(files))
+                # A reader may have taken the signal for an error of its own.
+                run.watch.raise_if_stopped()
+                found |= dict(zip(read, model.predict_samples(list(read.values())), strict=True))
+                for file in pictured & read.keys():
+                    (shapes[file],) = clouds(model.preprocess.batch([read[file]])["input"])
         return {file: found[file] for file in files}, shapes
 
     def checkpoint(self, spec: RunSpec) -> Path:
-        """The checkpoint file of the network.
-
-        Raises:
-            ConfigError: none is named.
-            CheckpointError: none exists.
-        """
+        """The checkpoint file of the network."""
         return best_checkpoint(spec, task="predict")
 
     def prepare(self, run: ResolvedRun) -> str:
@@ -152,7 +138,12 @@ class Predict(Task):
         known = []
         with progress("looking at files") as advance:
             for file in files:
-                known.append([str(file.absolute()), _digest(file)])
+                try:
+                    check_shape_file(file)
+                    told = digest_file(file)
+                except (OSError, DataError) as error:
+                    told = str(error)  # it is reported as a file that cannot be read
+                known.append([str(file.absolute()), told])
                 advance(len(files))
         return digest_values(known)
 
@@ -163,20 +154,16 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
     Of a folder these are all in it and in folders below it, of a pattern all that match it. Hidden
     files and folders are passed over, and files of other formats, of which the number by suffix is
     returned beside. A file that is named alone is taken whatever it is.
-
-    Raises:
-        ConfigError: nothing is named, or there are none.
     """
-    formats = ", ".join(SHAPE_SUFFIXES)
+    remedy = (
+        "set input= to a file, a folder or a pattern such as 'parts/*.stl'; formats are "
+        + ", ".join(SHAPE_SUFFIXES)
+    )
     if source is None:
-        raise ConfigError(
-            "task=predict needs input",
-            remedy="set input= to a file, a folder or a pattern such as 'parts/*.stl'; "
-            f"formats are {formats}",
-        )
+        raise ConfigError("task=predict needs input", remedy=remedy)
     path = expanded(source)
     if path.is_dir():
-        there = sorted(
+        paths = sorted(
             each
             for each in path.rglob("*")
             if not any(part.startswith(".") for part in each.relative_to(path).parts)
@@ -184,17 +171,14 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
     elif path.exists():
         return [path], Counter()
     else:
-        there = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    files = [each for each in there if not each.is_dir()]  # also links to nothing, to be reported
+        paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    files = [each for each in paths if not each.is_dir()]  # also links to nothing, to be reported
     taken = [each for each in files if each.suffix.lower() in SHAPE_SUFFIXES]
     others = Counter(each.suffix.lower() or each.name for each in set(files) - set(taken))
     if not taken:
-        what = f"no file of a shape in {path}" if there else f"no file or folder {path}"
-        raise ConfigError(
-            f"there is {what}" + (f", but {_counted(others)}" if others else ""),
-            remedy="set input= to a file, a folder or a pattern such as 'parts/*.stl'; "
-            f"formats are {formats}",
-        )
+        what = f"no file of a shape in {path}" if paths else f"no file or folder {path}"
+        but = f", but {_counted(others)}" if others else ""
+        raise ConfigError(f"there is {what}{but}", remedy=remedy)
     return taken, others
 
 
@@ -206,48 +190,28 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count:,} files"
 
 
-def _digest(file: Path) -> str:
-    try:
-        check_shape_file(file)
-        return digest_file(file)
-    except (OSError, DataError) as error:
-        return str(error)  # it is reported as a file that cannot be read
-
-
-def _read(
-    model: Model, files: Sequence[Path], *, size: int
-) -> Iterator[dict[Path, dict[str, Any] | SparsePipeError]]:
-    with progress("predicting") as advance:
-        for first in range(0, len(files), size):
-            batch: dict[Path, dict[str, Any] | SparsePipeError] = {}
-            for file in files[first : first + size]:
-                try:
-                    batch[file] = model.preprocess.sample(file)
-                except SparsePipeError as error:
-                    batch[file] = error
-                advance(len(files))
-            yield batch
-
-
-def _row(file: Path, found: Prediction | SparsePipeError) -> dict[str, Any]:
-    names = ("class", "probability", *(f"{n}{end}" for n in _NEXT for end in ("", "_probability")))
-    row: dict[str, Any] = {"file": str(file), **dict.fromkeys(names, ""), "error": "", "remedy": ""}
-    if isinstance(found, SparsePipeError):
-        return row | {"error": found.message, "remedy": found.remedy}
-    ranked = list(found.probabilities.items())[: 1 + len(_NEXT)]
-    return row | dict(zip(names, (value for pair in ranked for value in pair), strict=False))
-
-
-def _lists(found: Mapping[Path, Prediction | SparsePipeError]) -> dict[str, list[dict[str, Any]]]:
-    """The same for programs: ``predictions``, and ``unreadable`` files."""
-    predictions, unreadable = [], []
+def _tables(
+    found: Mapping[Path, Prediction | SparsePipeError],
+) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """Rows of ``predictions.csv``; for programs the lists ``predictions`` and ``unreadable``."""
+    ranks = ("", "second", "third")
+    names = [(rank or "class", f"{rank}_probability".lstrip("_")) for rank in ranks]
+    blank = dict.fromkeys([*(name for pair in names for name in pair), "error", "remedy"], "")
+    rows, predictions, unreadable = [], [], []
     for file, each in found.items():
+        row: dict[str, Any] = {"file": str(file), **blank}
         if isinstance(each, SparsePipeError):
-            unreadable.append({"file": file, "error": each.message, "remedy": each.remedy})
-        else:
-            ranked = [{"class": k, "probability": p} for k, p in each.probabilities.items()]
-            predictions.append({"file": file, **ranked[0], "next": ranked[1 : 1 + len(_NEXT)]})
-    return {"predictions": predictions, "unreadable": unreadable}
+            why = {"error": each.message, "remedy": each.remedy}
+            unreadable.append({"file": file, **why})
+            rows.append(row | why)
+            continue
+        ranked = list(each.probabilities.items())[: len(ranks)]
+        for pair, values in zip(names, ranked, strict=False):
+            row |= dict(zip(pair, values, strict=True))
+        rows.append(row)
+        first, *others = ({"class": name, "probability": share} for name, share in ranked)
+        predictions.append({"file": file, **first, "next": others})
+    return rows, {"predictions": predictions, "unreadable": unreadable}
 
 
 def _log(directory: RunDir, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

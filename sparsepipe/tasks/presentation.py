@@ -6,7 +6,7 @@ Shapes: B samples, N points, K classes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from sparsepipe.config.schema import Synchronous
 from sparsepipe.data import DomainDataModule
-from sparsepipe.errors import DataError
 from sparsepipe.models import DomainSeparation
 from sparsepipe.partition.activation_checkpointing.setting import in_words
 from sparsepipe.partition.explanation import rank_times
@@ -34,12 +32,15 @@ from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 
+_RECONSTRUCTED = 4
+"""Samples of each domain in the picture of reconstructions."""
+
 
 class StartLine(pl.Callback):
     """Logs network, processes and data in one line as training begins.
 
     Attributes:
-        test_shapes: how many there are to test on, once the data know the trainer.
+        test_shapes: number of test samples, once the data know the trainer.
     """
 
     def __init__(self, run: ResolvedRun) -> None:
@@ -49,62 +50,47 @@ class StartLine(pl.Callback):
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage == "fit":  # while every rank has all of it
-            self._network = network(self._run, pl_module)
+        if stage != "fit":  # else every rank still has all of the network
+            return
+        layers = getattr(pl_module, "layers", None)
+        classes = getattr(pl_module, "class_names", ())
+        parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
+        parts.append(f"{sum(p.numel() for p in pl_module.parameters()):,} parameters")
+        parts += [f"{len(classes)} classes"] if classes else []
+        self._network = f"{self._run.spec.model.name}: {', '.join(parts)}"
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        limits = self._run.spec.trainer
+        run, limits = self._run, self._run.spec.trainer
+        names = {device.name for host in run.inventory.hosts for device in host.devices}
+        processes = "1 process" if run.ranks == 1 else f"{run.ranks} processes"
+        where = f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
         counts = (
             (num_shapes(trainer.train_dataloader), "to train on", limits.limit_train_batches),
             (num_shapes(trainer.val_dataloaders), "to validate", limits.limit_val_batches),
             (self.test_shapes, "to test", limits.limit_test_batches),
         )
         shapes = ", ".join(
-            f"{count:,} {use}{limited(limit)}" for count, use, limit in counts if count
+            f"{count:,} {use}" + ("" if limit is None else f" (batches limited to {limit})")
+            for count, use, limit in counts
+            if count
         )
-        parts = [self._network, where(self._run) + split(self._run, trainer)]
+        parts = [self._network, where + _stages_text(run, trainer)]
         log.info("; ".join([*parts, *([f"shapes: {shapes}"] if shapes else [])]))
 
 
-def limited(batches: int | float | None) -> str:
-    """What ``trainer.limit_train_batches`` and its like leave of shapes, as text."""
-    if batches is None:
-        return ""
-    if isinstance(batches, int):
-        return f" (at most {batches} batch{'es' * (batches != 1)} of them)"
-    return f" ({100 * batches:g} % of the batches)"
-
-
-def network(run: ResolvedRun, module: pl.LightningModule) -> str:
-    name = run.spec.model.name
-    layers = getattr(module, "layers", None)
-    parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
-    parts.append(f"{sum(p.numel() for p in module.parameters()):,} parameters")
-    classes = getattr(module, "class_names", ())
-    return f"{name}: {', '.join([*parts, *([f'{len(classes)} classes'] if classes else [])])}"
-
-
-def where(run: ResolvedRun) -> str:
-    """The devices of a run, as text."""
-    names = {device.name for host in run.inventory.hosts for device in host.devices}
-    processes = "1 process" if run.ranks == 1 else f"{run.ranks} processes"
-    return f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
-
-
-def split(run: ResolvedRun, trainer: pl.Trainer) -> str:
+def _stages_text(run: ResolvedRun, trainer: pl.Trainer) -> str:
     """The stages of a pipeline, as text."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
         return ""
-    plan = strategy.plan
+    plan, parallel = strategy.plan, run.spec.parallel
     cuts = f" cut at layer {', '.join(map(str, plan.cuts))}" if plan.cuts else ""
     for number, stage in enumerate(plan.stages):
         if stage.grid is not None:
             cuts += f", stage {number} on a grid of {' x '.join(map(str, stage.grid))}"
-    parallel = run.spec.parallel
     if (synchronous := parallel.synchronous) is None:
         how = parallel.argument("mode", "stash")
     else:
@@ -133,62 +119,40 @@ def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
     }
 
 
-def log_profiling(values: Mapping[str, Any]) -> None:
-    """Logs the time that the profiles of a plan took."""
-    if "profiling_share_of_training" in values:
-        log.info(
-            "the plan's profiles, measured for this run or before, took %.0f s, %.1f %% of the "
-            "%.0f s of training",
-            values["profiling_s"],
-            100 * values["profiling_share_of_training"],
-            values["train_time_s"],
-        )
-
-
 def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
-    """Logs the rate by a plan beside the measured one, what is in it and what is not."""
+    """Logs the rate by a plan beside the measured one: of its slowest stage or transfer, and with
+    filling and draining in each epoch, by the times that its search expected of its ranks.
+    """
+    if "profiling_share_of_training" in values:
+        told = "the plan's profiles took %.0f s, %.1f %% of the %.0f s of training"
+        share = 100 * values["profiling_share_of_training"]
+        log.info(told, values["profiling_s"], share, values["train_time_s"])
     planned, measured = values.get("plan_shapes_per_s"), values.get("train_shapes_per_s")
     if not planned or not measured:
         return
-    plan = Plan.load(run.directory.plan)
+    plan, synchronous = Plan.load(run.directory.plan), run.spec.parallel.synchronous
     loads_s = [each["load"] for each in rank_times(plan) if "load" in each]
-    loading = f"with {1e3 * max(loads_s):.1f} ms of loading a batch" if loads_s else "no loading"
-    text = f"the plan's slowest stage or transfer, {loading}"
-    epochs = len(read_rows(run.directory.metrics))
-    rounds = int(values["steps"]) // epochs if epochs else 0
-    if rounds and (epoch_s := planned_epoch_s(plan, rounds, run.spec.parallel.synchronous)):
+    text = f"with {1e3 * max(loads_s):.1f} ms of loading a batch" if loads_s else "no loading"
+    epochs, workload = len(read_rows(run.directory.metrics)), Workload.expected(plan)
+    rounds = int(values["steps"]) // epochs if epochs else 0  # every reader takes a batch in each
+    if rounds and workload is not None:
+        setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
+        if synchronous is None:
+            pace = Simulation.of(workload, setting).pace(rounds * plan.replicas(0))
+        else:
+            name, parts = synchronous.schedule, synchronous.microbatches
+            made = Simulation.of(workload, setting, schedule=name, microbatches=parts)
+            pace = made.pace(rounds)
         shapes = rounds * plan.replicas(0) * int(run.spec.data.get("batch_size"))
-        rate = min(planned, shapes / epoch_s)
+        rate = min(planned, shapes / pace.total_s)
         text += f"; {rate:.1f} with filling and draining in epochs of {rounds} steps"
     log.info(
-        "trained %.1f shapes/s, planned %.1f (%s): hooks, logging and copies of weights are not in "
-        "it, nor that ranks and other programs slow each other down, since profiles are of one "
-        "device at a time; trainer.trace=true shows where the time goes",
+        "trained %.1f shapes/s, planned %.1f (the plan's slowest stage or transfer, %s); "
+        "trainer.trace=true shows where the time goes",
         measured,
         planned,
         text,
     )
-
-
-def planned_epoch_s(plan: Plan, rounds: int, synchronous: Synchronous | None) -> float | None:
-    """Seconds of an epoch by the times that the plan's search expected of its ranks, if messages
-    took no time; None where it expected none.
-
-    Args:
-        plan: with its details.
-        rounds: steps, in each of which every replica of the first stage reads a batch.
-        synchronous: its schedule; None: the asynchronous one.
-    """
-    workload = Workload.expected(plan)
-    if workload is None:
-        return None
-    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
-    if synchronous is None:
-        made = Simulation.of(workload, setting)
-        return made.pace(rounds * plan.replicas(0)).total_s
-    parts = synchronous.microbatches
-    made = Simulation.of(workload, setting, schedule=synchronous.schedule, microbatches=parts)
-    return made.pace(rounds).total_s
 
 
 def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
@@ -212,23 +176,6 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
         log.info("picture: %s", picture)
 
 
-def draw_curves(run: ResolvedRun, *, tested: str) -> None:
-    """``learning_curves.png`` from ``metrics.csv``; nothing where nothing was logged.
-
-    ``tested`` says which weights were tested, ``best`` or ``last``.
-    """
-    from sparsepipe.plots import style
-    from sparsepipe.plots.curves import learning_curves_figure
-
-    if not run.directory.metrics.exists():
-        return
-    try:
-        picture = run.directory.path / "learning_curves.png"
-        style.save_png(learning_curves_figure(run.directory.metrics, tested=tested), picture)
-    except DataError as error:
-        log.info("no learning curves: %s", error.message)
-
-
 def draw_test(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
 ) -> None:
@@ -238,7 +185,6 @@ def draw_test(
     """
     from sparsepipe.plots import style
     from sparsepipe.plots.confusion import confusion_figure, confusion_rows, per_class_figure
-    from sparsepipe.plots.gallery import gallery_figure
 
     if isinstance(module, DomainSeparation) and isinstance(data, DomainDataModule):
         _draw_domains(run, module, data)
@@ -252,25 +198,58 @@ def draw_test(
     style.save_png(confusion_figure(counts_KK.numpy(), classes), directory / "confusion.png")
     picture = directory / "per_class_accuracy.png"
     style.save_png(per_class_figure(counts_KK.numpy(), classes), picture)
+    _draw_gallery(run, module, data, classes=classes, count=gallery)
+
+
+@torch.no_grad()
+def _draw_gallery(
+    run: ResolvedRun,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    classes: tuple[str, ...],
+    count: int,
+) -> None:
+    """``predictions.png`` of test shapes spread evenly over the split, hence over its classes;
+    nothing where samples are no shapes with a label each.
+    """
+    from sparsepipe.plots import style
+    from sparsepipe.plots.gallery import gallery_figure
+
+    loader = data.test_dataloader()
+    dataset = getattr(loader, "dataset", None)
+    if count < 1 or dataset is None or not len(dataset):
+        return
+    picked = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int))
+    # What the sampler yields is what the data set takes: an index, or epoch and index.
+    example = next(iter(loader.sampler))
+    keys = [(0, int(i)) if isinstance(example, tuple) else int(i) for i in picked]
+    size = loader.batch_size or 1  # more than the test's need not fit into memory
     shapes: list[NDArray[np.float64]] = []
-    found: dict[str, list[Any]] = {"label": [], "prediction": [], "probability": []}
-    indices: list[int] = []
-    for batch in gallery_batches(data, count=gallery):
-        shapes += clouds(batch["input"])
-        prediction = _predict(module, batch)
-        indices += batch["index"].tolist() if "index" in batch else []
-        for name in found:
+    found: dict[str, list[Any]] = {"label": [], "prediction": [], "probability": [], "index": []}
+    module.eval()
+    for first in range(0, len(keys), size):
+        batch = loader.collate_fn([dataset[key] for key in keys[first : first + size]])
+        if not isinstance(batch, dict) or not {"input", "label"} <= batch.keys():
+            return
+        x = batch["input"]
+        is_cloud = hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5)
+        if batch["label"].dim() > 1 or not is_cloud:  # labels of voxels: no shape is of one class
+            return
+        shapes += clouds(x)
+        placed = {key: value.to(module.device) for key, value in batch.items()}
+        prediction = {**batch, **module.predict_step(placed, 0)}
+        for name in found.keys() & prediction.keys():
             found[name] += prediction[name].tolist()
-    if shapes:
-        figure = gallery_figure(
-            shapes,
-            found["label"],
-            found["prediction"],
-            classes,
-            probabilities=found["probability"],
-            files=_named_samples(data, indices) if indices else None,
-        )
-        style.save_png(figure, run.directory.gallery)
+    figure = gallery_figure(
+        shapes,
+        found["label"],
+        found["prediction"],
+        classes,
+        probabilities=found["probability"],
+        files=_named_samples(data, found["index"]) if found["index"] else None,
+    )
+    style.save_png(figure, run.directory.gallery)
 
 
 def write_predictions(
@@ -286,18 +265,16 @@ def write_predictions(
     classes = tuple(getattr(module, "class_names", ()))
     values = {name: value.tolist() for name, value in found.items()}
     files = _named_samples(data, values["index"])
-    write_csv(
-        run.directory.predictions,
-        [
-            {
-                "file": files[row],
-                "class": classes[values["label"][row]],
-                "predicted": classes[values["prediction"][row]],
-                "probability": values["probability"][row],
-            }
-            for row in range(len(files))
-        ],
-    )
+    rows = [
+        {
+            "file": file,
+            "class": classes[values["label"][row]],
+            "predicted": classes[values["prediction"][row]],
+            "probability": values["probability"][row],
+        }
+        for row, file in enumerate(files)
+    ]
+    write_csv(run.directory.predictions, rows)
     wrong = int((found["label"] != found["prediction"]).sum())
     log.info("%d of %d samples are wrong: %s", wrong, len(files), run.directory.predictions)
 
@@ -317,7 +294,10 @@ def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataMo
 
     directory, classes = run.directory.path, module.class_names
     rows: list[dict[str, str | int]] = []
+    found = {}
     for name, counts_KK in module.test_confusions.items():
+        pairs = module.reconstructions(name, data.some_tested(name, count=_RECONSTRUCTED))
+        found[name] = {kind: value.cpu().float().numpy() for kind, value in pairs.items()}
         if not counts_KK.sum():  # it has no labels
             continue
         of_domain = confusion_rows(counts_KK.numpy(), classes)
@@ -326,50 +306,8 @@ def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataMo
         style.save_png(figure, directory / f"confusion_{name}.png")
     if rows:
         write_csv(run.directory.confusion, rows)
-    if not module.test_confusions:
-        return
-    found = {
-        name: module.reconstructions(name, data.some_tested(name, count=_RECONSTRUCTED))
-        for name in module.test_confusions
-    }
-    pictures = {
-        name: {k: v.cpu().float().numpy() for k, v in each.items()} for name, each in found.items()
-    }
-    style.save_png(reconstructions_figure(pictures), directory / "reconstructions.png")
-
-
-_RECONSTRUCTED = 4
-"""Samples of each domain in the picture of reconstructions."""
-
-
-def gallery_batches(data: pl.LightningDataModule, *, count: int) -> Iterator[dict[str, Any]]:
-    """Test shapes spread evenly over the split, hence over its classes.
-
-    In batches no larger than the test's, since more need not fit into memory.
-    """
-    loader = data.test_dataloader()
-    dataset = getattr(loader, "dataset", None)
-    if count < 1 or dataset is None or not len(dataset):
-        return
-    picked = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int))
-    # What the sampler yields is what the data set takes: an index, or epoch and index.
-    example = next(iter(loader.sampler))
-    keys = [(0, int(i)) if isinstance(example, tuple) else int(i) for i in picked]
-    size = loader.batch_size or 1
-    for first in range(0, len(keys), size):
-        batch = loader.collate_fn([dataset[key] for key in keys[first : first + size]])
-        if not _holds_clouds(batch):
-            return
-        yield batch
-
-
-def _holds_clouds(batch: Any) -> bool:
-    if not isinstance(batch, dict) or not {"input", "label"} <= batch.keys():
-        return False
-    x = batch["input"]
-    if batch["label"].dim() > 1:  # of voxels: no shape is of one class
-        return False
-    return hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5)
+    if found:
+        style.save_png(reconstructions_figure(found), directory / "reconstructions.png")
 
 
 def clouds(x: Any) -> list[NDArray[np.float64]]:
@@ -378,11 +316,3 @@ def clouds(x: Any) -> list[NDArray[np.float64]]:
         return [np.argwhere(grid.sum(dim=0).numpy() > 0).astype(float) for grid in x.cpu()]
     coords_N4 = x.coords.cpu().numpy()
     return [coords_N4[coords_N4[:, 0] == b, 1:].astype(float) for b in range(x.batch_size)]
-
-
-@torch.no_grad()
-def _predict(module: pl.LightningModule, batch: dict[str, Any]) -> dict[str, Tensor]:
-    module.eval()
-    placed = {key: value.to(module.device) for key, value in batch.items()}
-    prediction: dict[str, Tensor] = module.predict_step(placed, 0)
-    return prediction

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import islice
 from typing import Annotated, Any, ClassVar, cast
@@ -17,12 +17,19 @@ from pydantic import Field
 from torch import nn
 
 from sparsepipe.cluster import Inventory, Place
-from sparsepipe.config.build import build_data, num_classes_of, ready_data
+from sparsepipe.config.build import num_classes_of, ready_data
 from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.models import DomainSeparation
 from sparsepipe.partition.memory import check_microbatches
-from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
+from sparsepipe.planning.device_profiles import (
+    OtherProfiles,
+    backend_name,
+    by_layer,
+    dtype_of,
+    optimizer_words,
+    workload,
+)
 from sparsepipe.planning.devices import (
     devices_beside,
     find_device,
@@ -30,7 +37,6 @@ from sparsepipe.planning.devices import (
     without_links,
     words_of_device,
 )
-from sparsepipe.planning.layer_shares import OtherProfiles, by_layer
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
 from sparsepipe.runs.randomness import seed_epoch
@@ -39,7 +45,6 @@ from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.stage_plan import find_layers
 from sparsepipe.strategies.pipeline.steps import run_until_layers
 from sparsepipe.tasks.domain_parts import of_domains, parts_of, state_of
-from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import write_text_atomic
@@ -95,32 +100,36 @@ class ProfileLayers(Task):
     for_plan: bool = False
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures; writes ``profile.json``, a table and a picture.
-
-        Raises:
-            ProfileError: no pass is to be measured.
-            PlanError: ``plan`` is no plan, or for another number of layers.
-            ConfigError: the model has no layers to measure, or is to be trained in several
-                processes; the inventory has no such device, or several kinds.
-            HardwareError: the device is not here.
-            Stopped: a signal ended it.
-        """
+        """Measures; writes ``profile.json``, a table and a picture."""
         place = find_device(run.inventory, self.device)
-        others = OtherProfiles.of(self.plan, run.spec, run.inventory, others=self.beside)
+        others = OtherProfiles.of(self.plan, run.spec, run.inventory, others=self.beside or {})
         found, batches = self._measured(run, place, others)
         found.save(run.directory.path / "profile.json")
         others.draw(place.name, found, run.directory.shares)
-        _report(run, found, None if self.for_plan else batches, for_plan=self.for_plan)
+        table = _layer_table(found)
+        write_text_atomic(run.directory.path / "profile.txt", table + "\n")
+        if not self.for_plan:
+            log.info("\n%s", table)
+        step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
+        told = "the layers take %.1f ms one by one, a step %.1f ms; %.0f s of measuring"
+        log.info(told, 1e3 * found.compute_s, 1e3 * step_s, cost_s)
+        values = {
+            "layers_s": found.compute_s,
+            "step_s": step_s,
+            "layers_share_of_step": found.compute_s / step_s,
+            "profile_s": cost_s,
+            "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
+        }
+        known_s = {"update_s": found.update_s, "copy_s": found.copy_s}
+        values |= {name: time_s for name, time_s in known_s.items() if time_s is not None}
+        if batches is not None and not self.for_plan:
+            share = cost_s / (batches * (float(step_s) + (found.update_s or 0.0)))
+            values["profile_share_of_training"] = share
+            log.info("that is %.1f %% of the training that it serves", 100 * share)
+        write_result(run, values | by_layer(found))
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data; their fingerprint, and what else the times depend on.
-
-        Raises:
-            ProfileError: nothing is to be measured.
-            ConfigError: in other numbers than float32; or the inventory has no such device, or
-                several kinds.
-            HardwareError: it has no device at all, or none that is here.
-        """
+        """Prepares the data; their fingerprint, and what else the times depend on."""
         spec, inventory = run.spec, run.inventory
         check_microbatches(self.microbatches, name="task.microbatches")
         if dtype_of(spec) != "float32":
@@ -136,7 +145,7 @@ class ProfileLayers(Task):
                 "are",
             )
         words = words_of_device(find_device(inventory, self.device), inventory)
-        others = OtherProfiles.of(self.plan, spec, inventory, others=self.beside)
+        others = OtherProfiles.of(self.plan, spec, inventory, others=self.beside or {})
         return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 
     def hardware(self, inventory: Inventory) -> Inventory:
@@ -151,29 +160,33 @@ class ProfileLayers(Task):
         self, run: ResolvedRun, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
         """The profile, and batches of the training; None: its length is not fixed."""
-        started_s, spec = time.perf_counter(), run.spec
-        if "num_workers" in spec.data.arguments:  # reading by one process is timed
-            spec = spec.replace(data=spec.data.replace(num_workers=0))
-        data = build_data(spec)
-        data.setup("fit")
+        started_s = time.perf_counter()
+        if "num_workers" in run.spec.data.arguments:  # reading by one process is timed
+            one_process = run.spec.data.replace(num_workers=0)
+            data = replace(run, spec=run.spec.replace(data=one_process)).load_data("fit")
+        else:
+            data = run.load_data("fit")
         device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
         module = run.build_module(data).to(device)
         net, input_of = self._chain(module)
-        seed = int(run.spec.seed)
         others.check(num_layers=len(net))
-        adapt_loaders(data, seed=seed)
-        seed_epoch(seed, 0)
+        seed_epoch(int(run.spec.seed), 0)
         loader = data.train_dataloader()
         read = list(islice(iter(loader), self.num_batches))
         loads_s: list[float] = []
-        more = _over_and_over(loader)
+        more = iter(loader)
         with progress("measuring layers, passes") as advance:
 
             def between(number: int) -> None:
+                nonlocal more
                 run.watch.raise_if_stopped()
                 if number % _PASSES_A_LOAD == 0:
                     begin_s = time.perf_counter()
-                    if next(more, None) is not None:
+                    batch = next(more, None)
+                    if batch is None:  # a stream may have no second pass
+                        more = iter(loader)
+                        batch = next(more, None)
+                    if batch is not None:
                         loads_s.append(time.perf_counter() - begin_s)
                 advance(self.num_warmup + self.num_measured)
 
@@ -223,45 +236,6 @@ class ProfileLayers(Task):
             return run_until_layers(net, lambda: module.training_step(batch, 0)).value
 
         return net, input_of
-
-
-def _report(run: ResolvedRun, found: Profile, batches: int | None, *, for_plan: bool) -> None:
-    """Writes the table and ``result.json``; logs the table unless a training needs the profile."""
-    table = _layer_table(found)
-    write_text_atomic(run.directory.path / "profile.txt", table + "\n")
-    if not for_plan:
-        log.info("\n%s", table)
-    step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
-    log.info(
-        "the layers take %.1f ms one by one, a step %.1f ms; %.0f s of measuring",
-        1e3 * found.compute_s,
-        1e3 * step_s,
-        cost_s,
-    )
-    values = {
-        "layers_s": found.compute_s,
-        "step_s": step_s,
-        "layers_share_of_step": found.compute_s / step_s,
-        "profile_s": cost_s,
-        "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
-    }
-    known_s = {"update_s": found.update_s, "copy_s": found.copy_s}
-    values |= {name: time_s for name, time_s in known_s.items() if time_s is not None}
-    if batches is not None:
-        training_s = batches * (float(step_s) + (found.update_s or 0.0))
-        values["profile_share_of_training"] = cost_s / training_s
-        log.info("that is %.1f %% of the training that it serves", 100 * cost_s / training_s)
-    write_result(run, values | by_layer(found))
-
-
-def _over_and_over(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches of as many passes as are asked for; ends where a pass has none, as of a stream."""
-    empty = False
-    while not empty:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
 
 
 def _meta(

@@ -5,12 +5,13 @@ Entries of all tasks are put together here; docs/results.md lists what each key 
 
 from __future__ import annotations
 
+import logging
 import platform
 import resource
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
@@ -18,23 +19,41 @@ import pytorch_lightning as pl
 import torch
 
 from sparsepipe import __version__
-from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import device_name
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.partition.activation_checkpointing.setting import bounds_of
+from sparsepipe.config.schema import SearchChoice, Synchronous
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.partition.activation_checkpointing.setting import (
+    StageSpans,
+    bounds_of,
+    spans_in_plan,
+)
+from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.search import memory_model
+from sparsepipe.profiling import Profile
 from sparsepipe.runs.run_tree import moment
-from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
+from sparsepipe.simulate.engine import Setting
+from sparsepipe.simulate.memory import long_run_peaks_bytes
+from sparsepipe.simulate.network import ClusterNetwork
+from sparsepipe.simulate.simulation import Simulation
+from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import write_json
 from sparsepipe.utils.host import git_commit, usable_cores
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
 _LEFT_OUT = (
     *("checkpoint", "checkpoint_strict", "force", "input", "logger", "paths"),
     *("data.root", "data.cache_dir"),
 )
+"""Settings that results leave out, beside an empty ``callbacks`` and ``study``."""
 
 
 def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
@@ -45,7 +64,16 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     peaks = peak_values()
     if process_group.rank() != 0:
         return
-    settings = {k: v for k, v in run.spec.flat().items() if not _is_left_out(k, v)}
+    now_s, starts, inventory = time.time(), run.directory.starts, run.inventory
+    began_s = starts[0] if starts else None
+    devices = [device for host in inventory.hosts for device in host.devices]
+    memories = [d.count * d.memory_bytes for d in devices if d.memory_bytes is not None]
+    settings = {
+        key: value
+        for key, value in run.spec.flat().items()
+        if not any(key == each or key.startswith(f"{each}.") for each in _LEFT_OUT)
+        and (value or key not in ("callbacks", "study"))
+    }
     write_json(
         run.directory.result,
         {
@@ -54,21 +82,23 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
             "kind": "measured",
             "model": run.spec.model.name,
             "strategy": strategy_name(run.spec),
-            **_times(run.directory),
+            "started_at": None if began_s is None else moment(began_s),
+            "finished_at": moment(now_s),
+            "wall_s": None if began_s is None else now_s - began_s,  # pauses included
+            "starts": len(starts),
             **peaks,
             **values,
             "ranks": run.ranks,
-            **_hardware(run.inventory),
+            "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
+            "hardware_accelerator": inventory.accelerator,
+            "hardware_hosts": len(inventory.hosts),
+            "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
+            "machine_cores": usable_cores(),
+            "threads_per_rank": torch.get_num_threads(),
             **versions(),
             **settings,
         },
     )
-
-
-def _is_left_out(key: str, value: object) -> bool:
-    """Whether ``result.json`` leaves a setting out: paths, an empty ``callbacks`` and ``study``."""
-    named = any(key == each or key.startswith(f"{each}.") for each in _LEFT_OUT)
-    return named or (key in ("callbacks", "study") and not value)
 
 
 def strategy_name(spec: RunSpec) -> str:
@@ -94,33 +124,8 @@ def strategy_name(spec: RunSpec) -> str:
     return " ".join(name for name in names if name) or "pipeline"
 
 
-def _times(directory: RunDir) -> dict[str, Any]:
-    """Begin, end and duration of the run, pauses included."""
-    now_s, starts = time.time(), directory.starts
-    began_s = starts[0] if starts else None
-    return {
-        "started_at": None if began_s is None else moment(began_s),
-        "finished_at": moment(now_s),
-        "wall_s": None if began_s is None else now_s - began_s,
-        "starts": len(starts),
-    }
-
-
-def _hardware(inventory: Inventory) -> dict[str, Any]:
-    devices = [device for host in inventory.hosts for device in host.devices]
-    memories = [d.count * d.memory_bytes for d in devices if d.memory_bytes is not None]
-    return {
-        "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
-        "hardware_accelerator": inventory.accelerator,
-        "hardware_hosts": len(inventory.hosts),
-        "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
-        "machine_cores": usable_cores(),
-        "threads_per_rank": torch.get_num_threads(),
-    }
-
-
 def versions() -> dict[str, Any]:
-    """Of the platform, of Python and of the packages that results depend on."""
+    """Versions of the platform, of Python and of the packages that results depend on."""
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -132,13 +137,20 @@ def versions() -> dict[str, Any]:
 
 
 def peak_values() -> dict[str, int]:
-    """The largest memory of a process so far, over the ranks; collective."""
-    peaks = process_group.gather_objects(peak_memory_bytes())
+    """The largest memory of a process and of its GPU so far, over the ranks; collective."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    own = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available():
+        own["device_memory_bytes"] = torch.cuda.max_memory_allocated()
+    peaks = process_group.gather_objects(own)
     return {f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]}
 
 
 def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
-    """Stages of a pipeline and the expected times of its search; empty for other strategies."""
+    """Stages of a pipeline and the expected times of its search; empty for other strategies.
+
+    Times are by the cost model of the plan's search: simulated, not measured.
+    """
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
         return {}
@@ -147,26 +159,89 @@ def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
         values.update(asdict(synchronous))
     if any(strategy.recomputed):
         values["recomputed_layers"] = bounds_of(strategy.recomputed)
-    return {**values, **_expected(run), **run.busy.values()}
-
-
-def _expected(run: ResolvedRun) -> dict[str, Any]:
-    """Times by the cost model of the plan's search: simulated, not measured."""
     details = Plan.load(run.directory.plan).details if run.directory.plan.exists() else {}
     bottleneck_s, size = details.get("bottleneck_s"), run.spec.data.get("batch_size")
-    values: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "plan_strategy": details.get("strategy"),
         "plan_bottleneck_s": bottleneck_s,
         "plan_shapes_per_s": size / bottleneck_s if size and bottleneck_s else None,
         "profiling_s": details.get("profiling_s") or None,
     }
-    return {name: value for name, value in values.items() if value is not None}
+    known = {name: value for name, value in expected.items() if value is not None}
+    return {**values, **known, **run.busy.values()}
 
 
-def peak_memory_bytes() -> dict[str, int]:
-    """Peak memory of this process, and of its GPU if it uses one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peaks = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if torch.cuda.is_available():
-        peaks["device_memory_bytes"] = torch.cuda.max_memory_allocated()
-    return peaks
+def kept_values(run: ResolvedRun) -> dict[str, float]:
+    """Bytes of parameters, optimizer state and stored activations that devices keep in a training.
+
+    Nothing without profiles of the devices on batches as they are trained on, or with data
+    parallelism. Where there are profiles that cannot be counted by, the log says why: a training is
+    not to fail of it.
+    """
+    spec, parallel = run.spec, run.spec.parallel
+    if parallel.strategy is not None and parallel.plan is None:
+        return {}
+    try:
+        kept = Plan.load(run.directory.plan) if run.directory.plan.exists() else None
+        measured = None if kept is None else kept.details.get("measured")
+        given = {**spec.given_profiles, **(measured or {})}
+        settings, size = spec.model.settings, spec.data.get("batch_size")
+        profiles = load_profiles(run.inventory, spec.model.name, given=given, settings=settings)
+        if spec.emulation is None:  # else the profiles are what is trained
+            profiles = {n: p for n, p in profiles.items() if p.meta.get("batch_size") == size}
+        if any(place.name not in profiles for place in run.places):
+            return {}  # as in most trainings, whose devices have no profile
+        if parallel.strategy is None:
+            device = run.places[0]
+            layers = profiles[device.name].num_layers
+            plan = Plan.of(config="1", cuts=(), num_layers=layers)
+            plan = replace(plan, stages=(replace(plan.stages[0], devices=(device.text,)),))
+        else:
+            plan = Plan.load(run.directory.plan)
+        counted = all(
+            layer.saved_bytes is not None for p in profiles.values() for layer in p.layers
+        )
+        if plan.has_grids or not counted:  # profiles are of whole samples
+            return {}
+        model = replace(memory_model(SearchChoice(), spec) or MemoryModel(), gradients=0.0)
+        ranks = kept_bytes(plan, profiles, model, parallel.synchronous)
+    except SparsePipeError as error:  # such as a file that is broken, or of other layers
+        log.info("kept_bytes is left out: %s", error.message)
+        return {}
+    return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
+
+
+def kept_bytes(
+    plan: Plan,
+    profiles: Mapping[str, Profile],
+    model: MemoryModel,
+    synchronous: Synchronous | None,
+) -> list[float]:
+    """The most bytes that each rank keeps: parameters, optimizer state, stored activations.
+
+    A profile counts for each layer the bytes of the tensors that torch saves for its backward
+    (``saved_tensors_hooks``), and a schedule determines how many microbatches a stage keeps at
+    once. Of spans of layers that are recomputed only the inputs stay, and one microbatch at a time
+    has in addition what is inside of one of them. Gradients, buffers of messages and what a layer
+    needs for a moment come on top.
+
+    Args:
+        plan: whose devices are named; a synchronous pipeline recomputes what its details say.
+        profiles: of these, by name.
+        model: what counts beside activations.
+        synchronous: the schedule; None: the asynchronous one, in which one device alone is serial.
+    """
+    schedule: dict[str, Any] = {}
+    spans: StageSpans = ((),) * plan.num_stages
+    if synchronous is not None:
+        schedule = {"schedule": synchronous.schedule, "microbatches": synchronous.microbatches}
+        spans = spans_in_plan(plan)
+    workload = Workload.of(plan, profiles)
+    stages = []
+    for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True):
+        held = [profiles[name] for name in dict.fromkeys(map(device_name, stage.devices))]
+        stored, inside = most_kept(held, own, first=stage.layers[0], last=stage.layers[1])
+        stages.append(replace(costs, stored_bytes=stored, recomputed_bytes=inside))
+    setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
+    simulation = Simulation.of(replace(workload, stages=tuple(stages)), setting, **schedule)
+    return long_run_peaks_bytes(simulation, model)

@@ -2,49 +2,58 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from math import ceil
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.inventory import joined_by, joined_where_missing
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import SearchChoice
-from sparsepipe.errors import ConfigError
+from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
+from sparsepipe.errors import ConfigError, HardwareError, ProfileError
+from sparsepipe.partition.activation_checkpointing.setting import spans_in_plan
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.planning.device_profiles import (
     as_loaded,
     check_batch_sizes,
     fingerprint_of,
+    fingerprint_of_text,
     load_profiles,
     other_workloads,
 )
-from sparsepipe.planning.division import Division, division_of
-from sparsepipe.planning.given_plan import plan_to_simulate
+from sparsepipe.planning.division import division_of
+from sparsepipe.planning.plan_resolution import data_parallel, plan_to_simulate
 from sparsepipe.planning.recomputation import refuse_recompute
 from sparsepipe.planning.search import memory_model
+from sparsepipe.plots import style
+from sparsepipe.plots.timeline import lanes, some_ranks, timelines_figure
 from sparsepipe.profiling import Profile
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan
 from sparsepipe.schedule.communication import INBOX_DEPTH
-from sparsepipe.simulate.network import Sends
+from sparsepipe.simulate.engine import Record, Setting
+from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
+from sparsepipe.simulate.network import Algorithm, ClusterNetwork, Sends
+from sparsepipe.simulate.simulation import SCHEDULES, Pace, Simulation
+from sparsepipe.simulate.trace import trace_text
+from sparsepipe.simulate.workload import Workload
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate_domains import Domains, check_parallel
-from sparsepipe.tasks.simulation import (
-    CommunicationSettings,
-    Comparison,
-    Scheduled,
-    SimulationFigures,
-    in_short,
-    write_figures,
-)
 from sparsepipe.tasks.task import ResolvedRun, Task
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 
 _BUCKET_MIB = 25  # DDP's, where the strategy names none
+_LISTED = 32  # devices that are listed, drawn and warned of; devices.csv has all
+_SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
+_SECONDS_FROM_S = 2.0  # a picture of so long is in seconds, a shorter one in milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +103,28 @@ class Simulate(Task):
     timeline_minibatches: Annotated[int, Field(ge=1)] = 12
 
     def run(self, run: ResolvedRun) -> None:
-        """Simulates, as one process, and writes the results.
-
-        Raises:
-            SparsePipeError: a setting, a profile, a link or the plan is impossible; or ranks would
-                wait for one another for ever.
-        """
+        """Simulates, as one process, and writes the results."""
         spec = run.spec.replace(parallel=self.parallel)
-        if spec.parallel.roles is not None:
-            write_result(run, self._domains(run, spec))
+        parallel, inventory = spec.parallel, joined_by(run.inventory, self.link_bytes_per_s)
+        if parallel.roles is not None:
+            names = ("schedule", "microbatches", "overlap", "outbox")
+            check_parallel(parallel, others={name: getattr(self, name) for name in names})
+            profiles = self._profiles(spec, inventory)
+            size, algorithm = _batch_size(profiles, spec), self.all_reduce or "ordered"
+            domains = Domains.of(inventory, profiles, batch_size=size, algorithm=algorithm)
+            many = {"minibatches": self.minibatches, "shown": self.timeline_minibatches}
+            write_result(run, domains.write(run.directory, **many))
             return
-        scheduled = Scheduled.of(spec.parallel, self.schedule, self.microbatches)
-        inventory = joined_by(run.inventory, self.link_bytes_per_s)
         if (search := spec.plan_search) is not None:  # which has a speed for all links
             inventory = joined_where_missing(inventory, search.bandwidth_bytes_per_s)
-        division = division_of(spec)
+        division, synchronous = division_of(spec), parallel.synchronous
         refuse_recompute(spec, inventory, division)
         profiles = self._profiles(spec, inventory)
-        comparison = self._comparison(spec, division, inventory, profiles, scheduled)
-        plan = comparison.plan.workload.plan
-        rooms = {
-            (host.name, device.name): device.memory_bytes
-            for host in inventory.hosts
-            for device in host.devices
-        }
+        plan = plan_to_simulate(spec, division, inventory, profiles)
+        schedule = self.schedule or (synchronous.schedule if synchronous else "asynchronous")
+        comparison = self._comparison(spec, plan, inventory, profiles, schedule=schedule)
+        room = {(h.name, d.name): d.memory_bytes for h in inventory.hosts for d in h.devices}
         devices = [device for stage in plan.stages for device in stage.devices]
-        places = [device.split("/") for device in devices]
         # The memory model of the search, also where the search ignores memory.
         memory = memory_model(replace(search or SearchChoice(), memory=True), spec)
         assert memory is not None
@@ -129,22 +134,20 @@ class Simulate(Task):
             shown=self.timeline_minibatches,
             memory=memory,
             batch_size=_batch_size(profiles, spec),
-            rooms=[rooms[host, name] for host, name, _ in places],
+            rooms=[room[host, name] for host, name, _ in (d.split("/") for d in devices)],
         )
-        log.info(
-            "an epoch is taken to have task.minibatches=%d, whatever the data have",
-            self.minibatches,
-        )
-        if spec.parallel.is_data_parallel:
+        told = "an epoch is taken to have task.minibatches=%d, whatever the data have"
+        log.info(told, self.minibatches)
+        if parallel.is_data_parallel:
             title = f"Data parallelism on {plan.num_ranks} devices, simulated"
         else:
             strategy = plan.details.get("strategy")
             by = f"{strategy}, " if strategy else ""
-            title = f"{by}{in_short(plan)}: {scheduled.name} schedule, simulated"
-        write_figures(figures, run.directory, title=title)
+            title = f"{by}{_in_short(plan)}: {schedule} schedule, simulated"
+        figures.write(run.directory, title=title)
         again = plan.details.get("recomputed") if comparison.plan.recipe.splits else None
         about_plan = {
-            "schedule": scheduled.name,
+            "schedule": schedule,
             "microbatches": comparison.plan.microbatches,
             "plan_config": plan.config,
             "plan_cuts": list(plan.cuts),
@@ -158,12 +161,7 @@ class Simulate(Task):
         return in_one_process(spec)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the plan or the search that is chosen, and of the profiles.
-
-        Raises:
-            PlanError: the plan file is missing or broken.
-            ProfileError: a profile is missing, broken or of another model.
-        """
+        """A fingerprint of the plan or the search that is chosen, and of the profiles."""
         spec, inventory = run.spec.replace(parallel=self.parallel), run.inventory
         division, search = division_of(spec), spec.plan_search
         given = self._given(spec)
@@ -172,7 +170,7 @@ class Simulate(Task):
             "plan": None if division is None else [division.arguments(), division.devices],
             "search": None if search is None else {**asdict(search), "profiles": None},
         }
-        return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint_of_text(json.dumps(words, sort_keys=True))
 
     def _given(self, spec: RunSpec) -> dict[str, str]:
         """Profile files: the task's before those of the search."""
@@ -181,54 +179,64 @@ class Simulate(Task):
 
     def _profiles(self, spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
         """Profiles of the inventory's devices; logs where their data differ from the run's."""
-        model = spec.model
-        found = load_profiles(
-            inventory, model.name, given=self._given(spec), settings=model.settings
-        )
+        model, given = spec.model, self._given(spec)
+        found = load_profiles(inventory, model.name, given=given, settings=model.settings)
         check_batch_sizes(found)
         for difference in other_workloads(found, spec):
             log.info("%s: the simulation is of what was measured", difference)
         return as_loaded(found, spec, inventory)
 
-    def _domains(self, run: ResolvedRun, spec: RunSpec) -> dict[str, Any]:
-        """Simulates domains over ranks and writes files; the entries of ``result.json``."""
-        names = ("schedule", "microbatches", "overlap", "outbox")
-        check_parallel(spec.parallel, others={name: getattr(self, name) for name in names})
-        inventory = joined_by(run.inventory, self.link_bytes_per_s)
-        profiles = self._profiles(spec, inventory)
-        found = Domains.of(
-            inventory,
-            profiles,
-            batch_size=_batch_size(profiles, spec),
-            algorithm=self.all_reduce or "ordered",
-        )
-        return found.write(
-            run.directory, minibatches=self.minibatches, shown=self.timeline_minibatches
-        )
-
     def _comparison(
         self,
         spec: RunSpec,
-        division: Division | None,
+        plan: Plan,
         inventory: Inventory,
         profiles: Mapping[str, Profile],
-        scheduled: Scheduled,
+        *,
+        schedule: str,
     ) -> Comparison:
-        plan = plan_to_simulate(spec, division, inventory, profiles)
-        is_dp = spec.parallel.is_data_parallel
-        if is_dp and scheduled.name != "asynchronous":
+        """The simulations of a plan on all or some devices, and of data parallelism on all."""
+        parallel, is_dp = spec.parallel, spec.parallel.is_data_parallel
+        if is_dp and schedule != "asynchronous":
             raise ConfigError(
-                f"task.schedule={scheduled.name} is of pipelines, and data parallelism has none",
+                f"task.schedule={schedule} is of pipelines, and data parallelism has none",
                 remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
             )
-        settings = CommunicationSettings(
-            overlap=self.overlap,
-            all_reduce=self.all_reduce,
-            sends=Sends(outbox=self.outbox, inbox=self.inbox),
-            bucket_mib=spec.parallel.argument("bucket_cap_mb") or _BUCKET_MIB,
-            mode=spec.parallel.argument("mode", "stash"),
+        bucket_bytes = (parallel.argument("bucket_cap_mb") or _BUCKET_MIB) * 2.0**20
+
+        def setting(on: Plan, algorithm: Algorithm, *, as_dp: bool) -> Setting:
+            overlaps = as_dp if self.overlap is None else self.overlap
+            return Setting(
+                network=ClusterNetwork.of(inventory, on),
+                sends=Sends(outbox=self.outbox, inbox=self.inbox),
+                algorithm=algorithm,
+                bucket_bytes=bucket_bytes if overlaps else None,
+            )
+
+        workload = Workload.of(plan, profiles, mode=parallel.argument("mode", "stash"))
+        parts, option = self.microbatches, "task.microbatches"
+        if schedule in SCHEDULES and SCHEDULES[schedule].splits:
+            workload = workload.recomputing(spans_in_plan(plan), profiles)
+            if parts is None and parallel.synchronous is not None:
+                parts, option = parallel.synchronous.microbatches, MICROBATCHES_KEY
+        algorithm: Algorithm = self.all_reduce or ("ring" if is_dp else "ordered")
+        simulated = Simulation.of(
+            workload,
+            setting(plan, algorithm, as_dp=is_dp),
+            schedule=schedule,
+            microbatches=parts,
+            option=option,
         )
-        return Comparison.of(plan, profiles, inventory, settings, is_dp=is_dp, scheduled=scheduled)
+        everywhere = data_parallel(inventory, plan.num_layers)
+        ring: Algorithm = algorithm if is_dp else "ring"
+        try:
+            dp = Simulation.of(
+                Workload.of(everywhere, profiles), setting(everywhere, ring, as_dp=True)
+            )
+        except (HardwareError, ProfileError) as error:  # of what the plan does without
+            return Comparison(plan=simulated, dp=None, dp_apart=None, without_dp=error.message)
+        apart = replace(dp, setting=replace(dp.setting, bucket_bytes=None))
+        return Comparison(plan=simulated, dp=dp, dp_apart=apart)
 
 
 def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
@@ -249,3 +257,219 @@ def in_one_process(spec: RunSpec) -> RunSpec:
         "search": None,
     }
     return spec.replace(parallel=parallel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A plan, and what it is compared with: data parallelism on all devices of the inventory.
+
+    These are what a user has in place of the plan, which may leave some of them out.
+
+    Attributes:
+        plan: under its schedule.
+        dp: data parallelism, whose sums may overlap with the backward; these go in a ring, but for
+            a plan that is data parallelism itself. None: it cannot be simulated.
+        dp_apart: the same with sums after the backward.
+        without_dp: why it cannot.
+    """
+
+    plan: Simulation
+    dp: Simulation | None
+    dp_apart: Simulation | None
+    without_dp: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationFigures:
+    """A plan's simulation beside that of data parallelism on all devices of the hardware.
+
+    Attributes:
+        plan: the stages and their devices.
+        pace: pace of an epoch.
+        dp: pace of an epoch by data parallelism; None: it cannot be simulated.
+        dp_overlaps: whether its sums overlap with the backward.
+        dp_apart: pace of an epoch by data parallelism whose sums do not; None as well.
+        without_dp: why it cannot.
+        batch_size: shapes of a minibatch.
+        record: the first minibatches, drained after them.
+        memory: memory of each rank in these over time.
+        peaks_bytes: peak memory of each rank in the long run.
+        rooms: memory of each rank's device; None if unknown.
+    """
+
+    plan: Plan
+    pace: Pace
+    dp: Pace | None
+    dp_overlaps: bool
+    dp_apart: Pace | None
+    without_dp: str
+    batch_size: int
+    record: Record
+    memory: Sequence[Sequence[Level]]
+    peaks_bytes: Sequence[float]
+    rooms: Sequence[float | None]
+
+    @classmethod
+    def of(
+        cls,
+        comparison: Comparison,
+        *,
+        minibatches: int,
+        shown: int,
+        memory: MemoryModel,
+        batch_size: int,
+        rooms: Sequence[float | None],
+    ) -> Self:
+        """Simulates the plan and data parallelism."""
+        simulation = comparison.plan
+        record = simulation.record(ceil(shown / simulation.batches))
+        # In batches of the first stage's devices, which profiles are of; several may be one
+        # minibatch.
+        found = simulation.pace(ceil(minibatches / simulation.batches))
+        minibatch_s = found.minibatch_s / simulation.batches
+        pace = replace(found, minibatches=minibatches, minibatch_s=minibatch_s)
+        dp = apart = None
+        if comparison.dp is not None and comparison.dp_apart is not None:
+            dp = pace if comparison.dp == simulation else comparison.dp.pace(minibatches)
+            overlaps = comparison.dp != comparison.dp_apart
+            apart = comparison.dp_apart.pace(minibatches) if overlaps else dp
+        return cls(
+            plan=simulation.workload.plan,
+            pace=pace,
+            dp=dp,
+            dp_overlaps=comparison.dp != comparison.dp_apart,
+            dp_apart=apart,
+            without_dp=comparison.without_dp,
+            batch_size=batch_size,
+            record=record,
+            memory=memory_over_time(record, simulation.workload, memory, sizes=simulation.sizes),
+            peaks_bytes=long_run_peaks_bytes(simulation, memory),
+            rooms=rooms,
+        )
+
+    def values(self) -> dict[str, Any]:
+        """Entries of ``result.json``; a comparison with data parallelism if that is simulated."""
+        pace, dp, apart = self.pace, self.dp, self.dp_apart
+        busy_share = sum(pace.busy) / len(pace.busy)
+        beside: dict[str, float] = {}
+        if dp is not None and apart is not None:
+            beside = {
+                "dp_minibatch_s": dp.minibatch_s,
+                "dp_epoch_s": dp.total_s,
+                "speedup_over_dp": dp.minibatch_s / pace.minibatch_s,
+                "epoch_speedup_over_dp": dp.total_s / pace.total_s,
+                "dp_without_overlap_minibatch_s": apart.minibatch_s,
+                "speedup_over_dp_without_overlap": apart.minibatch_s / pace.minibatch_s,
+            }
+        return {
+            "kind": "simulated",
+            "simulated_shapes_per_s": self.batch_size / pace.minibatch_s,
+            "minibatches_per_s": 1 / pace.minibatch_s,
+            "minibatch_s": pace.minibatch_s,
+            "epoch_s": pace.total_s,
+            "epoch_minibatches": pace.minibatches,
+            "shapes_per_minibatch": self.batch_size,
+            **beside,
+            "busy_share": busy_share,
+            "bubble_share": 1 - busy_share,
+            "device_peak_bytes": max(self.peaks_bytes),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each device."""
+        ranks = [
+            (rank, device, number, stage.layers)
+            for number, stage in enumerate(self.plan.stages)
+            for rank, device in zip(self.plan.ranks_of(number), stage.devices, strict=True)
+        ]
+        return [
+            {
+                "rank": rank,
+                "device": device,
+                "stage": stage,
+                "first_layer": layers[0],
+                "last_layer": layers[1],
+                "busy_share": self.pace.busy[rank],
+                "bubble_share": 1 - self.pace.busy[rank],
+                "peak_bytes": self.peaks_bytes[rank],
+                "memory_bytes": self.rooms[rank],
+                "kind": "simulated",
+            }
+            for rank, device, stage, layers in ranks
+        ]
+
+    def table(self) -> str:
+        """The devices and the pace in words and figures; of many devices the first ones."""
+        head = ("device", "stage", "layers", "busy", "idle", "peak memory MiB")
+        rows = self.rows()
+        cells = [
+            (
+                row["device"],
+                str(row["stage"]),
+                f"{row['first_layer']}-{row['last_layer']}",
+                f"{row['busy_share']:.1%}",
+                f"{row['bubble_share']:.1%}",
+                f"{row['peak_bytes'] / 2**20:,.0f}",
+            )
+            for row in rows[:_LISTED]
+        ]
+        lines = [f"{_in_short(self.plan)}, simulated", markdown_table(head, cells)]
+        if len(rows) > _LISTED:
+            lines.append(f"and {len(rows) - _LISTED:,} more, in devices.csv")
+        values = self.values()
+        lines.append(
+            f"{values['minibatches_per_s']:.4g} minibatches/s, "
+            f"{values['simulated_shapes_per_s']:.4g} samples/s; an epoch of "
+            f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s"
+        )
+        if self.dp is None:
+            return "\n".join([*lines, f"not compared with data parallelism: {self.without_dp}"])
+        sums = "overlap with the backward" if self.dp_overlaps else "follow the backward"
+        lines.append(
+            f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on all devices of the "
+            f"hardware, whose sums {sums} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)"
+        )
+        if self.dp_overlaps:
+            lines.append(
+                f"{values['speedup_over_dp_without_overlap']:.2f}x as fast as data parallelism "
+                "whose sums follow the backward"
+            )
+        return "\n".join(lines)
+
+    def write(self, directory: RunDir, *, title: str) -> None:
+        """Logs the table, and writes it with plan, devices, picture and trace; warns of devices
+        with less memory than needed.
+        """
+        path, plan, record, rows = directory.path, self.plan, self.record, self.rows()
+        table = self.table()
+        log.info("%s", table)
+        for row in rows[:_LISTED]:
+            needed, room = row["peak_bytes"], row["memory_bytes"]
+            if room is not None and needed > room_bytes(room):
+                told = "%s would need %.0f MiB of memory and has %.0f"
+                log.warning(told, row["device"], needed / 2**20, room / 2**20)
+        write_text_atomic(path / "simulation.txt", table + "\n")
+        write_csv(path / "devices.csv", rows)
+        trace = trace_text(plan, record.all_spans, memory=self.memory)
+        write_text_atomic(path / "trace.json", trace)
+        ranks = some_ranks(plan, _LISTED)
+        if len(ranks) < plan.num_ranks:
+            title = f"{title} ({len(ranks)} of {plan.num_ranks:,} devices)"
+        names = [f"stage {row['stage']}: {row['device']}" for row in rows]
+        drawn = lanes(plan, record.all_spans, ranks=ranks, names=names, least=record.end_s / _SEEN)
+        in_seconds = record.end_s >= _SECONDS_FROM_S
+        figure = timelines_figure(
+            {title: drawn},
+            unit=1.0 if in_seconds else 1e-3,
+            unit_name="seconds" if in_seconds else "milliseconds",
+            max_width_in=24.0,
+        )
+        style.save_png(figure, path / "timeline.png")
+        write_text_atomic(directory.plan, plan.to_json())
+
+
+def _in_short(plan: Plan) -> str:
+    """The replicas of a plan's stages, if these are not too many to be listed."""
+    if plan.num_stages <= _LISTED:
+        return plan.config
+    return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"

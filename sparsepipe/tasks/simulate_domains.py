@@ -11,7 +11,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.schema import Parallel
 from sparsepipe.domains import Placement, sent_numbers
 from sparsepipe.errors import ConfigError, ProfileError
-from sparsepipe.planning.given_plan import data_parallel
+from sparsepipe.planning.plan_resolution import data_parallel
 from sparsepipe.plots import style
 from sparsepipe.plots.timeline import lanes, timelines_figure
 from sparsepipe.profiling import Profile
@@ -32,15 +32,7 @@ _ABOUT = ("domains", "code", "target_numbers")
 
 
 def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
-    """Refuses what has no meaning here, or what nothing predicts.
-
-    Args:
-        parallel: what is simulated.
-        others: settings of the task by their names; those that are given are refused.
-
-    Raises:
-        ConfigError: grids, Multi-DSN's roles, or a setting of pipelines.
-    """
+    """Refuses what nothing predicts, and ``others``, settings of the task, where they are given."""
     if parallel.grid is not None or parallel.roles != "equal":
         which = "parallel.grid" if parallel.grid is not None else "parallel.roles=separate"
         raise ConfigError(
@@ -83,12 +75,7 @@ class Domains:
         batch_size: int,
         algorithm: Algorithm,
     ) -> Domains:
-        """Every device is a rank.
-
-        Raises:
-            ProfileError: a device has no profile of a network of domains, or one of others.
-            HardwareError: a link that ranks need has no bandwidth.
-        """
+        """Every device is a rank."""
         plan = data_parallel(inventory, 1)
         devices = plan.stages[0].devices
         own = [_profile_of(device, profiles) for device in devices]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import pytorch_lightning as pl
+import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -25,7 +26,7 @@ from sparsepipe.callbacks import (
     Throughput,
 )
 from sparsepipe.cluster import Inventory, Place
-from sparsepipe.config.build import build_module, ready_data
+from sparsepipe.config.build import build_data, build_module, ready_data
 from sparsepipe.config.finished_run import Training, training_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
@@ -33,6 +34,7 @@ from sparsepipe.planning.devices import beside, cuda_devices, num_ranks, places_
 from sparsepipe.planning.division import Division, division_of, read_plan_file
 from sparsepipe.planning.recomputation import recompute_of
 from sparsepipe.runs.checkpoints import DirectCheckpointIO, find_checkpoint
+from sparsepipe.runs.randomness import adapt_loaders
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
@@ -85,11 +87,7 @@ class ResolvedRun:
     ) -> Self:
         """The run of a configuration as :meth:`Task.configured` returns it.
 
-        Args:
-            spec: the configuration.
-            inventory: the hardware.
-            directory: of the run, whose plan counts where it has one; None: not known yet.
-            watch: signals that end the run; None: a new one, without handlers.
+        A ``directory`` is that of the run, whose plan counts where it has one.
 
         Raises:
             ConfigError: the task, the plan, the devices or the number of ranks are impossible.
@@ -97,8 +95,7 @@ class ResolvedRun:
             HardwareError: the inventory has fewer devices.
         """
         task, division, source = task_of(spec), division_of(spec), spec.checkpoint
-        as_trained = getattr(task, "as_trained", False)
-        training = training_of(source) if as_trained and source is not None else None
+        as_trained = getattr(task, "as_trained", False) and source is not None
         chosen = task.chooses_devices
         ranks = int(spec.parallel.devices) if chosen else num_ranks(spec, inventory, division)
         made = cls(
@@ -108,7 +105,7 @@ class ResolvedRun:
             division=division,
             ranks=ranks,
             places=places_of_ranks(spec, inventory, division, ranks=ranks),
-            training=training,
+            training=training_of(str(source)) if as_trained else None,
             watch=watch or SignalWatch(),
         )
         return made if directory is None else made.in_directory(directory)
@@ -135,6 +132,29 @@ class ResolvedRun:
         assert self.found is not None, "the data are not prepared yet"
         return self.found
 
+    @property
+    def own_device(self) -> torch.device:
+        """The device of this rank, as torch calls it.
+
+        Raises:
+            HardwareError: the GPU is not here.
+        """
+        if self.inventory.accelerator != "cuda":
+            return torch.device("cpu")
+        rank, nodes = process_group.rank(), self.spec.parallel.num_nodes
+        indices = cuda_devices(self.places, self.inventory, rank=rank, nodes=nodes)
+        return torch.device("cuda", indices[process_group.local_rank()])
+
+    def load_data(self, *stages: str) -> pl.LightningDataModule:
+        """The data, set up for ``fit`` or ``test``, with loaders that leave signals and the random
+        numbers of the training alone.
+        """
+        data = build_data(self.spec)
+        for stage in stages:
+            data.setup(stage)
+        adapt_loaders(data, seed=int(self.spec.seed))
+        return data
+
     def build_module(self, data: pl.LightningDataModule) -> pl.LightningModule:
         """A new network.
 
@@ -152,12 +172,10 @@ class ResolvedRun:
     def trainer(
         self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
     ) -> pl.Trainer:
-        """A Lightning Trainer as configured.
+        """A Lightning Trainer as configured, with callbacks beside those of every run.
 
-        Args:
-            callbacks: beside those of every run.
-            silent: without progress bar, loggers and rates.
-            **instead: arguments of the Trainer in place of the configured ones.
+        A ``silent`` one has no progress bar, loggers and rates; ``instead`` are arguments in place
+        of the configured ones.
 
         Raises:
             ConfigError: Lightning refuses an argument.
@@ -170,9 +188,19 @@ class ResolvedRun:
         bar = [ShapesProgressBar(self.throughput)] if has_bar else []
         lines = [EpochLines()] if shows else []
         more = [target.build() for target in self.spec.callbacks.values()]
+        nodes = self.spec.parallel.num_nodes
+        devices: int | list[int]
+        if self.spec.emulation is not None:  # all hosts are this machine
+            nodes, devices = 1, self.ranks
+        else:
+            places, inventory, rank = self.places, self.inventory, process_group.rank()
+            devices = len(beside(places, inventory, rank=rank, nodes=nodes))
+            if cuda:
+                devices = cuda_devices(places, inventory, rank=rank, nodes=nodes)
         arguments.update(
             accelerator="gpu" if cuda else "cpu",
-            **self._devices(),
+            num_nodes=nodes,
+            devices=devices,
             strategy=self._strategy(),
             logger=not silent and (self.loggers() or False),
             enable_progress_bar=has_bar,
@@ -192,20 +220,6 @@ class ResolvedRun:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the default
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
         return trainer
-
-    def _devices(self) -> dict[str, Any]:
-        """Devices as Lightning's Trainer takes them."""
-        if self.spec.emulation is not None:  # all hosts are this machine
-            return {"num_nodes": 1, "devices": self.ranks}
-        nodes = self.spec.parallel.num_nodes
-        where: dict[str, Any] = {
-            "inventory": self.inventory,
-            "rank": process_group.rank(),
-            "nodes": nodes,
-        }
-        cuda = self.inventory.accelerator == "cuda"
-        found = cuda_devices(self.places, **where) if cuda else len(beside(self.places, **where))
-        return {"num_nodes": nodes, "devices": found}
 
     def _strategy(self) -> Any:
         parallel, slowdown = self.spec.parallel, self.places[process_group.rank()].slowdown
@@ -228,8 +242,8 @@ class ResolvedRun:
 
         Trackers get an identity of the run that is not used twice, unlike its directory.
         """
-        attempt, directory = self.directory.attempt, self.directory
-        again = f"-{attempt + 1}" if attempt else ""
+        directory = self.directory
+        again = f"-{directory.attempt + 1}" if directory.attempt else ""
         return [
             target.build_with(
                 run_id=f"{directory.path.parent.name}-{directory.run_id}{again}",
@@ -321,7 +335,7 @@ def task_of(spec: RunSpec) -> Task:
     found = spec.task.locate()
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(
-            f"task._target_={spec.task.path} is no task",
+            f"task._target_={spec.task.path} is not a task",
             remedy="name a subclass of sparsepipe.tasks.task.Task, as docs/extending.md shows",
         )
     return found(**spec.task.arguments)

@@ -23,9 +23,9 @@ from sparsepipe.callbacks import (
 )
 from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks
 from sparsepipe.callbacks.stop import stop_if_requested
-from sparsepipe.config.build import build_data, refuse_further_outputs
+from sparsepipe.config.build import refuse_further_outputs
 from sparsepipe.config.finished_run import CLASSES, recorded_settings
-from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
+from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
 from sparsepipe.models import Classifier
 from sparsepipe.partition.explanation import rank_times
 from sparsepipe.runs.checkpoints import (
@@ -41,19 +41,15 @@ from sparsepipe.runtime.synchronous_worker import is_of_single_values
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.evaluate import TestTimer, inference_rate
-from sparsepipe.tasks.kept_memory import kept_values
-from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.presentation import (
     StartLine,
     class_accuracies,
-    draw_curves,
     draw_test,
     log_planned,
-    log_profiling,
     log_test,
     num_shapes,
 )
-from sparsepipe.tasks.result import peak_values, plan_values, versions, write_result
+from sparsepipe.tasks.result import kept_values, peak_values, plan_values, versions, write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.tracking.loggers import WandbRunLogger
 from sparsepipe.utils.files import read_mapping, write_json, write_text_atomic, writing
@@ -85,14 +81,7 @@ class Train(Task):
     gallery: int = 24
 
     def run(self, run: ResolvedRun) -> None:
-        """Trains, validates, and tests once at the end.
-
-        Raises:
-            CheckpointError: the checkpoint to start from is broken or another model's.
-            ConfigError: ``monitor`` is logged by nobody, a split is too small for the ranks, or
-                they do not see the same checkpoint.
-            Stopped: a signal ended the run; a checkpoint is written.
-        """
+        """Trains, validates, and tests once at the end."""
         self.train(run)
 
     def train(
@@ -106,16 +95,13 @@ class Train(Task):
         ``result.json``.
         """
         spec, seed = run.spec, int(run.spec.seed)
-        data = build_data(spec)
-        for stage in ("fit", "test") if self.test else ("fit",):
-            data.setup(stage)
+        data = run.load_data("fit", *(["test"] if self.test else []))
         module = run.build_module(data)
         refuse_further_outputs(spec, data, module)
         facts: dict[str, Any] = first_weights(spec)
         facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
         resume = _place(run, module)
         fitted = _agreed(run, resume)
-        adapt_loaders(data, seed=seed)
         loaders = ResumableLoaders(seed, resume=resume)
         record = {  # what makes a checkpoint usable without its run, as plain values
             CLASSES: [str(name) for name in getattr(data, "classes", ())],
@@ -132,9 +118,8 @@ class Train(Task):
         )
         timer, start = TestTimer(), StartLine(run)
         trace = [Trace()] if spec.trainer.trace else []
-        stop = StopOnSignal(run.watch, checkpoint)
         callbacks = [timer, start, run.keep_plan(), loaders, MetricsCsv(run.directory.metrics)]
-        callbacks += [stop, checkpoint, *trace]
+        callbacks += [StopOnSignal(run.watch, checkpoint), checkpoint, *trace]
         trainer = run.trainer(callbacks)
         start.test_shapes = _check_splits(run, trainer, data, test=self.test)
         for logger in trainer.loggers:
@@ -158,11 +143,14 @@ class Train(Task):
         # Of the whole run, earlier processes included, before batches are kept to be timed.
         for name, size in peak_values().items():
             values[name] = max(size, values.get(f"train_{name}", 0))
-        if self.test:
-            values.update(_inference(run, trainer, module, data, values=values, forwards=forwards))
+        parallel = spec.parallel  # whose ranks may hold parts of the network or of samples
+        apart = "plan_config" in values or (parallel.grid, parallel.roles) != (None, None)
+        if self.test and isinstance(module, Classifier) and not apart:
+            rate = inference_rate(trainer, module, data, **forwards)
+            values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
         write_result(run, {**values, **(more or {}), **class_accuracies(module)})
         if process_group.rank() == 0:  # last, when no other rank waits for this one any more
-            _show(run, module, data, values, test=self.test, gallery=self.gallery)
+            self._show(run, module, data, values)
 
     def _tested(
         self,
@@ -172,7 +160,10 @@ class Train(Task):
         data: pl.LightningDataModule,
         checkpoint: RunCheckpoint,
     ) -> dict[str, Any]:
-        """Metrics of the test, by the best weights where they are kept and wanted."""
+        """Metrics of the test, by the best weights where they are kept and wanted.
+
+        Rank 0 adds them to the last epoch's row.
+        """
         best = run.directory.best
         weights = best if self.test_weights == "best" and best.exists() else None
         if process_group.rank() == 0:
@@ -181,60 +172,41 @@ class Train(Task):
             log.info("testing the weights of %s%s", weights or "the last epoch", monitored)
         path = None if weights is None else str(weights)
         trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
-        tested = {} if weights is None else {"tested_checkpoint": weights.name}
-        return {**mean_over_ranks(epoch_metrics(trainer)), **tested}
+        metrics = mean_over_ranks(epoch_metrics(trainer))
+        if process_group.rank() == 0:
+            tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
+            add_to_last_row(run.directory.metrics, tested)
+        return {**metrics, **({} if weights is None else {"tested_checkpoint": weights.name})}
 
+    def _show(
+        self,
+        run: ResolvedRun,
+        module: pl.LightningModule,
+        data: pl.LightningDataModule,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Draws and logs the results."""
+        from sparsepipe.plots import style  # imports matplotlib
+        from sparsepipe.plots.curves import learning_curves_figure
+        from sparsepipe.plots.pipeline import draw_schedule
 
-def _inference(
-    run: ResolvedRun,
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    *,
-    values: Mapping[str, Any],
-    forwards: Mapping[str, Any],
-) -> dict[str, float]:
-    """Inference rate of all ranks; empty where they hold parts of the network or of samples.
-
-    Rank 0 adds the metrics of the test to the last epoch's row.
-    """
-    if process_group.rank() == 0:
-        tested = {name: value for name, value in values.items() if name.startswith("test/")}
-        add_to_last_row(run.directory.metrics, tested)
-    parallel = run.spec.parallel
-    apart = "plan_config" in values or (parallel.grid, parallel.roles) != (None, None)
-    if apart or not isinstance(module, Classifier):
-        return {}
-    rate = inference_rate(trainer, module, data, **forwards)
-    return {"inference_shapes_per_s": sum(process_group.gather_objects(rate))}
-
-
-def _show(
-    run: ResolvedRun,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    values: Mapping[str, Any],
-    *,
-    test: bool,
-    gallery: int,
-) -> None:
-    """Draws and logs the results."""
-    from sparsepipe.plots.pipeline import draw_schedule  # imports matplotlib
-
-    if test:
-        draw_test(run, module, data, gallery=gallery)
-    draw_curves(run, tested="best" if "tested_checkpoint" in values else "last")
-    draw_schedule(
-        run.directory,
-        run.spec.parallel.synchronous,
-        slowdowns={place.text: place.slowdown for place in run.places},
-    )
-    log_profiling(values)
-    try:
-        log_planned(run, values)
-    except SparsePipeError as error:  # a training that is done does not fail for it
-        log.warning("the plan's rate is not compared: %s", error.message)
-    log_test(run, module, values)
+        if self.test:
+            draw_test(run, module, data, gallery=self.gallery)
+        directory, synchronous = run.directory, run.spec.parallel.synchronous
+        if directory.metrics.exists():
+            picture = directory.path / "learning_curves.png"
+            tested = "best" if "tested_checkpoint" in values else "last"
+            try:
+                style.save_png(learning_curves_figure(directory.metrics, tested=tested), picture)
+            except DataError as error:
+                log.info("no learning curves: %s", error.message)
+        slowdowns = {place.text: place.slowdown for place in run.places}
+        draw_schedule(directory, synchronous, slowdowns=slowdowns)
+        try:
+            log_planned(run, values)
+        except SparsePipeError as error:  # a training that is done does not fail for it
+            log.warning("the plan's rate is not compared: %s", error.message)
+        log_test(run, module, values)
 
 
 def _check_splits(
@@ -260,7 +232,6 @@ def _check_splits(
 
 
 def _validation(data: pl.LightningDataModule) -> Any:
-    """The loaders of the validation; None without one."""
     with suppress(MisconfigurationException):
         return data.val_dataloader()
     return None
@@ -283,10 +254,9 @@ def _fit(
         if not is_of_single_values(error):
             raise
         raise ConfigError(
-            "a batch norm is to normalise a batch in which it sees a single value of each channel, "
-            f"which has no variance ({error})",
-            remedy="where it is the epoch's last batch that has 1 sample, choose another "
-            "data.batch_size, or leave that batch out by trainer.limit_train_batches",
+            f"a batch norm sees a single value of each channel, which has no variance ({error})",
+            remedy="where the epoch's last batch has 1 sample, choose another data.batch_size, or "
+            "leave that batch out by trainer.limit_train_batches",
         ) from error
     validation = trainer.val_dataloaders
     if validation is None and trainer.limit_val_batches:
@@ -308,8 +278,8 @@ def _fit(
 
 
 def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
-    """``trace.json`` and ``timeline_measured.png`` of what ranks did; logs how long each took for
-    what, beside the times that the plan's search expected.
+    """Writes ``trace.json`` and ``timeline_measured.png`` of what ranks did, and logs how long each
+    took for what, beside the times that the plan's search expected.
     """
     from sparsepipe.plots.pipeline import draw_measured, rank_name
 

@@ -12,7 +12,7 @@ import json
 import numbers
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,7 @@ Row = dict[str, Any]
 
 
 class History:
-    """A file with a line of JSON for each row of values.
-
-    Args:
-        path: the file, which need not exist.
-    """
+    """A file, which need not exist, with a line of JSON for each row of values."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,18 +64,19 @@ class History:
         """Drops rows of steps that will be repeated, and adds missing rows of finished epochs.
 
         The row at an epoch's end is logged after the epoch's checkpoint. If the run was killed
-        between the two, or had no tracker until now, the metrics file has its values. Values of
-        that epoch which were logged before, such as those of its validation, are not added again.
-
-        Args:
-            place: where the run resumes.
-            epochs: the rows of the metrics file.
+        between the two, or had no tracker until now, ``epochs``, the rows of the metrics file, have
+        its values. Values of that epoch which were logged before, such as those of its validation,
+        are not added again.
         """
         kept = [row for row in self.rows() if row[STEP] < place.steps]
         ended = {row.get("epoch") for row in kept if _OF_EPOCH_END in row}
         finished = [_of_epoch(row) for row in epochs if int(row["epoch"]) < place.epoch]
         known = {(row.get("epoch"), name) for row in kept for name in row}
-        kept += [_without(row, known) for row in finished if row["epoch"] not in ended]
+        kept += [
+            {k: v for k, v in row.items() if k in ("epoch", STEP) or (row["epoch"], k) not in known}
+            for row in finished
+            if row["epoch"] not in ended
+        ]
         kept.sort(key=lambda row: int(row[STEP]))
         write_text_atomic(self.path, "".join(map(_line, kept)))
 
@@ -87,12 +84,6 @@ class History:
 def _line(row: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in row.items() if isinstance(value, (str, numbers.Real))}
     return json.dumps(plain, default=float) + "\n"  # numpy's numbers are no Python ones
-
-
-def _without(row: Row, known: Collection[tuple[Any, str]]) -> Row:
-    """A row of an epoch without its values that are known already."""
-    keys = ("epoch", STEP)
-    return {k: v for k, v in row.items() if k in keys or (row["epoch"], k) not in known}
 
 
 def _of_epoch(row: Mapping[str, str]) -> Row:

@@ -8,7 +8,8 @@ import netrc
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,22 +53,12 @@ def wandb_logger(
 
     A resumed run goes on under the same id. Under a sweep agent (``wandb agent``)
     id, project and entity are the agent's, and the group is the sweep's, or else that of
-    ``WANDB_RUN_GROUP``.
-
-    Args:
-        project: project on the server.
-        run_id: the run's identity, also on the server.
-        run_dir: the run's directory.
-        job_type: the task.
-        offline: write files only, without a login or a network.
-        entity: user or team; None is the account's default.
-        group: name that related runs share, such as those of a sweep.
-        tags: words to find the run by.
+    ``WANDB_RUN_GROUP``. Offline it writes files only, without a login or a network.
 
     Raises:
         ConfigError: online without a login.
     """
-    if not offline and not has_login():
+    if not offline and not _has_login():
         raise ConfigError(
             "logger.wandb.offline=false needs a Weights & Biases login",
             remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
@@ -89,14 +80,7 @@ def wandb_logger(
 
 
 def tensorboard_logger(*, run_dir: Path) -> TensorBoardLogger:
-    """Writes TensorBoard's event files into ``tensorboard/`` of the run's directory.
-
-    Args:
-        run_dir: the run's directory.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
-    """
+    """Writes TensorBoard's event files into ``tensorboard/`` of the run's directory."""
     _require("tensorboard")
     return TensorBoardLogger(run_dir, name="tensorboard", version="", default_hp_metric=False)
 
@@ -112,16 +96,8 @@ def mlflow_logger(
 ) -> MLFlowLogger:
     """A run of MLflow, which a resumed run goes on with.
 
-    Args:
-        run_id: the run's identity, its name there.
-        run_dir: the run's directory.
-        job_type: the task.
-        experiment: name of the experiment there.
-        tracking_uri: of a server; None: ``mlflow/`` in the run's directory.
-        tags: words to find the run by.
-
-    Raises:
-        ConfigError: MLflow is not installed.
+    ``run_id`` is its name there; without a ``tracking_uri`` of a server it is in ``mlflow/`` of the
+    run's directory.
     """
     _require("mlflow")
     from mlflow.tracking import MlflowClient
@@ -130,12 +106,9 @@ def mlflow_logger(
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = tracking_uri or (run_dir / "mlflow").absolute().as_uri()
     client = MlflowClient(uri)
-    there = client.get_experiment_by_name(experiment)
-    runs = (
-        []
-        if there is None
-        else client.search_runs([there.experiment_id], f"tags.`mlflow.runName` = '{run_id}'")
-    )
+    named = client.get_experiment_by_name(experiment)
+    same = f"tags.`mlflow.runName` = '{run_id}'"
+    runs = [] if named is None else client.search_runs([named.experiment_id], same)
     return MLFlowLogger(
         experiment_name=experiment,
         run_name=run_id,
@@ -146,11 +119,7 @@ def mlflow_logger(
 
 
 def refuse_missing(loggers: Iterable[Target]) -> None:
-    """Refuses loggers of this file whose package is missing, before data are prepared for them.
-
-    Raises:
-        ConfigError: names the extra that installs it.
-    """
+    """Raises a ConfigError for loggers of this file whose package is missing."""
     for each in loggers:
         if each.path in _PACKAGES:
             _require(_PACKAGES[each.path])
@@ -169,12 +138,8 @@ class WandbRunLogger(WandbLogger):
 
     Offline there is always one directory of an id below ``wandb/`` of the run's directory: a run
     that resumes writes it again from its :class:`History`, and the earlier one is moved to
-    ``wandb-earlier/``. Nothing is deleted. Online the server has the history.
-
-    Args:
-        run_dir: the run's directory.
-        offline: without a network.
-        **init: for ``wandb.init``.
+    ``wandb-earlier/``. Nothing is deleted. Online the server has the history. ``init`` is for
+    ``wandb.init``.
     """
 
     def __init__(self, run_dir: Path, *, offline: bool, **init: Any) -> None:
@@ -190,9 +155,7 @@ class WandbRunLogger(WandbLogger):
     def resume(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
         """Makes the run resume at a checkpoint; to be called before anything is logged.
 
-        Args:
-            place: where the run resumes.
-            epochs: the rows of the metrics file.
+        ``epochs`` are the rows of the metrics file.
         """
         self._history.keep_copy(self._earlier)  # with the rows that will be repeated
         self._history.resume(place, epochs)
@@ -206,17 +169,16 @@ class WandbRunLogger(WandbLogger):
         import wandb
 
         if self._experiment is None:
-            run: Any = wandb.run if self._is_open(wandb.run) else self._begin()
+            run: Any = wandb.run  # another logger of the job may have begun this one's
+            if run is None:
+                is_own = False
+            elif self._id is not None:
+                is_own = run.id == self._id
+            else:  # the agent has given no id
+                is_own = run.sweep_id == os.environ.get(_SWEEP)
+            run = run if is_own else self._begin()
             self._experiment, self._id = run, run.id
         return self._experiment
-
-    def _is_open(self, run: Any) -> bool:
-        """Whether the process's open run is this logger's: another one of the job has begun it."""
-        if run is None:
-            return False
-        if self._id is not None:
-            return bool(run.id == self._id)
-        return bool(run.sweep_id == os.environ.get(_SWEEP))  # whose agent has given no id
 
     @property
     def upload(self) -> str | None:
@@ -235,15 +197,20 @@ class WandbRunLogger(WandbLogger):
         if not self._resumes:  # without a checkpoint everything is logged again
             self._history.keep_copy(self._earlier)
             self._history.clear()
-        if self._offline:
-            self._set_attempts_aside()
-        _set_unless_given(
-            WANDB_SILENT="true",  # the run directory is the last line printed
+        attempts = self._folder.glob(f"*run-*-{self._id}") if self._offline else ()
+        for path in list(attempts):
+            if path.is_dir() and not path.is_symlink():
+                self._earlier.mkdir(parents=True, exist_ok=True)
+                path.rename(free_name(self._earlier / path.name))
+        variables = {
+            "WANDB_SILENT": "true",  # the run directory is the last line printed
             # Tables wait there until they are uploaded; by default in the user's home.
-            WANDB_DATA_DIR=str((self._folder / "data").absolute()),
+            "WANDB_DATA_DIR": str((self._folder / "data").absolute()),
             # For the process that writes, which is slow to start where all cores are busy.
-            WANDB__SERVICE_WAIT="120",  # by default 30
-        )
+            "WANDB__SERVICE_WAIT": "120",  # by default 30
+        }
+        for name in variables.keys() - os.environ.keys():
+            os.environ[name] = _SET_VARIABLES[name] = variables[name]
         self._folder.mkdir(parents=True, exist_ok=True)
         settings = dict(self._wandb_init)
         if os.environ.get(_SWEEP):  # the agent has chosen them
@@ -268,18 +235,14 @@ class WandbRunLogger(WandbLogger):
                 self._step = row[STEP]
         return run
 
-    def _set_attempts_aside(self) -> None:
-        for path in self._folder.glob(f"*run-*-{self._id}"):
-            if path.is_dir() and not path.is_symlink():
-                self._earlier.mkdir(parents=True, exist_ok=True)
-                path.rename(free_name(self._earlier / path.name))
-
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs a row, under the names that the metrics file has."""
         run = self.experiment  # which may change the step
-        row = {_name(name, metrics): value for name, value in metrics.items()}
+        # Lightning gives values of epochs a suffix.
+        short = {name: name.removesuffix("_epoch") for name in metrics}
+        row = {n if short[n] in metrics else short[n]: value for n, value in metrics.items()}
         # A test after training, and more so one by a later process, comes with a smaller step.
         self._step = row[STEP] = max(self._step, step or 0)
         row["_timestamp"] = time.time()
@@ -287,20 +250,11 @@ class WandbRunLogger(WandbLogger):
         self._history.append(row)
 
 
-def _name(name: str, metrics: Mapping[str, Any]) -> str:
-    """The name without the suffix that Lightning gives to values of epochs."""
-    short = name.removesuffix("_epoch")
-    return name if short in metrics else short
-
-
 def end_tracking(*, failed: bool) -> None:
     """Ends the Weights & Biases run of a job, so that the next job of the process has its own.
 
     The process that writes it ends as well. Otherwise jobs started from here would share it, and
     the run of a job that is killed would stay open.
-
-    Args:
-        failed: whether the job has failed.
     """
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None or wandb.run.id not in _BEGUN:
@@ -311,12 +265,6 @@ def end_tracking(*, failed: bool) -> None:
     _unset_variables()
 
 
-def _set_unless_given(**variables: str) -> None:
-    for name, value in variables.items():
-        if name not in os.environ:
-            os.environ[name] = _SET_VARIABLES[name] = value
-
-
 def _unset_variables() -> None:
     """The next job of the process sets its own, and programs that it starts should have none."""
     for name, value in _SET_VARIABLES.items():
@@ -325,36 +273,25 @@ def _unset_variables() -> None:
     _SET_VARIABLES.clear()
 
 
-def has_login() -> bool:
+def _has_login() -> bool:
     """Whether the environment, the settings file or the netrc file has a login for the server.
 
     ``wandb.login`` would contact the server, or wait for input.
     """
-    settings = _settings()
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    read = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error, UnicodeDecodeError):
+        read.read(folder / "settings", encoding="utf-8")
+    settings = dict(read["default"]) if read.has_section("default") else {}
     if any(os.environ.get(name) for name in _KEYS) or settings.get("api_key"):
         return True
     default = f"https://{_PUBLIC_SERVER[0]}"
     url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or default
     host = urlsplit(url).netloc
-    return _in_netrc(_PUBLIC_SERVER if host in _PUBLIC_SERVER else (host,))
-
-
-def _settings() -> dict[str, str]:
-    """Settings that ``wandb login`` writes for all directories, such as the server's address."""
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
-    found = configparser.ConfigParser(interpolation=None)
     try:
-        found.read(folder / "settings", encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):
-        return {}
-    return dict(found["default"]) if found.has_section("default") else {}
-
-
-def _in_netrc(hosts: Collection[str]) -> bool:
-    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-    try:
-        entries = netrc.netrc(path)
+        entries = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser())
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
         return False  # nor can Weights & Biases read it
-    found = (entries.authenticators(host) for host in hosts)
+    hosts = _PUBLIC_SERVER if host in _PUBLIC_SERVER else (host,)
+    found = (entries.authenticators(each) for each in hosts)
     return any(entry is not None and entry[2] for entry in found)

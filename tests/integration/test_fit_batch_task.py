@@ -206,15 +206,6 @@ def test_steps_that_take_too_long_are_no_answer(shell: Shell) -> None:
 
 
 @BOTH
-def test_with_a_longer_limit_it_is_the_same_run(task: str, kept) -> None:
-    paths = {
-        kept({1: 1}, f"task={task}", "parallel=single", f"task.timeout_s={limit_s}")
-        for limit_s in (1, 1000)
-    }
-    assert len(paths) == 1
-
-
-@BOTH
 def test_trials_in_the_runs_own_process_are_for_gpus(job, task: str) -> None:
     with pytest.raises(ConfigError, match="would end the run") as caught:
         job(f"task={task}", "parallel=single", "task.isolated=false")

@@ -16,7 +16,7 @@ from sparsepipe.cluster import Inventory, places_for
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.launch.renumber import Process, new_ranks
-from sparsepipe.planning.devices import cuda_devices, cuda_numbers
+from sparsepipe.planning.devices import cuda_devices
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -274,4 +274,4 @@ def test_each_local_rank_has_the_gpu_of_its_rank() -> None:
     }
     for ranks, host, numbers in (((1, 3), "a", [2, 1]), ((0, 2), "b", [1, 0])):
         for rank in ranks:
-            assert cuda_numbers(places, inventory, gpus[host], rank=rank, nodes=2) == numbers
+            assert cuda_devices(places, inventory, gpus=gpus[host], rank=rank, nodes=2) == numbers

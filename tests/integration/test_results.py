@@ -80,13 +80,6 @@ def test_several_ranks_are_one_run(shell: Shell, strategy: str) -> None:
     assert result["train_peak_memory_bytes"] > 0
 
 
-def test_a_training_that_is_not_tested_does_not_infer(job: Job) -> None:
-    result = read_json(job("task.test=false", "trainer.max_epochs=1") / "result.json")
-    untold = {"test_shapes", "test_time_s", "test_shapes_per_s", "inference_shapes_per_s"}
-    assert not untold & set(result)
-    assert result["train_shapes"] == 32
-
-
 def test_a_users_own_module_needs_no_optional_methods(job: Job) -> None:
     """Nobody knows what its ``forward`` takes."""
     result = read_json(job("model=own", "task.test=false", "data.val_size=0") / "result.json")
@@ -134,24 +127,6 @@ def test_a_training_that_was_killed_after_its_last_epoch_counts_its_samples(job:
     counts = ("steps", "train_shapes", "val_shapes", "test_shapes", "test/accuracy")
     assert [result[name] for name in counts] == [whole[name] for name in counts]
     assert result["val_shapes"] > 0
-
-
-def test_a_run_that_an_older_version_began(tmp_path: Path) -> None:
-    """When that was is not known; that it was gone on with is."""
-    directory = RunDir(tmp_path / "tiny" / "0123")
-    config = composed("experiment=tiny")
-    assert directory.starts == ()
-    directory.path.mkdir(parents=True)
-    directory.config.write_text("name: tiny\n")
-    directory.open(config)
-    first, second = directory.starts
-    assert first is None
-    assert second == pytest.approx(time.time(), abs=60)
-    directory.open(config.replace(force=True))
-    (only,) = directory.starts
-    assert only is not None
-    directory.remove_if_unused()
-    assert not directory.path.exists(), "it has nothing but how often it was begun"
 
 
 @pytest.mark.parametrize(

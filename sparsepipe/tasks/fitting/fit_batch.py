@@ -62,15 +62,7 @@ class FitBatch(Task):
     isolated: bool = True
 
     def run(self, run: ResolvedRun) -> None:
-        """Searches, and writes the largest batch.
-
-        Raises:
-            ConfigError: the run has several processes, or data without a batch size.
-            HardwareError: the amount of memory is unknown.
-            SparsePipeError: a trial takes too long, is killed, or ends for another reason than
-                memory.
-            Stopped: a signal ended it.
-        """
+        """Searches, and writes the largest batch."""
         if "batch_size" not in run.spec.data.arguments:
             raise ConfigError(
                 "data has no batch_size whose largest value could be searched for",

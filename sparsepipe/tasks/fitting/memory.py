@@ -16,12 +16,9 @@ from pathlib import Path
 from sparsepipe.errors import HardwareError
 from sparsepipe.utils.memory import give_freed_memory_back
 
-OVER_BUDGET = 91
-"""Exit status of a process that the watch has ended."""
-_STATUS = Path("/proc/self/status")
-_SET_BACK = Path("/proc/self/clear_refs")
-_VICTIM = Path("/proc/self/oom_score_adj")
-_SURELY = 1000
+OVER_BUDGET, OUT_OF_MEMORY, TOO_FEW_SHAPES = 91, 92, 93
+"""Exit statuses of probes: ended by the watch, for want of memory, of a batch of the size."""
+_PROC = Path("/proc/self")
 _POLL_S = 0.005
 """Interval between two checks of the memory: little can be written in so short a time."""
 
@@ -35,15 +32,12 @@ class ResidentPeak:
 
     Attributes:
         before_bytes: resident memory at that moment.
-
-    Raises:
-        HardwareError: the system does not report it.
     """
 
     def __init__(self) -> None:
         give_freed_memory_back()
         try:
-            _SET_BACK.write_text("5")
+            (_PROC / "clear_refs").write_text("5")
             self.before_bytes = status_bytes("VmRSS")
         except OSError as error:
             raise HardwareError(
@@ -56,14 +50,11 @@ class ResidentPeak:
 
 
 def status_bytes(name: str) -> int:
-    """A size that the kernel reports of this process, such as ``VmRSS``.
-
-    Raises:
-        OSError: it reports none.
-    """
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    """A size that the kernel reports of this process, such as ``VmRSS``."""
+    text = (_PROC / "status").read_text()
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
     if found is None:
-        raise OSError(f"{_STATUS} has no {name}")
+        raise OSError(f"{_PROC}/status has no {name}")
     return 1024 * int(found[1])
 
 
@@ -94,12 +85,13 @@ def limit_allocations(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def prefer_as_victim(thousandths: int = _SURELY) -> None:
+def prefer_as_victim(thousandths: int = 1000) -> None:
     """Makes the kernel end this process and its children first if memory runs out.
 
     Args:
         thousandths: share of all memory that counts in addition to the memory of the process; with
             1000 it is this process and no other. A larger share that is set already stays.
     """
+    score = _PROC / "oom_score_adj"
     with contextlib.suppress(OSError, ValueError):  # the other limits hold
-        _VICTIM.write_text(str(max(thousandths, int(_VICTIM.read_text()))))
+        score.write_text(str(max(thousandths, int(score.read_text()))))

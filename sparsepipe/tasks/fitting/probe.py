@@ -13,11 +13,8 @@ import sys
 from pathlib import Path
 
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.tasks.fitting.memory import prefer_as_victim
+from sparsepipe.tasks.fitting.memory import OUT_OF_MEMORY, TOO_FEW_SHAPES, prefer_as_victim
 from sparsepipe.utils.parent import end_with_parent
-
-OUT_OF_MEMORY, TOO_FEW_SHAPES = 92, 93
-"""Exit statuses; the last one if the data have no batch of the size."""
 
 
 def main() -> None:
@@ -28,7 +25,7 @@ def main() -> None:
     prefer_as_victim()
     from sparsepipe.runs.logs import quiet
     from sparsepipe.runs.out_of_memory import filled_share, ran_out
-    from sparsepipe.tasks.fitting.steps import TooFewShapes, memory_of_steps
+    from sparsepipe.tasks.fitting.prober import TooFewShapes, memory_of_steps
 
     quiet()
     request = pickle.loads((place / "request").read_bytes())

@@ -1,4 +1,4 @@
-"""Starts a probe for each batch size and keeps the results in the run's directory."""
+"""Training steps within a budget of memory: a probe for each batch size, and what they found."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from sparsepipe.callbacks.progress import batch_size_of
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
-from sparsepipe.planning.devices import memory_of
+from sparsepipe.planning.devices import memory_of, prepare_device
+from sparsepipe.profiling.activations import fresh
 from sparsepipe.runs.lock import scratch
 from sparsepipe.runs.out_of_memory import (
     empty_device,
@@ -27,8 +32,16 @@ from sparsepipe.runs.out_of_memory import (
     oom_kills,
     ran_out,
 )
-from sparsepipe.tasks.fitting.memory import OVER_BUDGET
-from sparsepipe.tasks.fitting.probe import OUT_OF_MEMORY, TOO_FEW_SHAPES
+from sparsepipe.runs.randomness import seed_epoch, seed_model
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks.fitting.memory import (
+    OUT_OF_MEMORY,
+    OVER_BUDGET,
+    TOO_FEW_SHAPES,
+    ResidentPeak,
+    end_beyond,
+    limit_allocations,
+)
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import read_json, write_json
 
@@ -36,6 +49,23 @@ log = logging.getLogger(__name__)
 
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
 _OUTPUT_LINES = 20
+_SLACK_BYTES = 2**30
+"""Unused allocations that are allowed beyond the budget."""
+A_FEW_STEPS: dict[str, Any] = {
+    "max_epochs": -1,
+    "min_epochs": None,
+    "min_steps": None,
+    "max_time": None,
+    "limit_train_batches": None,
+    "limit_val_batches": 0,
+    "overfit_batches": 0.0,
+    "val_check_interval": None,
+    "fast_dev_run": False,
+    "reload_dataloaders_every_n_epochs": 0,
+    "profiler": None,
+    "enable_checkpointing": False,
+}
+"""Arguments of the Trainer: a few steps, and nothing beside them."""
 _OUTCOMES: Mapping[int, Outcome] = {
     OVER_BUDGET: "over_budget",
     OUT_OF_MEMORY: "out_of_memory",
@@ -64,6 +94,10 @@ class Probe:
         return self.outcome == "fits"
 
 
+class TooFewShapes(Exception):
+    """The data have no batch of the given size."""
+
+
 class Prober:
     """Measures what training steps of a run need, and remembers the answers.
 
@@ -78,10 +112,6 @@ class Prober:
         isolated: each probe is a process of its own; else it runs in this one, which only a GPU
             allows: its memory may run out without ending a process.
         whole: steps of smaller batches, of data with too few shapes, are no answer.
-
-    Raises:
-        ConfigError: a processor's memory is to be filled by this process.
-        HardwareError: the amount of memory is unknown.
     """
 
     def __init__(
@@ -132,13 +162,7 @@ class Prober:
         }
 
     def probe(self, batch_size: int) -> Probe:
-        """The outcome of a batch size, measured once.
-
-        Raises:
-            SparsePipeError: steps fail, take too long, or are killed for another reason than
-                memory.
-            Stopped: a signal ended the run.
-        """
+        """The outcome of a batch size, measured once."""
         if batch_size in self._known:
             return self._known[batch_size]
         started_s = time.monotonic()
@@ -161,8 +185,6 @@ class Prober:
 
     def _try(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
         """Takes the steps in this process and restores random state and threads."""
-        from sparsepipe.tasks.fitting.steps import TooFewShapes, memory_of_steps
-
         threads = torch.get_num_threads()
         try:
             with isolate_rng():
@@ -182,7 +204,7 @@ class Prober:
         """Takes the steps in a process of their own."""
         (place / "parent").write_bytes(pickle.dumps(os.getpid()))
         (place / "request").write_bytes(pickle.dumps({**request, "place": place}))
-        kills, size = oom_kills(), request["batch_size"]
+        kills, steps = oom_kills(), f"training steps of batch size {request['batch_size']}"
         again = "the same command goes on with the search, with the answers that it has"
         try:
             with (place / "output").open("wb") as stream:
@@ -197,8 +219,8 @@ class Prober:
                 )
         except subprocess.TimeoutExpired:
             raise SparsePipeError(
-                f"training steps of batch size {size} took longer than task.timeout_s="
-                f"{self._timeout_s:g}: whether they fit is unknown",
+                f"{steps} took longer than task.timeout_s={self._timeout_s:g}: whether they fit is "
+                "unknown",
                 remedy=f"raise task.timeout_s; {again}",
             ) from None
         code = done.returncode
@@ -210,17 +232,82 @@ class Prober:
         if code in _OUTCOMES:
             return _OUTCOMES[code], None
         if code == -signal.SIGKILL and kills_since(kills):
-            log.warning(
-                "the kernel ended the training steps of batch size %d for want of memory, below "
-                "their budget: other processes may hold the rest",
-                size,
-            )
+            told = "the kernel ended %s for want of memory, below their budget"
+            log.warning(told + ": other processes may hold the rest", steps)
             return "killed_for_memory", None
-        output = (place / "output").read_text(errors="replace")
-        lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
+        output = (place / "output").read_text(errors="replace").strip().splitlines()
         end = f"signal {-code}" if code < 0 else f"exit status {code}"
         raise SparsePipeError(
-            f"training steps of batch size {size} ended with {end}, and whether they fit "
-            f"is unknown:\n{lines}",
+            f"{steps} ended with {end}, and whether they fit is unknown:\n"
+            + "\n".join(output[-_OUTPUT_LINES:]),
             remedy=f"mend the cause; {again}",
         )
+
+
+class _FreshBatches:
+    """Copies of a loader's batches, each without the kernel maps of an earlier step."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(fresh, self._batches)
+
+
+def memory_of_steps(
+    spec: RunSpec,
+    *,
+    batch_size: int,
+    budget_bytes: int | None,
+    steps: int,
+    whole: bool,
+    place: Path,
+) -> int:
+    """The most memory, in bytes, that training steps took: network, gradients, optimizer,
+    activations, batch.
+
+    The first full batches of an epoch take turns; smaller ones if none is full.
+
+    Args:
+        spec: the configuration, whose data are read by this process, in batches of another size.
+        batch_size: samples of a minibatch.
+        budget_bytes: limit of the memory; None: all of a GPU.
+        steps: how many steps are taken.
+        whole: smaller batches, of data with too few shapes, are refused.
+        place: directory of the run.
+    """
+    alone = {"num_workers": 0} if "num_workers" in spec.data.arguments else {}
+    data_target = spec.data.replace(batch_size=batch_size, **alone)
+    spec = spec.replace(data=data_target, callbacks={}, logger={})
+    inventory = build_inventory(spec)
+    run = ResolvedRun.of(spec, inventory, directory=RunDir(place))
+    seed = int(spec.seed)
+    seed_model(seed)
+    data = run.load_data("fit")
+    seed_epoch(seed, 0)
+    count = steps * int(spec.trainer.accumulate_grad_batches)
+    first = list(islice(iter(data.train_dataloader()), count))
+    full = [batch for batch in first if batch_size_of(batch) == batch_size]
+    if whole and not full:
+        raise TooFewShapes
+    batches = list(islice(cycle(full or first), count))
+    device, peak = torch.device("cpu"), None
+    if inventory.accelerator == "cuda":
+        device = prepare_device(run.places[0], inventory)
+        if budget_bytes is not None:
+            total_bytes = torch.cuda.get_device_properties(device).total_memory
+            share = min(1.0, budget_bytes / total_bytes)
+            torch.cuda.set_per_process_memory_fraction(share, device)
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        assert budget_bytes is not None, "a processor's memory has no end of its own"
+        peak = ResidentPeak()
+        limit_allocations(budget_bytes + budget_bytes // 2 + _SLACK_BYTES)
+        end_beyond(peak.before_bytes + budget_bytes)
+    module = run.build_module(data)
+    trainer = run.trainer([], silent=True, max_steps=steps, **A_FEW_STEPS)
+    trainer.fit(module, train_dataloaders=_FreshBatches(batches))
+    return int(torch.cuda.max_memory_allocated(device)) if peak is None else peak.bytes()

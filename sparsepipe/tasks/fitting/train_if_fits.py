@@ -43,15 +43,7 @@ class TrainIfFits(Train):
     timed_batches: Annotated[int, Field(ge=1, le=1_000_000)] = 20
 
     def run(self, run: ResolvedRun) -> None:
-        """Takes a few training steps first, as ``task=fit_batch`` does.
-
-        Raises:
-            ConfigError: the run has several processes; and what a training raises.
-            HardwareError: the amount of memory is unknown.
-            SparsePipeError: the steps take too long, are killed, or end for another reason than
-                memory.
-            Stopped: a signal ended it.
-        """
+        """Takes a few training steps first, as ``task=fit_batch`` does."""
         prober = Prober(
             run,
             budget_bytes=self.budget_bytes,

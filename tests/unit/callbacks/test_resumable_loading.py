@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRa
 
 from sparsepipe.callbacks import ResumableLoaders, Resume, RunCheckpoint, StopOnSignal
 from sparsepipe.runs.checkpoints import DirectCheckpointIO, read_checkpoint
-from sparsepipe.runs.randomness import seed_epoch, seed_model
+from sparsepipe.runs.randomness import adapt_loaders, seed_epoch, seed_model
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.strategies import (
@@ -26,7 +26,6 @@ from sparsepipe.strategies import (
     PipelineStrategy,
     SynchronousPipelineStrategy,
 )
-from sparsepipe.tasks.loaders import adapt_loaders
 from tests.support.pipeline_cases import QUIET
 from tests.support.processes import outcomes, run
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +14,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import (
     prepare,
     refuse_empty_microbatches,
@@ -34,9 +31,7 @@ from tests.support.control_groups import quota_group
 from tests.support.emulated_cases import hosts
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 from tests.support.plans import plan_on
-from tests.support.reported_runs import leave, made_by
 from tests.support.resolved import plan_run, resolved, run_directory
-from tests.support.simulated_cases import BY_HAND, run
 
 CUT = "parallel.strategy.microbatches="
 STRAIGHT, BOTH = "parallel.plan.config=1-1", "parallel.plan.config=2"
@@ -80,12 +75,10 @@ def test_a_logger_without_its_package_is_refused_with_its_extra(
     ("stages", "parts", "message", "most"),
     [
         ((STRAIGHT,), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
-        (("parallel.plan.cuts=[2]",), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
         ((), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
         ((BOTH,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
         ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
         ((f"{SEARCH}straight",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
-        ((f"{SEARCH}variance",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
         ((SEARCHED, SECOND), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
     ],
 )
@@ -104,14 +97,6 @@ def test_refused_before_ranks_start(
     assert message in refused.value.message
     assert f"microbatches={parts} are to be cut" in refused.value.message
     assert most in refused.value.remedy
-
-
-def test_not_refused_where_all_have_samples() -> None:
-    for stages, parts in ((STRAIGHT, 2), (BOTH, 4), (SEARCHED, 4)):
-        asked = (*MODEL, *TWO, "parallel=sync_1f1b", stages)
-        refuse_empty_microbatches(resolved(composed(*asked, f"{CUT}{parts}")))
-        with pytest.raises(ConfigError):  # one more than that is the first that is refused
-            refuse_empty_microbatches(resolved(composed(*asked, f"{CUT}{parts + 1}")))
 
 
 def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Path) -> None:
@@ -149,7 +134,6 @@ ON = ("experiment=tiny", "hardware=cores")
 PARTS = "parallel.strategy.microbatches"
 
 
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 @pytest.mark.parametrize(
     ("plan", "most", "stage"),
     [
@@ -158,9 +142,9 @@ PARTS = "parallel.strategy.microbatches"
         (("parallel.plan.config=4",), 4, 0),
     ],
 )
-def test_a_plan_by_hand(parallel: str, plan: tuple[str, ...], most: int, stage: int) -> None:
+def test_a_plan_by_hand(plan: tuple[str, ...], most: int, stage: int) -> None:
     def asked(count: int) -> int:
-        return resolve_run(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}")).ranks
+        return resolve_run(composed(*ON, "parallel=sync_1f1b", *plan, f"{PARTS}={count}")).ranks
 
     with pytest.raises(ConfigError) as refused:
         asked(most - 1)
@@ -178,17 +162,6 @@ def test_a_plan_file(tmp_path: Path) -> None:
     assert resolve_run(composed(*given, f"{PARTS}=2")).ranks == 2
 
 
-def test_no_number_of_parts() -> None:
-    with pytest.raises(ConfigError, match=f"^{PARTS}=0 is no number of parts"):
-        resolve_run(composed(*ON, "parallel=gpipe", f"{PARTS}=0"))
-
-
-def test_who_has_none_is_not_asked() -> None:
-    for parallel in ("pipeline", "hete_mp"):
-        plan = (f"parallel={parallel}", "parallel.plan.config=5-1")
-        assert resolve_run(composed(*ON, *plan)).ranks == 6
-
-
 def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
     """As one that does not look at it, ``mp`` by levels: refused before ranks start."""
     config = composed(*ON, "parallel=gpipe", f"{PARTS}=1", "parallel.search.search=mp")
@@ -198,26 +171,9 @@ def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
         refuse_few_microbatches(resolved(config, directory=RunDir(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("told", "option"),
-    [
-        ((*BY_HAND, "task.schedule=1f1b", "task.microbatches=3"), "task.microbatches"),
-        ((*BY_HAND, "parallel=gpipe", f"{PARTS}=3"), PARTS),
-    ],
-)
-def test_simulations_are_refused_as_trainings_are(
-    tmp_path: Path, told: tuple[str, ...], option: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"^{option}=3 are fewer than the 4 devices of stage 0"):
-        run(tmp_path, *told)
-
-
 VARIABLE, ANNOUNCED = "OMP_NUM_THREADS", "SPARSEPIPE_SWEEP_THREADS"
 SOME, OTHERS = (str(usable_cores() + more) for more in (1, 2))
 """Threads that nobody has who says nothing."""
-FEW = ("scale=smoke", "data.source.train_per_class=1", "data.source.test_per_class=1")
-SPARSE = {"grid": "32³", "devices": "1", "network": "sparse", "p": "0.25", "quantity": "speedup"}
-
 Identify = Callable[..., str]
 
 
@@ -315,59 +271,3 @@ def test_a_run_alone_keeps_to_a_quota(tmp_path: Path) -> None:
         done = Shell(tmp_path, before=(*within, *UNSAID))("parallel=single", "trainer.max_epochs=1")
     result = read_json(done.run / "result.json")
     assert (result["ranks"], result["threads_per_rank"], result["machine_cores"]) == (1, 1, 1)
-
-
-Place = Callable[..., RunDir]
-
-
-@pytest.fixture
-def place(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Where a command's run is, with so many threads."""
-
-    def place(*words: str, threads: int) -> RunDir:
-        monkeypatch.setenv(VARIABLE, str(threads))
-        monkeypatch.delenv(ANNOUNCED, raising=False)
-        return prepare(resolve_run(composed(*words, "hardware.accelerator=cpu"))).directory
-
-    return place
-
-
-def finish(place: RunDir, *words: str, threads: int) -> None:
-    """Leaves a finished run there."""
-    told = made_by(
-        *words,
-        threads_per_rank=threads,
-        machine_cores=4,
-        hardware_accelerator="cpu",
-        hardware_devices="4 x Xeon",
-    )
-    leave(Path("outputs"), place.run_id, **{k: v for k, v in told.items() if k != "run_id"})
-
-
-def gap() -> dict[str, str]:
-    """What a report says of the sparse network's speedup with one thread."""
-    done = run_job(composed("task=report", "name=mine", "task.exhibits=[table2]"))
-    with (done.path / "table2.csv").open(encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if SPARSE.items() <= row.items()]
-    (found,) = [row for row in rows if row["setting"].endswith("; 1 thread a device")]
-    return found
-
-
-@pytest.mark.full
-def test_the_command_of_a_gap_fills_it_beside_a_run_with_other_threads(place: Place) -> None:
-    """D-1 is there with two threads, a cell with one: with one D-1 is another run."""
-    here = ("experiment=table2", "name=mine", *FEW, "data.resolution=32")
-    dense, sparse = (*here, "paper/network=dense"), (*here, "paper/network=sparse_p025")
-    two = place(*dense, threads=2)
-    finish(two, *dense, threads=2)
-    finish(place(*sparse, threads=1), *sparse, threads=1)
-    lacking = gap()
-    assert lacking["status"] == "missing"
-    variable, program, *words = shlex.split(lacking["command"])
-    assert (variable, program) == ("OMP_NUM_THREADS=1", "sparsepipe")
-    one = place(*words, threads=1)
-    assert two.done.exists()
-    assert not one.done.exists(), "else the command would have nothing to do"
-    assert one.run_id == place(*dense, threads=1).run_id
-    finish(one, *words, threads=1)
-    assert gap()["status"] == "there"

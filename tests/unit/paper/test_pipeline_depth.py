@@ -19,7 +19,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
 from sparsepipe.tasks.emulate import as_emulated, emulated_profiles
-from sparsepipe.tasks.kept_memory import kept_bytes
+from sparsepipe.tasks.result import kept_bytes
 from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import profile

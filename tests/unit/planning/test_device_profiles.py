@@ -14,7 +14,7 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.partition.explanation import rank_times
 from sparsepipe.planning.device_profiles import (
     as_loaded,
-    check_devices,
+    check_measured,
     fingerprint_of,
     load_profiles,
 )
@@ -88,7 +88,7 @@ def check(meta: dict[str, Any], *settings: str, inventory: Inventory | None = No
     """Of a profile of the device that is half as fast."""
     config = composed(*TWO_SPEEDS, *settings)
     found = {"half-speed": Profile(layers=profile([1]).layers, meta=meta)}
-    check_devices(found, config, inventory or build_inventory(config))
+    check_measured(found, config, inventory or build_inventory(config))
 
 
 @pytest.mark.parametrize("meta", [AS_IT_WILL_BE, {"source": "somebody else"}, {"slowdown": 2}])
@@ -145,4 +145,4 @@ def test_the_authors_profiles_are_of_another_backend() -> None:
     inventory = build_inventory(config)
     found = load_profiles(inventory, "sparse_vgg16_bn", given={})
     with pytest.raises(ProfileError, match="backend MinkowskiEngine"):
-        check_devices(found, config, inventory)
+        check_measured(found, config, inventory)

@@ -10,7 +10,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import with_spans
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.division import division_of
-from sparsepipe.planning.given_plan import plan_to_simulate
+from sparsepipe.planning.plan_resolution import plan_to_simulate
 from sparsepipe.planning.recomputation import recompute_of, refuse_recompute
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed

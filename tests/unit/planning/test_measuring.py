@@ -122,15 +122,6 @@ def test_given_profiles_are_identified_by_their_content(tmp_path: Path) -> None:
     assert identity(same, "parallel.devices=2") == base
 
 
-def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
-    def identity(*settings: str) -> str:
-        config = composed(*MODEL, *TWO, *settings, "parallel.plan.config=1-1")
-        assert config.search is None
-        return run_directory(config).run_id
-
-    assert identity("parallel=hete_mp") == identity("parallel=mp") == identity("parallel=pipeline")
-
-
 def test_memory_follows_the_training() -> None:
     def room(*settings: str) -> tuple[bool, float] | None:
         model = model_of(*settings)
@@ -149,21 +140,6 @@ def test_memory_follows_the_training() -> None:
     assert room("parallel.search.memory=false") is None
     predicted = [model_of(), model_of("parallel.strategy.mode=spectrain")]
     assert [None if model is None else model.predicted for model in predicted] == [False, True]
-
-
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
-def test_a_synchronous_pipeline_can_be_searched_for(parallel: str) -> None:
-    config = composed(*MODEL, *TWO, f"parallel={parallel}")
-    assert config.search is None
-    asked = [f"parallel={parallel}", "parallel.search.search=hete_mp"]
-    config = composed(*MODEL, *TWO, *asked)
-    choice = config.search
-    assert choice == composed(*MODEL, *TWO, "parallel=hete_mp").search
-    assert choice is not None
-    model = memory_model(choice, config)
-    assert model is not None
-    assert not model.stash, "its weights have one version"
-    assert composed(*MODEL, *TWO, *asked, "parallel.plan.config=1-1").search is None
 
 
 def test_synchronous_schedules_and_their_microbatches_make_another_run() -> None:

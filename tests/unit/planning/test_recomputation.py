@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,28 +30,6 @@ def test_forms_that_it_may_have() -> None:
     assert both == {"stages": [0], "layers": [2, [3, 4]]}
     with pytest.raises(ConfigError, match=r"'none', 'all' or 'auto' or a mapping, not 'some'"):
         said("parallel.strategy.recompute=some")
-
-
-SYNCHRONOUS = ("recompute=all", "microbatches=2", "batch_norm=running", "schedule=gpipe")
-
-
-@pytest.mark.parametrize("plus", ["", "+"])
-@pytest.mark.parametrize("parallel", ["pipeline", "hete_mp", "dp"])
-def test_options_of_synchronous_pipelines_name_the_strategies_that_have_them(
-    parallel: str, plus: str
-) -> None:
-    given_ones = [f"{plus}parallel.strategy.{setting}" for setting in SYNCHRONOUS]
-    with pytest.raises(ConfigError) as refused:
-        composed(*MODEL, f"parallel={parallel}", *given_ones)
-    for setting in SYNCHRONOUS:
-        key = setting.partition("=")[0]
-        told = rf"'(parallel\.strategy\.)?{key}' .*choose parallel=gpipe, sync_1f1b or eager"
-        assert re.search(told, str(refused.value)), setting
-
-
-def test_a_misspelt_option_of_synchronous_pipelines_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.recompte' \(nearest: '.*recompute'"):
-        composed(*MODEL, "parallel=gpipe", "parallel.strategy.recompte=all")
 
 
 @pytest.mark.parametrize("stages", [SEARCHED, BY_HAND], ids=["searched", "by hand"])
@@ -194,7 +171,7 @@ REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
         1e9, ("parallel=gpipe", AUTO, "parallel.plan.config=1-1"), "parallel.plan.cuts"
     ),
     "that of core is not known": (None, (*SEARCHED, AUTO, "GIVEN"), "memory_bytes of each device"),
-    "there is none of mlp on core": (1e9, (*BY_HAND, AUTO), "task=profile"),
+    "no profile of mlp on core": (1e9, (*BY_HAND, AUTO), "task=profile"),
     "no plan fits the memory of the devices": (
         0.2e6, (*SEARCHED, AUTO, "GIVEN"), "fewer microbatches"
     ),

@@ -40,19 +40,10 @@ def test_a_chain_becomes_a_profile() -> None:
     assert profile.input_bytes == 256.0  # of the node that is none of the layers
 
 
-def test_the_size_of_the_input_is_there_only_if_known() -> None:
-    graph = parse_graph(
-        "".join(CHAIN.splitlines(keepends=True)[1:4]) + "\tnode2 -- node3\n\tnode3 -- node4\n"
-    )
-    assert "input_bytes" not in chain_profile(graph, meta={}).meta
-    assert chain_profile(parse_graph(CHAIN), meta={"input_bytes": 9}).input_bytes == 9.0
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "no layers"),
-        ("node1 -- Conv3d -- forward_compute_time=1.0\n", "line 1"),
         (line("a", "Conv3d", "fast", 0, 0, 0), "fast"),
         (line("a", "Conv3d", 1, 0, -5, 0), "-5"),
         (line("a", "Conv3d", 1, 0, 0, 0) * 2, "line 2.* names a again"),

@@ -50,17 +50,6 @@ def sparse_batch(seed: int) -> SparseTensor:
     return sparse_collate([(s, torch.ones(len(s), 1)) for s in sites], spatial_shape=(16,) * 3)
 
 
-def test_times_are_those_of_layers_that_sleep() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), Sleep(0.02, 0.05), nn.Linear(4, 4), Sleep(0.04, 0.01))
-    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=1, num_measured=3)
-    expected = [(0.0, 0.0), (0.02, 0.05), (0.0, 0.0), (0.04, 0.01)]
-    for layer, (forward_s, backward_s) in zip(found.layers, expected, strict=True):
-        # A machine that is busy only adds to that.
-        assert layer.forward_s >= forward_s
-        assert layer.backward_s >= backward_s
-    assert found.meta["num_measured"] == 3
-
-
 def test_layers_run_on_the_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that only sleep moves, layers that take longer for a call and for each sample."""
     now_s, sizes = 100.0, []

@@ -16,7 +16,7 @@ from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.activations import fresh
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.memory import Alive, _kept_by, border_bytes, saved_bytes
+from sparsepipe.profiling.memory import Alive, Kept, border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage
 
 ROWS, WIDTH = 20, 16
@@ -64,7 +64,7 @@ def test_passes_from_each_layer_to_the_end_give_the_same_bytes(net: nn.Sequentia
     whole = saved_bytes(net, batch())
     for first in range(len(layers)):
         # What the rest keeps by itself, and what it received as far as it keeps that not yet.
-        rest = _kept_by(layers[first:], arrived(before(net, first)), received=True)
+        rest = Kept(layers[first:], arrived(before(net, first)), received=True)
         assert begins[first] == max(0, sum(rest.sizes) - sum(whole[first:])), first
 
 

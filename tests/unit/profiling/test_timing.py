@@ -43,13 +43,3 @@ def test_a_clock_measures_between_marks() -> None:
     assert len(times_s) == 2
     assert all(time_s >= 0.02 for time_s in times_s)
     assert clock.seconds() == []
-
-
-def test_tf32_is_as_it_was_afterwards() -> None:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        multiply_speed(CPU, size=8, warmups=0, repeats=1)
-        assert torch.backends.cuda.matmul.allow_tf32 is True
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

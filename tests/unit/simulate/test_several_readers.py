@@ -17,7 +17,7 @@ from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
-from sparsepipe.tasks.simulation import Comparison, SimulationFigures
+from sparsepipe.tasks.simulate import Comparison, SimulationFigures
 from tests.support.plans import plan_of
 
 BATCH_SIZE = 8

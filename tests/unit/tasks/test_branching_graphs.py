@@ -81,8 +81,6 @@ def without_cuts(directory: Path) -> Path:
     ("changed", "message"),
     [
         (GRAPH.replace("\ta -- b", "\ta -- z"), "graph0.txt: line 6 is neither .*'z'"),
-        (GRAPH.replace("parameter_size=0.0", "parameter_size=much"), "line 1 is neither .*much"),
-        (GRAPH.replace("\tb -- c\n", "\tb -- c\n\tc -- a\n"), "form a cycle"),
         ("", "no layers"),
     ],
 )

@@ -121,13 +121,6 @@ def test_bytes_are_those_that_are_counted_of_a_training(ranks: int) -> None:
     assert [len(each.ranks) for each in made.steps.private] == [2] * 3 * (ranks == 6)
 
 
-def test_a_profile_of_another_network_is_refused() -> None:
-    with pytest.raises(ProfileError, match="has a profile of one without domains"):
-        simulated(2, replace(profile(), meta={}))
-    with pytest.raises(ProfileError, match="core has no profile"):
-        Domains.of(inventory(2), {}, batch_size=BATCH, algorithm="ring")
-
-
 def test_unlike_devices_wait_for_each_other_and_have_profiles_of_one_network() -> None:
     found = profile()
     slow = replace(

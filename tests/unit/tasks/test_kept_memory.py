@@ -21,7 +21,7 @@ from sparsepipe.profiling.memory import border_bytes, saved_bytes
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.kept_memory import kept_bytes, kept_values
+from sparsepipe.tasks.result import kept_bytes, kept_values
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.planned_cases import profile

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.tasks.measure_steps import OverBudget, _Limited, outcome, with_size
+from sparsepipe.tasks.measure_steps import Limited, OverBudget, outcome, with_size
 from tests.support.command_line import composed
 
 
 def test_what_has_more_alive_than_it_may_is_ended_at_once() -> None:
-    with _Limited(100):
+    with Limited(100):
         held = [torch.zeros(8) for _ in range(3)]  # 32 bytes each
         with pytest.raises(OverBudget):
             torch.zeros(8)
@@ -19,7 +19,7 @@ def test_what_has_more_alive_than_it_may_is_ended_at_once() -> None:
 
 
 def test_what_is_freed_is_no_part_of_it() -> None:
-    with _Limited(100):
+    with Limited(100):
         for _ in range(10):
             torch.zeros(16)
 

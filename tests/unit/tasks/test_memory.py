@@ -36,13 +36,6 @@ def test_an_earlier_peak_does_not_count() -> None:
     del small
 
 
-def test_memory_that_is_not_touched_is_not_resident() -> None:
-    peak = ResidentPeak()
-    empty = np.empty(500 * MB // 8)
-    assert peak.bytes() < 5 * MB
-    del empty
-
-
 def test_an_unknown_size_is_an_error() -> None:
     assert status_bytes("VmRSS") > MB
     with pytest.raises(OSError, match="no VmNothing"):

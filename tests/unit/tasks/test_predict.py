@@ -217,12 +217,8 @@ def test_files_that_are_found(place: Path) -> None:
     ("files", "error", "message"),
     [
         ("nowhere", ConfigError, "there is no file or folder nowhere"),
-        ("new/*.step", ConfigError, "there is no file or folder new/*.step"),
         ("outputs/*/*/*.json", ConfigError, r"no file of a shape in .*, but \d+ .json"),
         ("new/b.png", DataError, "new/b.png has no suffix of a format that holds a shape"),
-        ("new/broken.stl", DataError, "new/broken.stl holds no shape"),
-        ("new/pipe.stl", DataError, "new/pipe.stl .*is a pipe"),
-        ("~nosuchuser/new", ConfigError, "there is no file or folder ~nosuchuser/new"),
         ("null", ConfigError, "task=predict needs input"),
     ],
 )
@@ -230,7 +226,7 @@ def test_what_holds_no_shape_is_refused(
     run: Path, files: str, error: type[SparsePipeError], message: str
 ) -> None:
     before = sorted(Path("outputs").glob("*/*/"))
-    with pytest.raises(error, match=message.replace("*.step", r"\*.step")) as caught:
+    with pytest.raises(error, match=message) as caught:
         predicted(run, files)
     assert caught.value.remedy
     assert sorted(Path("outputs").glob("*/*/")) == before, "nothing is left of it"
@@ -241,9 +237,7 @@ def test_what_holds_no_shape_is_refused(
     [
         (("checkpoint=null",), ConfigError, "task=predict needs a checkpoint"),
         (("checkpoint=nowhere",), CheckpointError, "no checkpoint at nowhere"),
-        (("data.batch_size=0",), ConfigError, "data.batch_size"),
         (("data.resolution=8",), ConfigError, r"data.resolution=8 \(trained with 12\)"),
-        (("trainer.precision=64-true",), ConfigError, "trainer.precision=64-true"),
         (("task=evaluate",), ConfigError, "task=evaluate does not read"),
     ],
 )

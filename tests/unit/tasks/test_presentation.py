@@ -134,16 +134,3 @@ def test_a_picture_that_fails_costs_no_result(
     (directory,) = Path("outputs/pictureless").glob("[!.]*")
     assert (directory / "result.json").exists()
     assert not (directory / "DONE.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("limit", "text"),
-    [
-        (None, ""),
-        (4, " (at most 4 batches of them)"),
-        (1, " (at most 1 batch of them)"),
-        (0.25, " (25 % of the batches)"),
-    ],
-)
-def test_the_start_says_what_is_left_of_the_shapes(limit: float | None, text: str) -> None:
-    assert presentation.limited(limit) == text

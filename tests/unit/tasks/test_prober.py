@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import get_args
 import pytest
 
 from sparsepipe.errors import HardwareError, SparsePipeError
-from sparsepipe.paper.chapters.trainings import OF_MEMORY, OTHERS
+from sparsepipe.paper.chapters.trainings import OF_MEMORY
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.tasks.fitting import prober as module
 from sparsepipe.tasks.fitting.prober import Outcome, Prober
@@ -120,20 +119,5 @@ def test_one_that_the_kernel_kills_for_its_own_memory_does_not_fit(tmp_path: Pat
     assert (result["fits"], result["limited_by"]) == (False, "killed_for_memory")
 
 
-DOCS = Path(__file__).parents[3] / "docs"
-
-
 def test_reports_know_the_reasons_that_searches_give() -> None:
     assert {*get_args(Outcome)} - {"fits", "too_few_shapes"} == OF_MEMORY  # that one is of data
-
-
-def test_other_reasons_are_documented() -> None:
-    (told,) = re.findall(r"another reason \(`limited_by` is ([^)]*)\)", read("reports.md"))
-    assert {*re.findall(r"`(\w+)`", told)} == set(OTHERS)
-    for name in ("results.md", "experiments.md"):
-        (row,) = re.findall(r"^\| `limited_by` \|(.*)\|$", read(name), re.MULTILINE)
-        assert OF_MEMORY | set(OTHERS) <= {*re.findall(r"`(\w+)`", row)}
-
-
-def read(name: str) -> str:
-    return (DOCS / name).read_text(encoding="utf-8")

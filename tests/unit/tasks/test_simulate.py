@@ -14,7 +14,7 @@ from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileErro
 from sparsepipe.launch.job import run_job
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.simulate import in_one_process
-from tests.support.command_line import Shell, composed
+from tests.support.command_line import composed
 from tests.support.emulated_cases import profile
 from tests.support.resolved import run_directory
 from tests.support.simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
@@ -104,19 +104,6 @@ def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path)
 
 
 @pytest.mark.full
-def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
-    times_s = {}
-    for schedule in ("asynchronous", "eager_1f1b", "1f1b", "gpipe", "naive"):
-        done = run(tmp_path, *BY_HAND, f"task.schedule={schedule}")
-        times_s[schedule] = result(done)["minibatch_s"]
-        assert result(done)["schedule"] == schedule
-    assert times_s["asynchronous"] < times_s["eager_1f1b"] <= times_s["1f1b"]
-    assert times_s["asynchronous"] < times_s["naive"]
-    more = run(tmp_path, *BY_HAND, "task.schedule=gpipe", "task.microbatches=32")
-    assert result(more)["minibatch_s"] < times_s["gpipe"]
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_a_synchronous_pipeline_is_simulated_as_it_trains(tmp_path: Path, parallel: str) -> None:
     schedule = parallel.removeprefix("sync_")
@@ -172,27 +159,6 @@ def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
     assert "choose the hardware" in caught.value.remedy
 
 
-@pytest.mark.full
-def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -> None:
-    first = run(tmp_path, *SEARCHED)
-    time_ns = first.result.stat().st_mtime_ns
-    assert run(tmp_path, *SEARCHED, "parallel.grace_s=7").path == first.path
-    assert first.result.stat().st_mtime_ns == time_ns
-    measured = json.loads(Path("sparsepipe/assets/profiles/paper/titan_v.json").read_text())
-    measured["layers"][30]["forward_s"] = 9.0
-    slow = tmp_path / "slow.json"
-    slow.write_text(json.dumps(measured))
-    others = [
-        ("task.link_bytes_per_s=1e9",),
-        ("parallel.search.bandwidth_bytes_per_s=61e6",),
-        ("parallel.plan.config=4-1", "parallel.plan.cuts=[25]"),
-        (f"task.profiles={{TITAN V: {slow}}}",),
-        ("hardware=paper_6gpu",),
-    ]
-    paths = {run(tmp_path, *SEARCHED, *each).path for each in others}
-    assert len(paths | {first.path}) == 1 + len(others)
-
-
 @pytest.mark.parametrize(
     ("overrides", "error", "message", "remedy"),
     [
@@ -228,27 +194,6 @@ def test_what_cannot_be_simulated_is_refused_and_leaves_nothing(
     assert remedy in caught.value.remedy  # type: ignore[attr-defined]
     assert not list(tmp_path.glob("*/*/result.json"))
     assert not list(tmp_path.glob("*/*/config.yaml"))
-
-
-@pytest.mark.full  # two processes of their own
-def test_a_sweep_ends_with_throughputs_and_their_ratios(tmp_path: Path) -> None:
-    shell = Shell(tmp_path)
-    done = shell.sweep(
-        "task=simulate",
-        "hardware=paper_5gpu",
-        "model=sparse_vgg16_bn",
-        "data=shapes",
-        "parallel=dp,hete_mp",
-        "parallel.search.bandwidth_bytes_per_s=60e6",
-    )
-    assert done.code == 0, done.err
-    (table,) = tmp_path.glob("outputs/*/sweeps/*/table.md")
-    head, _, dp, searched = table.read_text().splitlines()
-    for heading in ("kind", "simulated shapes/s", "ratio", "over DP", "epoch s"):
-        assert heading in head
-    assert "| simulated |" in dp
-    assert "1.00x" in dp
-    assert "4-1 at 24" in searched
 
 
 SEVEN_GPUS = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
@@ -291,46 +236,3 @@ def test_what_searches_nothing_has_no_settings_of_searches(tmp_path: Path, paral
     assert identity(tmp_path, f"parallel={parallel}", *chosen) == identity(
         tmp_path, f"parallel={parallel}"
     )
-
-
-def test_what_searches_has_them(tmp_path: Path) -> None:
-    settings = ("grace_s=7", "search.bandwidth_bytes_per_s=60e6", "search.reserved_bytes=1e9")
-    base, same, *others = (
-        identity(tmp_path, "parallel=hete_mp", *more)
-        for more in ([], *([f"parallel.{setting}"] for setting in settings))
-    )
-    assert same == base
-    assert len({base, *others}) == 3
-
-
-def test_memory_of_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) -> None:
-    """A finished run is taken up again whatever they are, so that they may change nothing."""
-    paths = [tmp_path / name for name in ("plain", "reserved")]
-    settings: list[list[str]] = [[], ["parallel.search.reserved_bytes=1e9"]]
-    plain, reserved = (
-        run_job(composed(f"paths.outputs={path}", *SEVEN_GPUS, "parallel=dp", *more)).path
-        for path, more in zip(paths, settings, strict=True)
-    )
-    assert (plain / "devices.csv").read_text() == (reserved / "devices.csv").read_text()
-
-
-@pytest.mark.full  # three searches and simulations
-def test_mp_and_exact_are_searched_for_the_links_that_there_are(tmp_path: Path) -> None:
-    """Without one bandwidth for all links, as ``-m parallel=dp,mp,hete_mp,exact`` asks for them."""
-    files = {"TITAN V": "titan_v.json", "RTX 2080 Ti": "rtx_2080_ti.json"}
-    found = {}
-    for strategy in ("mp", "exact"):
-        done = run(tmp_path, *PAPER, f"parallel={strategy}")
-        found[strategy], plan = result(done), Plan.from_json(done.plan.read_text())
-        assert plan.details["strategy"] == strategy
-        assert plan.details["bandwidth_bytes_per_s"] is None
-        assert len({device for stage in plan.stages for device in stage.devices}) == 5
-        for stage in plan.stages:  # which no link makes faster than its devices can
-            layers = slice(stage.layers[0], stage.layers[1] + 1)
-            names = [device.split("/")[1] for device in stage.devices]
-            least_s = min(layers_s(files[name], layers) for name in names) / len(names)
-            assert found[strategy]["minibatch_s"] >= least_s * (1 - 1e-9)
-    by_hand = result(run(tmp_path, *BY_HAND))
-    assert found["exact"]["minibatch_s"] < found["mp"]["minibatch_s"]
-    assert found["exact"]["minibatch_s"] < by_hand["minibatch_s"], "Table III's, for equal links"
-    assert all(each["speedup_over_dp"] > 1 for each in found.values())

@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from tests.support.command_line import composed
 
@@ -45,8 +42,3 @@ def test_data_parallelism_is_compared_as_it_trains(tmp_path: Path) -> None:
     ring, direct = (result(tmp_path, f"task.all_reduce={way}") for way in ("ring", "direct"))
     assert ring["minibatch_s"] < direct["minibatch_s"]
     assert ring["dp_minibatch_s"] == direct["dp_minibatch_s"]
-
-
-def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="all_reduce"):
-        minibatch_s(tmp_path, "task.all_reduce=star")

@@ -11,7 +11,6 @@ import pytest
 
 from sparsepipe.errors import HardwareError
 from sparsepipe.launch.job import run_job
-from sparsepipe.schedule.communication import INBOX_DEPTH
 from tests.support.command_line import composed
 from tests.support.emulated_cases import BACKWARD_S, FORWARD_S, profile
 
@@ -127,8 +126,3 @@ def test_a_short_epoch_has_the_same_pace_as_a_long_one(tmp_path: Path) -> None:
         assert few[key] == pytest.approx(many[key], rel=1e-6)
     assert few["epoch_s"] < many["epoch_s"] / 10
     assert few["epoch_minibatches"] == 3
-
-
-def test_messages_wait_where_they_do_in_training() -> None:
-    task = composed("task=simulate", "hardware=paper_5gpu", "parallel=dp").to_dict()["task"]
-    assert (task["outbox"], task["inbox"]) == (None, INBOX_DEPTH)

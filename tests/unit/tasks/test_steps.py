@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-from sparsepipe.runs.out_of_memory import filled_share, ran_out
-from sparsepipe.tasks.fitting.steps import TooFewShapes, first_batches
+from sparsepipe.runs.out_of_memory import ran_out
 from sparsepipe.utils.files import read_json
 
 
@@ -26,16 +23,6 @@ def test_steps_of_data_without_a_length_are_of_whole_batches(job) -> None:
     assert result["probed_outcomes"] == 2 * ["fits"] + 2 * ["too_few_shapes"]
     path = job("task=train_if_fits", *streamed, "task.budget_bytes=1e9", "data.batch_size=8")
     assert read_json(path / "result.json")["fits"], "a training takes what there is"
-
-
-def test_batches_of_a_probe_are_whole_in_a_search() -> None:
-    loader = DataLoader(torch.arange(10), batch_size=4)
-    whole = first_batches(loader, size=4, count=5, whole=True)
-    assert [batch.tolist() for batch in whole[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
-    few = DataLoader(torch.arange(3), batch_size=4)
-    assert [len(b) for b in first_batches(few, size=4, count=2, whole=False)] == [3, 3]
-    with pytest.raises(TooFewShapes):
-        first_batches(few, size=4, count=2, whole=True)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +45,3 @@ def test_a_convolution_without_an_engine_wants_memory_where_much_was_taken() -> 
     assert ran_out(error, filled=0.6)
     assert not ran_out(error, filled=0.1), "no GPU of this kind can do it"
     assert not ran_out(error)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
-def test_without_a_gpu_none_is_filled() -> None:
-    assert filled_share(10**9) == 0

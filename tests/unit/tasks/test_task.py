@@ -8,8 +8,6 @@ import pytest
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.evaluate import Evaluate
-from sparsepipe.tasks.fitting.train_if_fits import TrainIfFits
-from sparsepipe.tasks.profile import ProfileLayers
 from sparsepipe.tasks.task import ResolvedRun, Task, task_of
 from tests.support.command_line import composed
 
@@ -24,13 +22,6 @@ class CountLayers(Task):
         """Nothing."""
 
 
-def test_results_call_it_by_its_class() -> None:
-    assert CountLayers.name == "count_layers"
-    assert (Evaluate.name, TrainIfFits.name, ProfileLayers.name) == (
-        "evaluate", "train_if_fits", "profile"
-    )  # fmt: skip
-
-
 def test_its_settings_are_the_keys_of_the_group() -> None:
     spec = composed("data=shapes").replace(task={"_target_": f"{__name__}.CountLayers", "most": 5})
     assert task_of(spec) == CountLayers(most=5)
@@ -39,6 +30,6 @@ def test_its_settings_are_the_keys_of_the_group() -> None:
 
 def test_something_else_is_refused() -> None:
     spec = composed("data=shapes").replace(task={"_target_": "fractions.Fraction"})
-    with pytest.raises(ConfigError, match=r"fractions\.Fraction is no task") as caught:
+    with pytest.raises(ConfigError, match=r"fractions\.Fraction is not a task") as caught:
         task_of(spec)
     assert "sparsepipe.tasks.task.Task" in caught.value.remedy

@@ -37,7 +37,6 @@ def is_refused(place: Path) -> bool:
         ("api.wandb.ai", None, False),
         ("api.forge.coreweave.com", None, False),
         ("tracker.example.org", "https://tracker.example.org", False),
-        ("tracker.example.org:8080", "http://tracker.example.org:8080/", False),
         # Logins elsewhere, though one is called so.
         ("wandb.example.org", None, True),
         ("api.wandb.ai", "https://tracker.example.org", True),
