@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparsepipe.runtime.collectives.halo import add_up, added_up
 from sparsepipe.spatial.grid import Grid
@@ -32,42 +31,24 @@ from sparsepipe.spatial.shard import (
 )
 
 
-class _ShardedToReplicated(torch.autograd.Function):
-    """The identity; divides the gradient by the number of ranks, which all compute the same."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient / ctx.size, None
-
-
-class _ReplicatedToSharded(torch.autograd.Function):
-    """The identity; adds up the gradients of all ranks, which have parts of it."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, grid: Grid) -> Tensor:
-        ctx.grid = grid
-        return value.view_as(value)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return add_up(gradient, ctx.grid.group, what="adding up gradients over shards"), None
-
-
 def enter(value: Tensor, grid: Grid) -> Tensor:
-    """A value that all ranks have computed as one device would; the inverse of :func:`leave`."""
-    result: Tensor = _ReplicatedToSharded.apply(value, grid)  # type: ignore[no-untyped-call]
+    """A value that all ranks have computed as one device would; adds up their gradients of it."""
+    result = value.view_as(value)
+    if result.requires_grad:
+        what = "adding up gradients over shards"
+        result.register_hook(lambda gradient: add_up(gradient, grid.group, what=what))  # type: ignore[no-untyped-call]
     return result
 
 
 def leave(value: Tensor, grid: Grid) -> Tensor:
-    """A value that all ranks have, for computing on with it as one device would."""
-    result: Tensor = _ShardedToReplicated.apply(value, grid.size)  # type: ignore[no-untyped-call]
+    """A value that all ranks have, for computing on with it as one device would.
+
+    The inverse of :func:`enter`: all ranks compute the same, so that each takes its share of the
+    gradient.
+    """
+    result = value.view_as(value)
+    if result.requires_grad:
+        result.register_hook(lambda gradient: gradient / grid.size)  # type: ignore[no-untyped-call]
     return result
 
 
