@@ -138,7 +138,18 @@ class SpatialStrategy(DataParallelStrategy):
                 "shards",
                 remedy="train the module that it was compiled from",
             )
-        shape = self._shape or self._fitting_shape(trainer)
+        shape = self._shape
+        if shape is None:
+            sizes = getattr(getattr(trainer, "datamodule", None), "sample_sizes", None)
+            if sizes is None:
+                raise ConfigError(
+                    "grid=auto chooses by the size of samples, and the data module has no "
+                    "sample_sizes",
+                    remedy="give the grid, such as [1, 2], or a data module with sample_sizes",
+                )
+            shape = best_grid(tuple(sizes), self._ranks_per_replica)
+            if self.global_rank == 0:
+                log.info("grid %s for samples of %s: the fewest halos", shape, tuple(sizes))
         self.grid = Grid(shape, self._groups[0], overlap=self._overlap)
         self._shards = SampleShards(self.grid, self.root_device)
         spatialize_layers(module, self.grid)
@@ -151,18 +162,6 @@ class SpatialStrategy(DataParallelStrategy):
                     metric.distributed_available_fn = lambda: False
         super().setup(trainer)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
-
-    def _fitting_shape(self, trainer: pl.Trainer) -> tuple[int, ...]:
-        sizes = getattr(getattr(trainer, "datamodule", None), "sample_sizes", None)
-        if sizes is None:
-            raise ConfigError(
-                "grid=auto chooses by the size of samples, and the data module has no sample_sizes",
-                remedy="give the grid, such as [1, 2], or a data module with sample_sizes",
-            )
-        shape = best_grid(tuple(sizes), self._ranks_per_replica)
-        if self.global_rank == 0:
-            log.info("grid %s for samples of %s: the fewest bytes of halos", shape, tuple(sizes))
-        return shape
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:

@@ -27,7 +27,7 @@ from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
 from sparsepipe.strategies.metrics import Metrics
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs
-from sparsepipe.strategies.pipeline.placeholders import StageModule
+from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
 from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
 from sparsepipe.strategies.pipeline.steps import TRAINING, ModuleSteps
 from sparsepipe.strategies.sharding import GlobalNorm
@@ -230,10 +230,17 @@ class Pipeline(ABC):
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
         """One Lightning step: a round of stage 0 enters."""
         self.steps.hook, self.steps.arguments = TRAINING, arguments
-        if not self.worker.rounds:
-            self._part.check_trained(self.parameters)
         assert self._updates is not None
         with self._part.silent():
+            if not self.worker.rounds:  # refuse what would be updated wrongly from here on
+                parameters = dict(self._part.parameters())
+                if late := [name for name in parameters if name not in self.parameters]:
+                    raise ConfigError(
+                        f"{late[0]} was frozen when the run began, and is to learn now",
+                        remedy="let it require a gradient from the beginning, with lr=0 in a group "
+                        "of the optimizer until it is to learn; or train in two runs",
+                    )
+                check_hooks(parameters)
             self._updates.record(self.worker.rounds)
             self.worker.feed(batch, count=count, number=number)
 

@@ -6,7 +6,7 @@ memory back until the module is made whole again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -243,20 +243,6 @@ class StageModule:
         for name, parameter in self._placement.module.named_parameters():
             if parameter.requires_grad and self.holds(name):
                 yield name, parameter
-
-    def check_trained(self, names: Collection[str]) -> None:
-        """Refuses hooks of parameters, and parameters to learn beside ``names``, which learned when
-        the run began.
-        """
-        with self.silent():
-            parameters = dict(self.parameters())
-        if late := [name for name in parameters if name not in names]:
-            raise ConfigError(
-                f"{late[0]} was frozen when the run began, and is to learn now",
-                remedy="let it require a gradient from the beginning, with lr=0 in a group of the "
-                "optimizer until it is to learn; or train in two runs",
-            )
-        check_hooks(parameters)
 
     def norms(self) -> tuple[dict[str, _BatchNorm], dict[str, _BatchNorm]]:
         """Batch norms by name: of this stage, and those outside of the layers of another one."""

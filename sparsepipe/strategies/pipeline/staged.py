@@ -214,7 +214,14 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             refusals.check_optimization(self.optimizers, self.lr_scheduler_configs)
         if not alone:
             if fitting:
-                self._summarise(trainer, module)
+                # Summaries are made while the module is whole: when the fit starts, the layers of
+                # other stages are removed, and no example could run through them.
+                callbacks = trainer.callbacks  # type: ignore[attr-defined]
+                self._summaries = [each for each in callbacks if isinstance(each, ModelSummary)]
+                with internals.actual_device(module):
+                    for callback in self._summaries:
+                        callback.on_fit_start(trainer, module)
+                        callback.on_fit_start = lambda *_: None  # type: ignore[method-assign]
             rank = self.global_rank
             optimizer = self.optimizers[0] if fitting else None
             part = StageModule(placement, stage=self.plan.stage_of(rank))
@@ -244,19 +251,6 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         placement = StagePlacement(module=module, name=name, plan=self.plan)
         placement.check()
         return placement
-
-    def _summarise(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Lets callbacks summarise a module while it is whole, and not again when the fit starts.
-
-        By then the layers of other stages are removed: their parameters would not be counted, and
-        no example could run through them.
-        """
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        self._summaries = [each for each in callbacks if isinstance(each, ModelSummary)]
-        with internals.actual_device(module):
-            for callback in self._summaries:
-                callback.on_fit_start(trainer, module)
-                callback.on_fit_start = lambda *_: None  # type: ignore[method-assign]
 
     def _make_pipeline(
         self,
