@@ -14,7 +14,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.strategies import StagedStrategy
-from sparsepipe.strategies.trainer_internals import evaluation_loop, log_step_metrics
+from sparsepipe.strategies.trainer_internals import active_loop, log_step_metrics
 
 
 class StopOnSignal(pl.Callback):
@@ -106,7 +106,7 @@ class ErrorNotes(pl.Callback):
             stage = f"stage {trainer.strategy.plan.stage_of(trainer.global_rank)}: "
         doing = "" if trainer.state.stage is None else trainer.state.stage.value
         if trainer.validating or trainer.sanity_checking or trainer.testing:
-            batch = evaluation_loop(trainer).batch_progress.current.ready
+            batch = active_loop(trainer).batch_progress.current.ready
         else:
             batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         exception.add_note(f"{stage}{doing} epoch {trainer.current_epoch + 1}, batch {batch}")

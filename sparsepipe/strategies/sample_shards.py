@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -34,6 +35,9 @@ class SampleShards:
 
     def __init__(self, grid: Grid, device: torch.device) -> None:
         self._grid, self._device = grid, device
+        self._gather = partial(
+            gather_numbers, group=grid.group, device=device, what="comparing batches"
+        )
         self._parts: dict[str, tuple[int, ...] | None] = {}  # of each stage: sizes of the whole
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
 
@@ -96,10 +100,6 @@ class SampleShards:
             torch.set_rng_state(state[: len(states[0])].clone())
             if self._device.type == "cuda":
                 torch.cuda.set_rng_state(state[len(states[0]) :].clone(), self._device)
-
-    def _gather(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-        group, device = self._grid.group, self._device
-        return gather_numbers(numbers, group, device=device, what="comparing batches")
 
     def restore(self) -> None:
         """Lets data sets read whole samples again."""

@@ -132,13 +132,8 @@ def log_step_metrics(trainer: pl.Trainer) -> None:
 
 
 def active_loop(trainer: pl.Trainer) -> Any:
-    """The loop of the present call: fit, validate, test or predict."""
+    """The loop that trains, validates, tests or predicts now; a validation within a fit's, too."""
     return trainer._active_loop
-
-
-def evaluation_loop(trainer: pl.Trainer) -> Any:
-    """The loop that validates or tests, also within a fit."""
-    return trainer._evaluation_loop
 
 
 def loaders_of(loop: Any) -> list[Any]:

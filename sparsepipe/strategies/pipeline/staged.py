@@ -462,9 +462,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def evaluate(self, pipeline: Pipeline, hook: str, *args: Any, **kwargs: Any) -> Any:
         """Sends a batch forward; the result of a prediction, None of other steps."""
         predicts = hook == "predict_step"
-        loop: Any = self._trainer.predict_loop
-        if not predicts:
-            loop = internals.evaluation_loop(self._trainer)
+        loop = internals.active_loop(self._trainer)
         loaders, in_turn = internals.loaders_of(loop), internals.reads_in_turn(loop)
         number, batch_idx = self._evaluated
         if in_turn:

@@ -60,7 +60,6 @@ OWNERS: dict[Any, str] = {
     "_on_before_batch_transfer _apply_batch_transfer_handler",
     trainer: "_results _logger_connector _active_loop _signal_connector _accelerator_connector "
     "_data_connector _val_check_time_interval",
-    lambda: pl.Trainer: "_evaluation_loop",  # a property that raises outside of a run
     lambda: trainer()._logger_connector: "_current_fx on_batch_end update_train_step_metrics",
     lambda: trainer()._signal_connector: "_sigterm_notifier_fn received_sigterm",
     lambda: trainer()._accelerator_connector: "use_distributed_sampler",
