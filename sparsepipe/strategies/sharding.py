@@ -32,11 +32,7 @@ State = dict[str, Any]
 
 
 class ShardedOptimizer:
-    """An optimizer reduced to the parameters that this rank owns.
-
-    Args:
-        optimizer: the optimizer of the whole module; changed in place.
-        owned: ids of the parameters to keep.
+    """The optimizer of the whole module, reduced in place to the parameters (ids) that are owned.
 
     Attributes:
         whole: parameters of the whole optimizer in its order, those of other ranks without values.
@@ -121,9 +117,8 @@ class GlobalNorm:
     the order of the whole optimizer, so that gradients have the bits of one process.
 
     Args:
-        parameters: of the whole optimizer, in its order; those of other ranks need no values.
-        given: ids of those whose norms this rank gives. One of the ranks that hold a parameter
-            does, since all of them have the same gradient.
+        parameters: those of the whole optimizer, in its order.
+        given: ids of those whose norms this rank gives; one rank of those that hold it does.
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, given: Collection[int]) -> None:
@@ -190,12 +185,6 @@ class ShardedModule(Generic[_Part]):
     """Gives every rank the values of rank 0, and then keeps those of its own part only.
 
     All methods but those that load are collective: every rank must call them.
-
-    Args:
-        module: the LightningModule; what the rank does not hold is removed from it.
-        part: what it holds.
-        rank: this one.
-        optimizer: over the whole module, reduced likewise; None where nothing is trained.
 
     Attributes:
         optimizer: the sharded one; None where nothing is trained.

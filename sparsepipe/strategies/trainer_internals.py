@@ -59,8 +59,7 @@ def is_compiled(module: pl.LightningModule) -> bool:
 def actual_device(module: pl.LightningModule) -> Iterator[torch.device]:
     """Within, ``module.device`` is the device on which the parameters are.
 
-    Before a strategy moves a module, Lightning already reports the device to which it will go,
-    for hooks that make tensors there. Batches that run before the move must not follow.
+    Before a strategy moves a module, Lightning already reports the device to which it will go.
     """
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
@@ -209,11 +208,8 @@ def replace_in_loops(
 ) -> None:
     """Changes what Lightning does around steps.
 
-    Args:
-        trainer: whose loops are changed.
-        decide: called with the data fetcher after each step, says whether to validate.
-        handle: called with the signal's number and frame at SIGTERM.
-        wrap: wraps the calls of the module's hooks for batches.
+    ``decide`` is called with the data fetcher after each step and says whether to validate,
+    ``handle`` with a signal's number and frame; ``wrap`` wraps the module's hooks for batches.
     """
     disable_signal_broadcast(trainer)
     trainer.fit_loop.epoch_loop._should_check_val_fx = decide  # type: ignore[method-assign, assignment]

@@ -42,10 +42,7 @@ REMOTE_BATCH = RemoteBatch()
 class Padded:
     """A loader followed by stand-ins up to a length, whatever length the loader reports.
 
-    Args:
-        loader: the user's.
-        length: number of batches and stand-ins.
-        reads: whether batches of the loader come at all.
+    Of one that does not read (``reads``) all are stand-ins.
     """
 
     def __init__(self, loader: Iterable[Any], length: int, *, reads: bool = True) -> None:

@@ -34,7 +34,7 @@ class Logged:
 
     Attributes:
         value: the number; of a metric, what its last call returned, if it was called.
-        dtype: of a tensor.
+        dtype: that of a tensor.
         metric: attribute of the module that was logged.
     """
 

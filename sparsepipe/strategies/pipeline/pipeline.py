@@ -44,9 +44,6 @@ class StageOptimizer:
 
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
     apply the same update in different steps, and must all use the options of one step.
-
-    Args:
-        norm: clips by norm in place of ``precision``; None: ``precision`` clips.
     """
 
     def __init__(
@@ -155,17 +152,14 @@ def make_stage(
 class Pipeline(ABC):
     """Trains and evaluates on one rank; its worker calls it back for updates and logs.
 
-    Args:
-        optimizer: of this rank's parameters; None where nothing is trained.
-        norm: clips by norm in place of ``precision``; None: ``precision`` clips.
-        send_input: whether the last stage gets the input of the layers too.
+    Nothing is trained without an ``optimizer``; ``norm``, if given, clips by norm in place of
+    ``precision``.
 
     Attributes:
         parameters: those of this rank that learn, by name.
         worker: runs this rank's share of every minibatch.
         group: the ranks of this rank's stage.
         loss: the loss of the last step, or minibatch, that came back to this rank.
-        steps: both halves of the module's steps.
     """
 
     worker: StageWorker[Any]

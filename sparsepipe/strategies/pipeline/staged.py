@@ -81,9 +81,8 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     Batches of an evaluation stream through the stages; what they logged is known after a loader's
     last. Predictions do not stream: a rank that reads has the answer to each batch before it begins
-    its next one, so that no more are on their way than ranks read. Checkpoints are whole, written
-    when the pipeline is empty, and none after a failure. Without a pipeline, a single rank
-    does as a plain Trainer.
+    its next one. Checkpoints are whole, written when the pipeline is empty, and none after a
+    failure.
 
     Attributes:
         pipeline_class: class of a rank's pipeline.

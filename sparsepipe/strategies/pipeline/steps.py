@@ -99,12 +99,7 @@ def _check_input(value: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The result of the first half of a step.
-
-    Attributes:
-        value: the input of ``layers``.
-        randomness: states before the step of the random generators that it drew from.
-    """
+    """The input of ``layers``, and states before the step of the generators that it drew from."""
 
     value: Any
     randomness: Mapping[str, Any]
@@ -225,9 +220,8 @@ def without_input(batch: Any, value: Any) -> Any:
 class ModuleSteps:
     """Both halves of the steps of training, validation, test and prediction.
 
-    Args:
-        in_step: context of the step itself.
-        send_input: whether the last stage gets the input of ``layers`` too.
+    ``in_step`` is the context of the step itself; ``send_input`` says whether the last stage gets
+    the input of ``layers`` too.
 
     Attributes:
         hook: name of the step to run.
