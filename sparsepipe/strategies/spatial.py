@@ -227,6 +227,7 @@ class SpatialStrategy(DataParallelStrategy):
         for group in self._groups:
             process_group.destroy_group(group)
         self._groups = (None, None)
+        vars(self).pop("grid", None)  # whose group has threads
         super().teardown()
 
 
