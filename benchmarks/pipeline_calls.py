@@ -13,12 +13,12 @@ from typing import Any
 import pytorch_lightning as pl
 from typing_extensions import override
 
-from sparsepipe.runtime.stage import Flight, Stage
+from sparsepipe.runtime.stage import Flight, StageLayers
 from sparsepipe.runtime.weights.modes import Memory
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
 
 CALLS: Mapping[str, tuple[type, str]] = {
-    "forward": (Stage, "forward"),
+    "forward": (StageLayers, "forward"),
     "backward": (Flight, "backward"),
     "copy": (Memory, "move"),
     "update": (Pipeline, "update"),

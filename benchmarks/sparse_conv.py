@@ -35,7 +35,7 @@ from sparse_conv_peers import on_one_thread, peer_rows
 from torch import Tensor
 
 from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor, sparse_collate
-from sparsepipe.sparse.backends.convolution import prepare
+from sparsepipe.sparse.backends import convolution
 from sparsepipe.sparse.backends.native import build_rounds
 
 RESOLUTION = 50
@@ -181,7 +181,13 @@ def build_maps(batch: SparseTensor) -> None:
             cache = down.output or cache
         kernel_map = cache.kernel_map(WINDOW)
         for channels, width in shapes:
-            prepare(kernel_map, torch.empty(WINDOW.volume, channels, width, device=batch.device))
+            if channels <= convolution._NARROW_CHANNELS:
+                _ = kernel_map.neighbours_MK
+                continue
+            kernel = torch.empty(WINDOW.volume, channels, width, device=batch.device)
+            rows = convolution._block_rows(kernel_map, kernel)
+            kernel_map.gather_plan(rows)
+            kernel_map.scatter_plan(rows)
 
 
 def large_mm(dtype: torch.dtype) -> tuple[Callable[[], object], float]:

@@ -33,8 +33,7 @@ from torch import Tensor
 
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.transport import Kind, Message, Network
-from sparsepipe.runtime.transport.buffer_pool import BufferPool
-from sparsepipe.runtime.transport.channel import Line, Wire
+from sparsepipe.runtime.transport.channel import BufferPool, Line, Wire
 from sparsepipe.runtime.transport.serialization import encode
 from sparsepipe.schedule import Plan
 

@@ -19,7 +19,6 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import machine
 from sparsepipe.emulate.layout import (
     Layout,
-    Leftovers,
     free_block,
     lay_out,
     leftovers,
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 _LOCK = Path("/run/sparsepipe-emulate.lock")
 _LOCK_LIMIT_S = 60.0
-_FASTEST_BYTES_PER_S = 1e9
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -50,24 +48,16 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
     """
     owner = machine.this_process()
     lay_out(inventory, owner=owner, block=0, time_scale=time_scale)  # refused before it is begun
-    _check_permission()
     layout: Layout | None = None
     try:
-        with _locked(), signals_held():
+        with _administering():
             remove_leftovers()
             block = free_block(machine.namespaces())
             layout = lay_out(inventory, owner=owner, block=block, time_scale=time_scale)
             for command in making(layout):
                 machine.do(command)
-        rate = layout.rate_bytes_per_s
-        hosts = len(layout.stations)
+        rate, hosts = layout.rate_bytes_per_s, len(layout.stations)
         log.info("%d hosts as network namespaces, joined at %.4g MB/s", hosts, rate / 1e6)
-        if rate > _FASTEST_BYTES_PER_S:
-            log.warning(
-                "%.4g MB/s between hosts may be more than this machine can move: raise "
-                "hardware.time_scale",
-                rate / 1e6,
-            )
         yield layout
     finally:
         if layout is not None:
@@ -77,31 +67,28 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 
 def clear() -> None:
     """Removes leftovers of killed processes where this process may; else logs a warning."""
-    found = _left_over()
-    if not (found.namespaces or found.cables):
-        return
+    namespaces, cables = _left_over()
     try:
-        _check_permission()
-        with _locked(), signals_held():
-            remove_leftovers()
+        if namespaces or cables:
+            with _administering():
+                remove_leftovers()
     except HardwareError as error:
-        _warn_of((*found.namespaces, *found.cables), error.message)
+        _warn_of((*namespaces, *cables), error.message)
 
 
 def remove_leftovers() -> None:
     """Removes what is left of clusters whose process has ended without removing it."""
-    found = _left_over()
-    if found.namespaces or found.cables:
-        log.info(
-            "removing what a killed process has left of an emulated cluster: %s",
-            ", ".join((*found.namespaces, *found.cables)),
-        )
-        remove(found.namespaces, found.cables)
+    namespaces, cables = _left_over()
+    if namespaces or cables:
+        names = ", ".join((*namespaces, *cables))
+        log.info("removing what a killed process has left of an emulated cluster: %s", names)
+        remove(namespaces, cables)
 
 
-def _left_over() -> Leftovers:
+def _left_over() -> tuple[list[str], list[str]]:
     there = machine.namespaces()
-    return leftovers(there, machine.interfaces(), living=machine.living(owners(there)))
+    living = machine.living(owners(there).values())
+    return leftovers(there, machine.interfaces(), living=living)
 
 
 def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
@@ -123,24 +110,22 @@ def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
 def _warn_of(names: Sequence[str], why: str) -> None:
     log.warning(
         "still there of an emulated cluster that has ended: %s, since %s; the next emulation that "
-        "root starts removes it, or one with CAP_NET_ADMIN and CAP_SYS_ADMIN; else root may do so, "
-        "by `ip netns del` for sparsepipe-... and `ip link del` for spe..., or restart the machine",
+        "root starts removes it, or root by `ip netns del` for sparsepipe-... and `ip link del` "
+        "for spe...",
         ", ".join(names),
         why,
     )
 
 
-def _check_permission() -> None:
+@contextmanager
+def _administering() -> Iterator[None]:
+    """Holds the lock of this machine's emulated clusters, and signals that would end the block."""
     if not machine.may_administer():
         raise machine.NotPermitted(
             "this process may not make network namespaces",
             remedy="run as root, or with CAP_NET_ADMIN and CAP_SYS_ADMIN, or set "
             "hardware.network=loopback, which limits no link",
         )
-
-
-@contextmanager
-def _locked() -> Iterator[None]:
     with ExitStack() as held:
         try:
             held.enter_context(file_lock(_LOCK, wait_s=_LOCK_LIMIT_S))
@@ -152,6 +137,7 @@ def _locked() -> Iterator[None]:
             ) from None
         except OSError as error:
             raise machine.refusal(("open", str(_LOCK)), error.strerror or "") from error
+        held.enter_context(signals_held())
         yield
 
 
@@ -159,13 +145,11 @@ def _locked() -> Iterator[None]:
 def signals_held() -> Iterator[None]:
     """Delays signals that would end this process until the block ends; then raises the first.
 
-    Only the first one: its handler would take a second one as a request to end at once, before
-    anything that was made is removed. Ignored signals stay ignored.
+    Only that one: its handler would take a second one as a request to end at once.
     """
     came: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
-        del frame
         came.append(signum)
 
     # Blocked as well, for the commands that are started within, which get a terminal's Ctrl-C

@@ -36,8 +36,6 @@ _BURST_S = 0.004
 _LONGEST_BURST_S = 0.1
 _QUEUE_BYTES = 2**22
 """What a switch keeps before it drops packets."""
-_MOST_BYTES = 2**32 - 1
-"""Most bytes of a bucket with its queue: the kernel's ``tc_tbf_qopt.limit`` has 32 bits."""
 _MOST_HOSTS = 63
 BLOCKS = 512
 """Emulated clusters that one machine can have at a time."""
@@ -67,8 +65,7 @@ class Station:
         cable: the interface of this machine that leads to it.
         address: its address in the cluster.
         control: address by which it reaches ``launcher``.
-        launcher: the launching process's address, the same for all stations: it listens on no
-            other.
+        launcher: address of the launching process, the same for all stations.
     """
 
     host: str
@@ -102,8 +99,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
     """The cluster of an inventory.
 
     Raises:
-        HardwareError: the link is unknown, too slow or too fast to be emulated, or the hosts are
-            too many.
+        HardwareError: the link is unknown or too slow to be emulated, or the hosts are too many.
     """
     hosts = [host.name for host in inventory.hosts]
     if len(hosts) > _MOST_HOSTS:
@@ -118,55 +114,32 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
             remedy="give its 'link' the 'bytes_per_s' that two hosts have between them",
         )
     rate = inventory.link.bytes_per_s / time_scale
-    base = _CONTROL_NET + 256 * block
-    tag = f"sparsepipe-{owner.pid}-{owner.started}-{block}"
-    return Layout(
-        stations=tuple(
-            Station(
-                host=host,
-                namespace=f"{tag}-{number}",
-                port=f"port{number}",
-                cable=f"spe{owner.pid}c{number}",  # at most 15 letters
-                address=str(_DATA_NET + 1 + number),
-                control=str(base + 4 * number + 2),
-                launcher=str(base + 1),
-            )
-            for number, host in enumerate(hosts)
-        ),
-        switch=f"{tag}-{_BRIDGE}",
-        rate_bytes_per_s=rate,
-        burst_bytes=burst_bytes(rate, unscaled=inventory.link.bytes_per_s),
-    )
-
-
-def burst_bytes(rate_bytes_per_s: float, *, unscaled: float | None = None) -> int:
-    """The size of a bucket: what passes at once after a pause.
-
-    Raises:
-        HardwareError: a bucket holds so much of the link's time that the rate means nothing, or
-            more than the kernel can count.
-    """
-    found = _BURST_BYTES + _BURST_S * rate_bytes_per_s
-    link = rate_bytes_per_s if unscaled is None else unscaled
-    text = f"a link of {link:.4g} bytes/s, at {rate_bytes_per_s:.4g} by hardware.time_scale, is"
-    if found > _LONGEST_BURST_S * rate_bytes_per_s:
+    burst_bytes = int(_BURST_BYTES + _BURST_S * rate)  # what passes at once after a pause
+    if burst_bytes > _LONGEST_BURST_S * rate:
         least = _BURST_BYTES / (_LONGEST_BURST_S - _BURST_S)
         raise HardwareError(
-            f"{text} slower than can be emulated: the {int(found)} bytes that pass at once are "
-            f"more than {_LONGEST_BURST_S:g} s of it",
+            f"a link of {inventory.link.bytes_per_s:.4g} bytes/s, at {rate:.4g} by "
+            f"hardware.time_scale, is slower than can be emulated: the {burst_bytes} bytes that "
+            f"pass at once are more than {_LONGEST_BURST_S:g} s of it",
             remedy=f"set a smaller hardware.time_scale, so that {least:.3g} bytes/s or more are "
             "left, or hardware.network=loopback, which limits no link",
         )
-    if found + _QUEUE_BYTES > _MOST_BYTES:
-        most = (_MOST_BYTES - _QUEUE_BYTES - _BURST_BYTES) / _BURST_S
-        raise HardwareError(
-            f"{text} faster than can be emulated: the {found:.4g} bytes that pass at once are "
-            "more than 32 bits can count, as the kernel does",
-            remedy=f"set a larger hardware.time_scale, so that {most:.4g} bytes/s or less are "
-            "left, a smaller hardware.link_bytes_per_s, or hardware.network=loopback, which limits "
-            "no link",
+    base = _CONTROL_NET + 256 * block
+    tag = f"sparsepipe-{owner.pid}-{owner.started}-{block}"
+    stations = tuple(
+        Station(
+            host=host,
+            namespace=f"{tag}-{number}",
+            port=f"port{number}",
+            cable=f"spe{owner.pid}c{number}",  # at most 15 letters
+            address=str(_DATA_NET + 1 + number),
+            control=str(base + 4 * number + 2),
+            launcher=str(base + 1),
         )
-    return int(found)
+        for number, host in enumerate(hosts)
+    )
+    switch = f"{tag}-{_BRIDGE}"
+    return Layout(stations=stations, switch=switch, rate_bytes_per_s=rate, burst_bytes=burst_bytes)
 
 
 def making(layout: Layout) -> list[Command]:
@@ -200,27 +173,19 @@ def making(layout: Layout) -> list[Command]:
     return found
 
 
-def limiting(layout: Layout) -> list[Command]:
-    """Commands that limit the links as :func:`making` does, also where they are limited already."""
-    return [command for station in layout.stations for command in _buckets(station, layout)]
-
-
-def lifting(layout: Layout) -> list[Command]:
-    """Commands that undo :func:`limiting`, and change nothing where that has been undone."""
-    return [
-        (*command[: command.index("root")], "root", "noqueue")  # as an interface begins
-        for command in limiting(layout)
-    ]
+def limiting(layout: Layout, *, lifted: bool = False) -> list[Command]:
+    """Commands that limit the links as :func:`making` does, or lift the limits, in any state."""
+    commands = [command for station in layout.stations for command in _buckets(station, layout)]
+    if lifted:  # as an interface begins
+        return [(*each[: each.index("root")], "root", "noqueue") for each in commands]
+    return commands
 
 
 def _buckets(station: Station, layout: Layout) -> list[Command]:
     """Commands for the two token buckets of a host."""
-    bucket = (
-        "tbf",
-        "rate", f"{round(8 * layout.rate_bytes_per_s)}bit",
-        "burst", str(layout.burst_bytes),
-        "limit", str(layout.burst_bytes + _QUEUE_BYTES),
-    )  # fmt: skip
+    rate, burst = round(8 * layout.rate_bytes_per_s), layout.burst_bytes
+    limit = str(burst + _QUEUE_BYTES)
+    bucket = ("tbf", "rate", f"{rate}bit", "burst", str(burst), "limit", limit)
     ends = ((station.namespace, DATA), (layout.switch, station.port))
     return [
         ("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
@@ -236,46 +201,29 @@ def unmaking(namespaces: Sequence[str], cables: Sequence[str]) -> list[Command]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftovers:
-    """Namespaces and cables of killed processes; :func:`unmaking` removes them."""
-
-    namespaces: tuple[str, ...]
-    cables: tuple[str, ...]
-
-
-def owner_of(namespace: str) -> Owner | None:
-    """The process that made a namespace; None: it is not of an emulated cluster."""
-    found = _NAMESPACE.fullmatch(namespace)
-    return None if found is None else Owner(pid=int(found[1]), started=int(found[2]))
-
-
-def owners(namespaces: Iterable[str]) -> set[Owner]:
-    """The processes that made namespaces."""
-    return {owner for name in namespaces if (owner := owner_of(name)) is not None}
+def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
+    """The processes that made namespaces of emulated clusters, by these namespaces."""
+    found = {name: _NAMESPACE.fullmatch(name) for name in namespaces}
+    return {n: Owner(pid=int(m[1]), started=int(m[2])) for n, m in found.items() if m is not None}
 
 
 def leftovers(
     namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
-) -> Leftovers:
-    """Namespaces and cables of processes that have ended."""
+) -> tuple[list[str], list[str]]:
+    """Namespaces and cables of processes that have ended; :func:`unmaking` removes them."""
     pids = {owner.pid for owner in living}
-    dead = [name for name in namespaces if (owner := owner_of(name)) and owner not in living]
-    loose = [
-        name
-        for name in interfaces
-        if (found := _CABLE.fullmatch(name)) and int(found[1]) not in pids
-    ]
-    return Leftovers(namespaces=tuple(sorted(dead)), cables=tuple(sorted(loose)))
+    dead = [name for name, owner in owners(namespaces).items() if owner not in living]
+    cables = {name: _CABLE.fullmatch(name) for name in interfaces}
+    loose = [name for name, found in cables.items() if found and int(found[1]) not in pids]
+    return sorted(dead), sorted(loose)
 
 
 def free_block(namespaces: Iterable[str]) -> int:
     """The least number that no cluster uses. Raises a HardwareError where all are taken."""
     found = (_NAMESPACE.fullmatch(name) for name in namespaces)
     taken = {int(match[3]) for match in found if match}
-    for block in range(BLOCKS):
-        if block not in taken:
-            return block
+    if free := set(range(BLOCKS)) - taken:
+        return min(free)
     raise HardwareError(
         f"{len(taken)} emulated clusters run on this machine",
         remedy="wait until one of them has ended",
@@ -284,15 +232,9 @@ def free_block(namespaces: Iterable[str]) -> int:
 
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
     """The inventory with processors for devices; speeds come from profiles, without slowdowns."""
-    return replace(
-        joined_by(inventory, link_bytes_per_s),
-        hosts=tuple(
-            replace(
-                host,
-                devices=tuple(
-                    replace(device, accelerator="cpu", slowdown=1.0) for device in host.devices
-                ),
-            )
-            for host in inventory.hosts
-        ),
-    )
+    joined = joined_by(inventory, link_bytes_per_s)
+    hosts = []
+    for host in joined.hosts:
+        devices = (replace(each, accelerator="cpu", slowdown=1.0) for each in host.devices)
+        hosts.append(replace(host, devices=tuple(devices)))
+    return replace(joined, hosts=tuple(hosts))

@@ -37,16 +37,8 @@ def may_administer() -> bool:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return False  # not Linux
-    return has_capabilities(status)
-
-
-def has_capabilities(status: str) -> bool:
-    """Whether the text of ``/proc/<pid>/status`` has both capabilities."""
-    for line in status.splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            return all(int(value, 16) >> bit & 1 for bit in _ADMINISTRATION)
-    return False
+    capabilities = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return all(int(capabilities.split()[1], 16) >> bit & 1 for bit in _ADMINISTRATION)
 
 
 def do(command: Command) -> None:
@@ -83,15 +75,10 @@ def refusal(command: Command, output: str) -> HardwareError:
         return NotPermitted(
             text, remedy=f"run as root, or with CAP_NET_ADMIN and CAP_SYS_ADMIN, {_LOOPBACK}"
         )
-    lacks = {"tbf": "sch_tbf", "veth": "veth", "bridge": "bridge"}
-    unknown = "unknown" in low or "not supported" in low or "no such file" in low
-    if unknown and (module := next((lacks[w] for w in lacks if w in command), None)):
-        return HardwareError(
-            f"{text}; the kernel lacks {module}",
-            remedy=f"load it (modprobe {module}), or use a kernel that has it, {_LOOPBACK}",
-        )
     return HardwareError(
-        text, remedy=f"see the state of this machine (`ip netns`, `ip link`), {_LOOPBACK}"
+        text,
+        remedy="see whether the kernel has the modules veth, bridge and sch_tbf, and the state of "
+        f"this machine (`ip netns`, `ip link`), {_LOOPBACK}",
     )
 
 

@@ -8,10 +8,9 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any
 
 from sparsepipe.emulate import machine
-from sparsepipe.emulate.layout import DATA, Layout, Station, lifting, limiting
+from sparsepipe.emulate.layout import DATA, Layout, Station, limiting
 from sparsepipe.errors import HardwareError
 from sparsepipe.runtime.launch import environment_variables
 
@@ -30,11 +29,18 @@ def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManag
 
 def emulated_layout() -> Layout | None:
     """The cluster in which this rank is; None: it has no network of its own."""
-    announced = _announced()
-    if announced is None:
+    found = _announced()
+    return None if found is None else found[0]
+
+
+def _announced() -> tuple[Layout, list[str]] | None:
+    """The cluster, and the host of each rank."""
+    text = os.environ.get(_VARIABLE)
+    if text is None:
         return None
-    stations = tuple(Station(**station) for station in announced["layout"]["stations"])
-    return Layout(**{**announced["layout"], "stations": stations})
+    found = json.loads(text)
+    stations = tuple(Station(**station) for station in found["layout"]["stations"])
+    return Layout(**{**found["layout"], "stations": stations}), found["hosts"]
 
 
 def enter_host() -> None:
@@ -43,28 +49,39 @@ def enter_host() -> None:
     To be called before anything is connected. Gloo then uses the limited interface; the store
     at which ranks meet is reached by the other one. Does nothing where the cluster has no
     network of its own.
-
-    Raises:
-        HardwareError: its namespace is gone.
     """
-    announced, layout = _announced(), emulated_layout()
-    if announced is None or layout is None:
+    found = _announced()
+    if found is None:
         return
-    host = announced["hosts"][int(os.environ["RANK"])]
+    layout, hosts = found
+    host = hosts[int(os.environ["RANK"])]
     station = next(station for station in layout.stations if station.host == host)
     _enter(station.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = DATA
     os.environ["MASTER_ADDR"] = station.launcher
 
 
-def lift_limits() -> None:
-    """Lets bytes go as fast as they can; for one rank, while no other is sending.
+def _enter(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    try:
+        handle = os.open(machine.NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
+        failed = libc.setns(handle, _CLONE_NEWNET)
+        number = ctypes.get_errno() if failed else 0
+        os.close(handle)
+    except OSError as error:
+        number = error.errno or 0
+    if number:
+        raise HardwareError(
+            f"this rank cannot enter its emulated host {namespace}: {os.strerror(number)}",
+            remedy="run the command again, and do not remove namespaces of running processes "
+            "(`ip netns`)",
+        )
 
-    What comes before and after a training, such as spreading first weights, need not wait for
-    links that are stretched.
-    """
+
+def lift_limits() -> None:
+    """Lets bytes go as fast as they can, before and after a training; for one rank."""
     if (layout := emulated_layout()) is not None:
-        for command in lifting(layout):
+        for command in limiting(layout, lifted=True):
             machine.do(command)
 
 
@@ -73,29 +90,3 @@ def set_limits() -> None:
     if (layout := emulated_layout()) is not None:
         for command in limiting(layout):
             machine.do(command)
-
-
-def _announced() -> dict[str, Any] | None:
-    text = os.environ.get(_VARIABLE)
-    return None if text is None else json.loads(text)
-
-
-def _enter(namespace: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
-    try:
-        handle = os.open(machine.NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _gone(namespace, error.errno) from error
-    try:
-        if libc.setns(handle, _CLONE_NEWNET):
-            raise _gone(namespace, ctypes.get_errno())
-    finally:
-        os.close(handle)
-
-
-def _gone(namespace: str, number: int | None) -> HardwareError:
-    return HardwareError(
-        f"this rank cannot enter its emulated host {namespace}: {os.strerror(number or 0)}",
-        remedy="run the command again, and do not remove namespaces of running processes "
-        "(`ip netns`)",
-    )

@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.profiling import LayerProfile
 
-FLOAT_BYTES = 4
 _GRAIN_S = 0.001
 """Shorter pauses are saved up: most of their time would be that of the kernel's timer."""
 _MOST_CREDIT_S = 0.1
@@ -31,14 +29,7 @@ class ReplayPace:
 
     A pause ends late where many processes share few cores; the next ones are shorter by that.
     So no pause needs to end by polling the clock, which would take the cores from other ranks.
-
-    Args:
-        time_scale: how many times as long every pause is to be.
-        clock: seconds that only grow.
-        sleep: waits.
-
-    Raises:
-        ConfigError: the scale is no number above 0.
+    ``time_scale`` says how many times as long every pause is.
     """
 
     def __init__(
@@ -48,34 +39,23 @@ class ReplayPace:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not (math.isfinite(time_scale) and time_scale > 0):
-            raise ConfigError(
-                f"time_scale={time_scale}", remedy="give a number above 0: 2 is half the speed"
-            )
         self._time_scale = time_scale
-        self._clock = clock
+        self.clock = clock
         self._sleep = sleep
         self._owed_s = 0.0
 
-    def now_s(self) -> float:
-        """The clock's time, for :meth:`take`."""
-        return self._clock()
-
     def take(self, seconds: float, *, since_s: float | None = None) -> None:
-        """Lets time pass.
+        """Lets time pass, multiplied by the scale.
 
-        Args:
-            seconds: how much, before it is scaled.
-            since_s: when work began which takes some of that time by itself, or all of it, or more;
-                None: there was none. See :meth:`now_s`.
+        Work since ``since_s``, by the clock, takes some of that time by itself, or all of it.
         """
-        worked_s = 0.0 if since_s is None else self._clock() - since_s
+        worked_s = 0.0 if since_s is None else self.clock() - since_s
         self._owed_s += max(0.0, self._time_scale * seconds - worked_s)
         if self._owed_s < _GRAIN_S:
             return
-        begin_s = self._clock()
+        begin_s = self.clock()
         self._sleep(self._owed_s)
-        self._owed_s = max(self._owed_s - (self._clock() - begin_s), -_MOST_CREDIT_S)
+        self._owed_s = max(self._owed_s - (self.clock() - begin_s), -_MOST_CREDIT_S)
 
 
 class Zeros:
@@ -99,16 +79,13 @@ ZEROS = Zeros()
 
 def floats_in(size_bytes: float) -> int:
     """float32 numbers that make up a size, one at least: a gradient needs one."""
-    return max(1, math.ceil(size_bytes / FLOAT_BYTES))
+    return max(1, math.ceil(size_bytes / 4))
 
 
 def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
     """The shape (n,) of a whole minibatch, or (r, c) of one that is cut into microbatches.
 
-    Args:
-        size_bytes: size of a whole minibatch.
-        rows: r, of a whole minibatch; None: it is not cut.
-        of_rows: r, of the microbatch; None: all of it.
+    ``rows`` is r of a whole minibatch, None if it is not cut, and ``of_rows`` r of a microbatch.
     """
     if rows is None:
         return (floats_in(size_bytes),)
@@ -116,16 +93,11 @@ def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None)
 
 
 class ReplayLayer(nn.Module):
-    """A layer of a profile.
+    """A layer of a profile, on this rank's device.
 
-    Its backward pass takes its time where it is called for: not in the first layers of a
-    network, as far as these have no parameters.
-
-    Args:
-        profile: its times and sizes, on this rank's device.
-        pace: lets the time pass, in training.
-        rows: rows of a minibatch, each part of which takes its share of the time and sends its
-            share of the bytes. None: minibatches come as a whole.
+    Its backward pass takes its time where it is called for: not in the first layers of a network
+    without parameters. Each part of a minibatch of ``rows`` rows takes its share of the time and
+    sends its share of the bytes; without ``rows`` minibatches come as a whole.
     """
 
     weight_p: nn.Parameter | None
@@ -134,7 +106,7 @@ class ReplayLayer(nn.Module):
         super().__init__()
         self.profile = profile
         self.pace = pace
-        self._rows = rows
+        self.rows = rows
         size_bytes = profile.parameter_bytes
         weight = nn.Parameter(torch.zeros(floats_in(size_bytes))) if size_bytes else None
         self.register_parameter("weight_p", weight)
@@ -146,28 +118,18 @@ class ReplayLayer(nn.Module):
         found: Tensor = _Replay.apply(value_n, self.weight_p, self)  # type: ignore[no-untyped-call]
         return found
 
-    @property
-    def cut(self) -> bool:
-        return self._rows is not None
-
-    def share(self, value_n: Tensor) -> float:
-        """The share of a minibatch that an input is."""
-        return 1.0 if self._rows is None else value_n.shape[0] / self._rows
-
     def output(self, value_n: Tensor) -> Tensor:
         """Zeros in the shape of the output for an input."""
         size_bytes = self.profile.activation_bytes
-        return ZEROS.of(*shape_of(size_bytes, self._rows, of_rows=value_n.shape[0]))
-
-    def extra_repr(self) -> str:
-        return f"{self.profile.kind} {self.profile.index}"
+        return ZEROS.of(*shape_of(size_bytes, self.rows, of_rows=value_n.shape[0]))
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value_n: Tensor, weight_p: Tensor | None, layer: ReplayLayer) -> Tensor:
         ctx.save_for_backward(value_n)  # as real layers do: what is recomputed takes its time again
-        ctx.layer, ctx.share = layer, layer.share(value_n)
+        # The share of a minibatch that the input is.
+        ctx.layer, ctx.share = layer, value_n.shape[0] / layer.rows if layer.rows else 1.0
         ctx.shape, ctx.weight_p = value_n.shape, weight_p
         ctx.set_materialize_grads(False)
         layer.pace.take(ctx.share * layer.profile.forward_s)
@@ -180,7 +142,7 @@ class _Replay(torch.autograd.Function):
         ctx.layer.pace.take(ctx.share * ctx.layer.profile.backward_s)
         weight_p = ctx.weight_p
         needs_weight = ctx.needs_input_grad[1]
-        if needs_weight and ctx.layer.cut:
+        if needs_weight and ctx.layer.rows is not None:
             # Adding zeros to those of an earlier microbatch would only take time.
             needs_weight = weight_p.grad is None
         return (

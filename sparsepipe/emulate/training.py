@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from sparsepipe.emulate.replay import ZEROS, ReplayLayer, ReplayPace, shape_of
@@ -24,10 +24,9 @@ class ReplayModule(pl.LightningModule):
     Args:
         profile: the network's profile on this rank's device.
         pace: lets time pass.
-        momentum: momentum of SGD, for modes that predict weights by it, and compute updates
-            therefore; that computation is part of the time that updates take.
-        updates: whether updates take the profile's ``update_s``, if it has one; False if the
-            profile of another device has none, as in simulations.
+        momentum: momentum of SGD, for modes that predict weights by it; the computation of such
+            updates is part of the time that they take.
+        updates: whether updates take the profile's ``update_s``, if it has one.
         rows: rows of a minibatch that is cut into microbatches (:class:`ReplayLayer`).
 
     Raises:
@@ -87,7 +86,7 @@ class ReplayModule(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Gradients are there: all that is left of the step is the update.
         if self._momentum:
-            self._computing_since_s = self._pace.now_s()
+            self._computing_since_s = self._pace.clock()
 
 
 class UnmovedSGD(torch.optim.SGD):
@@ -106,26 +105,12 @@ class ReplayData(pl.LightningDataModule):
 
     def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()
-        self._minibatches = _Minibatches(minibatches, shape=shape_of(profile.input_bytes, rows))
+        self._count, self._shape = minibatches, shape_of(profile.input_bytes, rows)
 
     @override
     def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
-        return DataLoader(self._minibatches, batch_size=None)
-
-
-class _Minibatches(Dataset[dict[str, Tensor]]):
-    def __init__(self, count: int, *, shape: tuple[int, ...]) -> None:
-        self._count = count
-        self._shape = shape
-
-    def __len__(self) -> int:
-        return self._count
-
-    @override
-    def __getitem__(self, index: Any) -> dict[str, Tensor]:
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return {"input": ZEROS.of(*self._shape)}
+        minibatches = [{"input": ZEROS.of(*self._shape)} for _ in range(self._count)]
+        return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +135,7 @@ class Rates:
 def rates(
     ends_s: Sequence[float], *, begin_s: float, per_step: int, time_scale: float, ahead: int
 ) -> Rates:
-    """The rates of an epoch.
-
-    Raises:
-        ConfigError: there are too few steps for a steady part.
-    """
+    """The rates of an epoch."""
     steps = len(ends_s)
     first, last = steady_part(steps, ahead=ahead)
     steady_s = (ends_s[last] - ends_s[first]) / time_scale
@@ -169,11 +150,7 @@ def rates(
 
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
-    """The first and the last step of an epoch's steady part, which lies between their ends.
-
-    Raises:
-        ConfigError: there are too few steps.
-    """
+    """The first and the last step of an epoch's steady part, which lies between their ends."""
     found = steady_rounds(steps, ahead=ahead)
     if found is None:
         least = max(5, ahead + 4)

@@ -162,12 +162,12 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
     # Data and plan are prepared before the group is joined: its collectives have a time limit.
     process_group.assert_world_size(run.ranks)
     prepared = run
-    with process_group.local_rank_first():
+    with process_group.leader_first(of_host=True):
         if process_group.local_rank() == 0:
             prepared = prepare(run)
     with ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
-        with process_group.rank_0_first():
+        with process_group.leader_first(of_host=False):
             if process_group.rank() == 0:
                 decided = _decide(prepared, held)
         # Gloo, by which ranks agree on the work before they know their devices.

@@ -25,7 +25,7 @@ from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.tables import read_csv
-from sparsepipe.utils.values_only import load_values, numpy_allowed, without_stand_ins
+from sparsepipe.utils.values_only import load_values, numpy_allowed
 
 _SHOWN = 3
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
@@ -334,8 +334,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, *args: Any, **options: Any) -> dict[str, Any]:
         """Reads a checkpoint, numpy's numbers and arrays included where only values are read."""
         with numpy_allowed():
-            read: dict[str, Any] = without_stand_ins(super().load_checkpoint(*args, **options))
-        return read
+            return super().load_checkpoint(*args, **options)
 
     @override
     def save_checkpoint(

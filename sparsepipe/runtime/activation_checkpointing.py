@@ -1,11 +1,8 @@
 """Activation checkpointing: spans of layers keep their input only, and run again in the backward.
 
 Uses the non-reentrant ``torch.utils.checkpoint``, so that the graph, and with it the order of every
-sum, is the same as without recomputation. The second run computes what the first did and leaves no
-trace: random generators start from their states at the first run (torch's by ``checkpoint`` or by
-keys, numpy's, python's and those of modules here) and afterwards get back those from before the
-second; norm layers get copies of their statistics, so that these are updated once; kernel maps are
-rebuilt if they have been freed.
+sum, is the same as without recomputation. The second run computes what the first did, and leaves
+random generators and the statistics of norm layers as they were.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
-from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,20 +39,14 @@ _second_run = ContextVar("_second_run", default=False)
 
 
 def recomputing() -> bool:
-    """Whether layers are running for the second time, in the backward.
-
-    This counts layers that checkpoint themselves: what runs while autograd goes back has run
-    before.
-    """
+    """Whether layers run again in the backward, also those that checkpoint themselves."""
     return _second_run.get() or torch._C._current_graph_task_id() != -1
 
 
 class RecomputedSpan:
     """Consecutive layers of which only the input is kept for the backward.
 
-    Args:
-        randomness: seeds the draws of each layer; None: layers draw from the generators as they
-            are.
+    ``randomness`` seeds the draws of each layer; None: layers draw from the generators as they are.
     """
 
     def __init__(
@@ -70,9 +59,7 @@ class RecomputedSpan:
     def __call__(self, value: Any, run_layers: Callable[[Any], Any]) -> Any:
         """Runs the layers so that their activations are freed.
 
-        Raises:
-            ConfigError: a layer works in place on the span's input, which is kept, or changes a
-                buffer that a second run would change again, or makes a random generator.
+        Raises a ConfigError for a layer that would compute something else in its second run.
         """
         tensors, put_together = _taken_apart(value)
         statistics = [
@@ -99,8 +86,9 @@ class RecomputedSpan:
 
     @contextmanager
     def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
-        """Put around the first run: stores in ``drawn`` the states of generators that it draws
-        from, and refuses layers of which a second run would compute something else.
+        """Stores in ``drawn`` the states of generators that the first run draws from.
+
+        Refuses layers of which a second run would compute something else.
         """
         versions = [tensor._version for tensor in kept]
         buffers = [
@@ -113,28 +101,19 @@ class RecomputedSpan:
         generators = self._generators()
         states = states_of(generators)
         yield
-        if any(a._version != b for a, b in zip(kept, versions, strict=True)):
-            raise ConfigError(
-                f"one of {self._layers} works in place on the input of the first, which is kept to "
-                "recompute them",
-                remedy="give that layer inplace=False, or begin the layers to be recomputed with "
-                "one that leaves its input as it is",
-            )
         remedy = "leave that layer out of the layers to be recomputed"
-        for module, name, tensor, version in buffers:
-            if tensor._version != version:
-                raise ConfigError(
-                    f"a {type(module).__name__} of {self._layers} changes its buffer {name!r} "
-                    "whenever it runs, and would change it twice where it is recomputed",
-                    remedy=remedy,
-                )
-        after = self._generators()
-        if generators != after:
-            raise ConfigError(
-                f"one of {self._layers} makes or replaces a random generator when it runs, and "
-                "would draw something else where it is recomputed",
-                remedy=f"make generators in __init__ and keep them, or {remedy}",
-            )
+        changed = [(type(m).__name__, name) for m, name, t, v in buffers if t._version != v]
+        refused, after = "", self._generators()
+        if any(a._version != b for a, b in zip(kept, versions, strict=True)):
+            refused = "works in place on the input of the first, which is kept to recompute them"
+            remedy = f"give that layer inplace=False, or {remedy}"
+        elif changed:
+            refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} twice"
+        elif generators != after:
+            refused = "makes or replaces a random generator, and would draw something else again"
+            remedy = f"make generators in __init__ and keep them, or {remedy}"
+        if refused:
+            raise ConfigError(f"one of {self._layers} {refused}", remedy=remedy)
         drawn.update(states_before_draws(states, states_of(after)))
 
     @contextmanager
@@ -169,55 +148,44 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
     flat, tree = pytree.tree_flatten(value, is_leaf=lambda node: isinstance(node, SparseTensor))
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
-    builders: list[Callable[[Sequence[Tensor]], Any]] = []
+    # A value; or the place of a tensor; or that of features, with the grid and the coordinates.
+    parts: list[tuple[Any, int | None, _SharedCoordinates | None]] = []
     for leaf in flat:
         tensor = leaf.feats if isinstance(leaf, SparseTensor) else leaf
         if not isinstance(tensor, Tensor):
-            builders.append(partial(_constant, leaf))
+            parts.append((leaf, None, None))
             continue
-        if id(tensor) not in places:
-            places[id(tensor)] = len(tensors)
+        place = places.setdefault(id(tensor), len(tensors))
+        if place == len(tensors):
             tensors.append(tensor)
-        build: Callable[[Sequence[Tensor]], Any] = itemgetter(places[id(tensor)])
+        grid, level = None, None
         if isinstance(leaf, SparseTensor):
-            make = partial(
-                SparseTensor,
-                stride=leaf.stride,
-                spatial_shape=leaf.spatial_shape,
-                batch_size=leaf.batch_size,
-            )
+            grid = {"spatial_shape": leaf.spatial_shape, "batch_size": leaf.batch_size}
+            grid["stride"] = leaf.stride
             level = _levels.setdefault(leaf.cache, _SharedCoordinates(leaf.cache))
-            build = partial(level.with_features, build, make)
-        builders.append(build)
+        parts.append((grid, place, level))
 
     def put_together(kept: Sequence[Tensor]) -> Any:
-        return pytree.tree_unflatten([build(kept) for build in builders], tree)
+        found: list[Any] = []
+        for part, place, level in parts:
+            if level is not None and place is not None:
+                # The first run's cache, or that of all second runs if it is gone.
+                cache = level.first() or level.bare
+                found.append(SparseTensor(kept[place], level.coords_N4, cache=cache, **part))
+            else:
+                found.append(part if place is None else kept[place])
+        return pytree.tree_unflatten(found, tree)
 
     return tensors, put_together
-
-
-def _constant(leaf: Any, kept: Sequence[Tensor]) -> Any:
-    return leaf
 
 
 class _SharedCoordinates:
     """Coordinates, and a weak reference to what is derived from them."""
 
     def __init__(self, cache: CoordinateCache) -> None:
-        self._coords_N4 = cache.coords_N4
-        self._first = weakref.ref(cache)
-        self._bare = cache.bare()
-
-    def with_features(
-        self,
-        features: Callable[[Sequence[Tensor]], Tensor],
-        make: Callable[..., SparseTensor],
-        kept: Sequence[Tensor],
-    ) -> SparseTensor:
-        """A sparse tensor with the cache of the first run while that exists, and then with one that
-        all second runs share.
-        """
-        return make(features(kept), self._coords_N4, cache=self._first() or self._bare)
+        self.coords_N4 = cache.coords_N4
+        self.first = weakref.ref(cache)
+        self.bare = cache.bare()
 
 
 _levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()

@@ -48,10 +48,9 @@ class AsynchronousWorker(StageWorker[Events]):
     """Runs one rank's share of every minibatch.
 
     Args:
-        weights: of its stage; None for evaluation only.
+        weights: weights of its stage; None for evaluation only.
 
     Attributes:
-        weights: as given, for its records.
         segments: set this to a list to record what ran.
     """
 
@@ -95,44 +94,32 @@ class AsynchronousWorker(StageWorker[Events]):
         self._run(self._order.drain())
         self._replicas.average_statistics_(buffers)
         assert not self._flights
-        self._end_segment(weights, minibatches)
-        weights.restart()
-        self._tally = Tally(self._plan, self._rank)
-
-    def _end_segment(self, weights: Weights, minibatches: int) -> None:
-        """Compares the weight versions in use with the schedule; records the segment if enabled."""
-        expected = _PEAKS[weights.mode](self._tally)
-        assert weights.memory.segment_peak == expected, (
-            f"{weights.memory.segment_peak} sets of weights, the schedule has {expected}"
-        )
+        used, expected = weights.memory.segment_peak, _PEAKS[weights.mode](self._tally)
+        assert used == expected, f"{used} sets of weights, the schedule has {expected}"
         if self.segments is not None:
             self.segments.append(
                 Segment(
                     minibatches=minibatches,
                     version_of_forward=dict(weights.version_of_forward),
                     version_of_backward=dict(weights.version_of_backward),
-                    peak_versions=weights.memory.segment_peak,
+                    peak_versions=used,
                 )
             )
+        weights.restart()
+        self._tally = Tally(self._plan, self._rank)
 
     def _run(self, actions: Iterator[Action]) -> None:
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
             self._tally.see(action)
-            with self._noting(self._description(action)), self._recorded(self._in_run(action)):
+            number = action.number
+            if action.kind == "U":  # of a round, which is recorded by its first minibatch
+                number = self._order.first_of(number)
+            in_run = replace(action, number=self._begin + number)
+            with self._noting(self._description(action)), self._recorded(in_run):
                 do[action.kind](action.number)
         assert self.weights is not None
         self.weights.note_values()
-
-    def _in_run(self, action: Action) -> Action:
-        """The action with its minibatch's number in the whole run; an update, of a round, with
-        that of the round's first.
-        """
-        number = action.number
-        return replace(
-            action,
-            number=self._begin + (self._order.first_of(number) if action.kind == "U" else number),
-        )
 
     def _description(self, action: Action) -> str:
         """An action in words, with the minibatch's number in the whole run."""

@@ -62,9 +62,8 @@ class TimingBudget:
 class Benchmark:
     """All ranks at one measurement after the other; every rank makes one at the same time.
 
-    Args:
-        device: device of the tensors that are sent; by default the host.
-        direct: messages between CUDA devices go over NCCL.
+    Tensors are sent from ``device``, by default the host, and between CUDA devices over NCCL if
+    ``direct``.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Benchmark:
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Put around a measurement by some of the ranks, for whose end all others wait."""
+        """Context of a measurement by some of the ranks, for whose end all others wait."""
         try:
             yield
             with collective(f"waiting for the end of {what}", self._everyone):
@@ -137,16 +136,10 @@ def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
 def time_pairs(
     benchmark: Benchmark, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
 ) -> list[MessageTime]:
-    """Times each pair, the lower rank first, by itself: there, back, and with the last and largest
+    """Times that this rank takes as the first of a pair or as the one that sends; a collective.
+
+    Each pair is timed by itself, the lower rank first: there, back, and with the last and largest
     size both ways at once.
-
-    A collective: every rank must call it.
-
-    Raises:
-        TransportError: a rank is gone or does not answer.
-
-    Returns:
-        The times that this rank has taken as the first of a pair or as the one that sends.
     """
     found: list[MessageTime] = []
     for first, second in pairs:
@@ -163,21 +156,18 @@ def time_pairs(
     return found
 
 
-_TWO_STAGES = Plan.of(config="1-1", cuts=[1], num_layers=2)
-
-
 class _Pair:
     """Two ranks and the channels between them; the other ranks only stand by."""
 
     def __init__(self, benchmark: Benchmark, first: int, second: int) -> None:
         self._me = dist.get_rank()
         self._kinds = {first: Kind.ACTIVATION, second: Kind.GRADIENT}  # that each sends
-        self._other = {first: second, second: first}.get(self._me)
+        self._other = {first: second, second: first}.get(self._me, -1)
         self._benchmark = benchmark
         self._sent, self._came = count(), count()
         self._latency_s = 0.0
         self.network = Network(
-            _TWO_STAGES,
+            Plan.of(config="1-1", cuts=[1], num_layers=2),
             self._me,
             timeout_s=benchmark.budget.timeout_s,
             device=benchmark.device,
@@ -187,7 +177,7 @@ class _Pair:
 
     def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[MessageTime]:
         """The time if this rank is ``source``; a measurement without bytes is the latency."""
-        if self._other is None:
+        if self._other < 0:
             return []
         leads = self._me == source
         load = None
@@ -196,10 +186,24 @@ class _Pair:
             load = torch.ones(size_bytes, dtype=torch.uint8, device=self._benchmark.device)
             self._benchmark.synchronize()
         if not leads:
-            while not self._follow(load):
-                pass
+            last = False
+            while not last:
+                if load is not None:  # both ways at once
+                    self._send(load)
+                last = self._receive()
+                self._send(None)
+                if load is not None:
+                    self._receive()
             return []
-        times_s = self._benchmark.budget.times_s(lambda last: self._lead(load, last, both_ways))
+
+        def exchange(last: bool) -> None:
+            self._send(load, last=last)
+            self._receive()
+            if both_ways:
+                self._send(None)
+                self._receive()
+
+        times_s = self._benchmark.budget.times_s(exchange)
         seconds = statistics.median(times_s)
         if not size_bytes:
             self._latency_s = seconds / 2
@@ -216,34 +220,12 @@ class _Pair:
             )
         ]
 
-    def _lead(self, load: Any, last: bool, both_ways: bool) -> None:
-        """One exchange: the message to be timed, and the answer."""
-        self._send(load, last=last)
-        self._receive()
-        if both_ways:
-            self._send(None)
-            self._receive()
-
-    def _follow(self, load: Any) -> bool:
-        """The other side of an exchange; whether it was the last."""
-        if load is not None:  # both ways at once
-            self._send(load)
-            last = self._receive()
-            self._send(None)
-            self._receive()
-            return last
-        last = self._receive()
-        self._send(None)
-        return last
-
     def _send(self, load: Any, *, last: bool = False) -> None:
-        assert self._other is not None
         message = Message(minibatch=next(self._sent), meta={"last": last}, tree=load)
         # As a large message goes, whatever its size: tensors follow once the header has been read.
         self.network.send(self._kinds[self._me], self._other, message, held_back=True)
 
     def _receive(self) -> bool:
-        assert self._other is not None
         number = next(self._came)
         message = self.network.receive(self._kinds[self._other], self._other, minibatch=number)
         last = bool(message.meta["last"])
@@ -281,49 +263,56 @@ def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
 def time_reductions(
     benchmark: Benchmark, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
 ) -> list[ReductionTime]:
-    """Times sums of float32 over each group by itself; a collective of all ranks.
+    """Times of float32 sums that this rank takes as the first of a group; a collective of all.
 
-    Sizes that are no multiple of 4 are rounded down.
-
-    Raises:
-        TransportError: a rank is gone or did not take part.
-
-    Returns:
-        The times that this rank has taken as the first of a group.
+    Each group sums by itself. Sizes that are no multiple of 4 are rounded down.
     """
     found: list[ReductionTime] = []
     hows: tuple[How, ...] = ("all_reduce", "replicas")
     for ranks in groups:
+        mine = dist.get_rank() in ranks
         what = f"timing sums over ranks {', '.join(map(str, ranks))}"
         with benchmark.turn(what):
             timeout_s = benchmark.budget.timeout_s
             made = new_group(list(ranks), backend=dist.get_backend(), timeout_s=timeout_s)
         for how in hows:
             for size_bytes in sizes_bytes:
+                length = max(1, size_bytes // 4)
                 with benchmark.turn(what):
-                    if dist.get_rank() in ranks:
-                        found += _reduction_time(benchmark, made, ranks, how, size_bytes)
-        if dist.get_rank() in ranks:
+                    times_s = _reduction_times_s(benchmark, made, how, length) if mine else []
+                if dist.get_rank() == ranks[0]:
+                    seconds = statistics.median(times_s)
+                    found.append(
+                        ReductionTime(
+                            ranks=ranks,
+                            how=how,
+                            size_bytes=4 * length,
+                            seconds=seconds,
+                            repeats=len(times_s),
+                        )
+                    )
+        if mine:
             dist.destroy_process_group(made)
     return found
 
 
-def _reduction_time(
-    benchmark: Benchmark, made: Any, ranks: tuple[int, ...], how: How, size_bytes: int
-) -> list[ReductionTime]:
-    length = max(1, size_bytes // 4)
-    reduce = _sum_of(benchmark, made, how, length)
-    over_gloo = dist.get_backend(made) == "gloo"
+def _reduction_times_s(benchmark: Benchmark, made: Any, how: How, length: int) -> list[float]:
+    device = benchmark.device
+    total = OrderedSum(made, length=length, dtype=torch.float32, device=device)
+    vector = torch.zeros(length, device=device)
 
     def exchange_s() -> float:
         start_s = time.perf_counter()
-        reduce()
+        if how == "replicas":
+            total.reduce()
+        else:
+            dist.all_reduce(vector, group=made)
         benchmark.synchronize()
         return time.perf_counter() - start_s
 
     def slowest_s(own_s: float) -> float:
         """The longest time of all ranks, so that all repeat equally often."""
-        place = "cpu" if over_gloo else benchmark.device
+        place = "cpu" if dist.get_backend(made) == "gloo" else device
         found_s = torch.tensor([own_s], dtype=torch.float64, device=place)
         dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)
         return float(found_s)
@@ -333,22 +322,4 @@ def _reduction_time(
         if slowest_s(times_s[0]) <= benchmark.budget.most_s:
             warmups, repeats = benchmark.budget.within(slowest_s(exchange_s()))
             times_s = [exchange_s() for _ in range(warmups + repeats)][warmups:]
-    if dist.get_rank() != ranks[0]:
-        return []
-    return [
-        ReductionTime(
-            ranks=ranks,
-            how=how,
-            size_bytes=4 * length,
-            seconds=statistics.median(times_s),
-            repeats=len(times_s),
-        )
-    ]
-
-
-def _sum_of(benchmark: Benchmark, made: Any, how: How, length: int) -> Callable[[], None]:
-    if how == "replicas":
-        total = OrderedSum(made, length=length, dtype=torch.float32, device=benchmark.device)
-        return total.reduce
-    vector = torch.zeros(length, device=benchmark.device)
-    return lambda: dist.all_reduce(vector, group=made)
+    return times_s

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.recording import Part, Recorder
-from sparsepipe.runtime.stage import Flight, Leaves, Stage
+from sparsepipe.runtime.stage import Flight, Leaves, StageLayers
 from sparsepipe.runtime.transport import Kind, Message, Network, SharedMessages, message_name
 from sparsepipe.schedule import Action, Plan
 
@@ -26,7 +26,11 @@ _Events = TypeVar("_Events")
 
 
 class Steps(Protocol):
-    """The step of a minibatch, cut at the layers for both ends of the pipeline."""
+    """The step of a minibatch, cut at the layers for both ends of the pipeline.
+
+    ``run`` computes the layers: of several stages the last ones, on what it has received; of a
+    single stage all, on the input that it is called with. Evaluation does not train.
+    """
 
     def open(self, batch: Any) -> tuple[Any, Any]:
         """The input of the layers, and what the last stage needs of the batch."""
@@ -80,23 +84,17 @@ class MinibatchEvents(Protocol):
         """The last stage is about to run a microbatch's backward."""
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
-        """A minibatch has gone backward through this stage; those of it that this rank had.
-
-        In the order of their numbers.
-        """
+        """A minibatch has gone backward through this stage: this rank's parts, by their numbers."""
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Applies a minibatch's gradients to this stage's parameters, in place.
-
-        ``step`` counts minibatches since the last drain.
-        """
+        """Applies a minibatch's gradients, in place; ``step`` counts them since the last drain."""
 
 
 class StageMessages:
     """Messages of a rank by stage: the plan says which of its ranks a minibatch belongs to.
 
     Args:
-        shared: hands on what the first rank of this rank's grid has received; None without a grid.
+        shared: hands on the messages of the first rank of this rank's grid; None without a grid.
 
     Attributes:
         first: number, in messages and in errors about them, of the schedule's minibatch 0.
@@ -112,13 +110,11 @@ class StageMessages:
         self._held_back = False
 
     def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
-        """Numbers messages from here on, alike on all ranks, while nothing is under way.
+        """Numbers messages from ``first`` on, alike on all ranks, while nothing is under way.
 
-        Args:
-            first: the attribute.
-            parts: of a minibatch, where messages are of its parts; errors then name these.
-            held_back: channels hold no more messages than stages run ahead, though they may have
-                been made for more; for whole batches, which take more memory than their parts.
+        Errors name the ``parts`` of a minibatch where messages are of its parts. With
+        ``held_back`` channels hold no more messages than stages run ahead, though they may have
+        been made for more: for whole batches, which take more memory than their parts.
         """
         self.first = first
         self._held_back = held_back
@@ -148,7 +144,7 @@ class StageMessages:
             return self.share(partial(self._network.receive, kind, source, minibatch=number))
 
     def share(self, make: Callable[[], Message]) -> Message:
-        """What ``make`` returns on this rank, or on the first of its grid, which alone calls it."""
+        """The message that ``make`` returns on this rank, or on the first of its grid alone."""
         return make() if self._shared is None else self._shared.share(make)
 
     def release(self, minibatch: int) -> None:
@@ -167,19 +163,14 @@ def merge_in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
 
 
 class StageWorker(ABC, Generic[_Events]):
-    """Runs one rank's share of every minibatch.
-
-    Args:
-        slowed: makes the context of whatever is computed here
-            (:class:`~sparsepipe.runtime.slowdown.Slowdown`).
-    """
+    """Runs one rank's share of every minibatch, in the contexts that ``slowed`` makes."""
 
     def __init__(
         self,
         *,
         plan: Plan,
         rank: int,
-        stage: Stage,
+        stage: StageLayers,
         replicas: Replicas,
         network: Network,
         shared: SharedMessages | None = None,
@@ -224,9 +215,6 @@ class StageWorker(ABC, Generic[_Events]):
     def feed(self, batch: Any, *, count: int, number: int) -> None:
         """Lets round ``number`` of the whole run, of ``count`` minibatches, enter stage 0, and does
         what the schedule has for this rank, with its ``batch`` if it reads one of the round.
-
-        Raises:
-            ConfigError: the batch cannot be cut into microbatches.
         """
 
     @abstractmethod
@@ -236,12 +224,8 @@ class StageWorker(ABC, Generic[_Events]):
     def evaluate(self, batch: Any, *, count: int, replies: bool = False) -> list[tuple[int, Any]]:
         """Sends one round of ``count`` minibatches forward.
 
-        With ``replies`` the last stage sends each result to the rank that read the batch, which
-        waits for it.
-
-        Returns:
-            For minibatches of this rank: in the last stage number and logs; with ``replies``,
-            number and result.
+        Returns for minibatches of this rank, in the last stage, number and logs; with ``replies``
+        number and result, which the rank that read the batch waits for and returns as well.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
         self._messages.begin(0, held_back=True)
@@ -267,7 +251,12 @@ class StageWorker(ABC, Generic[_Events]):
         found: list[tuple[int, Any]] = []
         if self._last:
             with self._slowed():
-                result, logs = self._result(value, rest)
+                if self._first:
+                    step = partial(self._steps.whole, rest)
+                    result, logs = self._stage.evaluate_whole(step)
+                else:
+                    close = partial(self._steps.close, rest)
+                    result, logs = self._stage.evaluate(value, close=close)
             if replies and not self._first:
                 self._messages.send(Kind.REPLY, 0, minibatch, result)
             found.append((minibatch, result if replies else logs))
@@ -281,9 +270,7 @@ class StageWorker(ABC, Generic[_Events]):
         return found
 
     def _open_minibatch(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
-        """The input of a minibatch, whose rest is sent ahead; None where both ends are here,
-        where all of the batch is the rest.
-        """
+        """The input of a minibatch, whose rest is sent ahead; with both ends here all is rest."""
         if self._last:
             return None, batch
 
@@ -307,12 +294,6 @@ class StageWorker(ABC, Generic[_Events]):
             return self._stage.forward_whole(whole, minibatch=minibatch, leaves=leaves)
         close = partial(self._steps.close, rest)
         return self._stage.forward(value, minibatch=minibatch, leaves=leaves, close=close)
-
-    def _result(self, value: Any, rest: Any) -> Any:
-        """Result and logs, in the last stage, of a step that does not train."""
-        if self._first:
-            return self._stage.evaluate_whole(partial(self._steps.whole, rest))
-        return self._stage.evaluate(value, close=partial(self._steps.close, rest))
 
     @contextmanager
     def _noting(self, doing: str) -> Iterator[None]:

@@ -31,8 +31,7 @@ class Moments:
     In double precision. Shapes: C channels, P parts.
 
     Args:
-        count: values of each channel: samples, times their pixels or voxels; rows of a sparse
-            tensor.
+        count: values of each channel: samples times pixels or voxels; rows of a sparse tensor.
         mean_C: their mean; zero of no values.
         squares_C: the sum of their squared deviations from the mean.
     """
@@ -46,8 +45,7 @@ class Moments:
         """Moments of a batch [N, C, ...] with at least one value of each channel.
 
         In two passes, the second of which corrects what rounding the mean has left, so that
-        channels far from zero keep their digits. On a CPU that costs less than ``torch.var_mean``,
-        which does not vectorise over the first dimension.
+        channels far from zero keep their digits; on a CPU faster than ``torch.var_mean``.
         """
         exact = values if values.dtype == torch.float64 else values.float()
         others = [dim for dim in range(exact.dim()) if dim != 1]
@@ -64,8 +62,7 @@ class Moments:
         """Moments of all values of one or more parts, some of which may have no values.
 
         Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
-        Variances", for any number of parts: deviations from the common mean are those within the
-        parts and those of the parts' means.
+        Variances": deviations are those within the parts and those of the parts' means.
         """
         if len(parts) == 1:
             return parts[0]
@@ -94,11 +91,8 @@ _KNOWN: Sequence[Callable[..., Any]] = (_BatchNorm.forward, BatchNorm.forward)
 
 
 def check_norms(module: nn.Module, mode: NormMode) -> None:
-    """Refuses batch norms for which a mode is not possible.
-
-    Raises:
-        ConfigError: naming one with a forward of its own, or without running statistics where
-            these are to normalise.
+    """Refuses, by a ConfigError, batch norms with a forward of their own, or without running
+    statistics where these are to normalise.
     """
     if mode is NormMode.MICROBATCH:
         return
@@ -126,13 +120,12 @@ def norms_of(module: nn.Module) -> dict[str, _BatchNorm]:
 class MinibatchNorms:
     """The batch norms of a stage while it trains in microbatches.
 
-    Modules keep their classes, parameters and buffers. Only within :meth:`gathering` they run
-    differently, and what they gather there is kept here, not in them.
+    Only within :meth:`gathering` they run differently; what they gather there is kept here.
 
     Args:
-        norms: in the same order on all replicas of the stage; they have passed :func:`check_norms`.
-        of_others: those by name that this rank has and another stage owns, outside of the layers.
-            Steps that call them here are refused.
+        norms: norms that passed :func:`check_norms`, in the same order on all replicas.
+        of_others: norms by name that this rank has and another stage owns, outside of the layers;
+            steps that call them here are refused.
     """
 
     def __init__(
@@ -153,7 +146,7 @@ class MinibatchNorms:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Put around a minibatch: norms that train gather the moments of what they see."""
+        """Context of a minibatch: norms that train gather the moments of what they see."""
         forwards = [*self._refused, *((norm.norm, norm) for norm in self._norms)]
         for norm in self._norms:
             norm.seen.clear()
@@ -169,8 +162,7 @@ class MinibatchNorms:
     def move(self, replicas: Replicas) -> None:
         """Moves running statistics by those of the minibatch; a collective of replicas.
 
-        Statistics of its parts on all replicas are put together in their order, so that all have
-        the same bits.
+        Its parts on all replicas are put together in their order, so that all have the same bits.
         """
         if not self._norms:
             return
@@ -194,13 +186,9 @@ class MinibatchNorms:
             norm.move(moments)
 
 
-def _trains(norm: _BatchNorm) -> bool:
-    return norm.training and norm.track_running_stats
-
-
 def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
     """Stands for the forward of a norm whose statistics another rank has."""
-    if _trains(norm):
+    if norm.training and norm.track_running_stats:
         raise ConfigError(
             f"{name} ({type(norm).__name__}) runs before the layers, on the first stage and once "
             "more on the last, which has its running statistics: "
@@ -220,7 +208,7 @@ class _Gathering:
 
     def __call__(self, input: Any) -> Any:
         norm = self.norm
-        if not _trains(norm):
+        if not (norm.training and norm.track_running_stats):
             return type(norm).forward(norm, input)
         kept = dict(norm._buffers)
         if self._constant:  # it normalises by its running statistics

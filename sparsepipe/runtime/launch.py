@@ -21,7 +21,7 @@ from sparsepipe.runtime.failures.rank_reports import (
     Stopped,
     first_cause,
     read_reports,
-    save_error_of,
+    rebuilt,
 )
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ def launch(
         threads_per_rank: OMP_NUM_THREADS of each, unless that is set already.
         reports: directory for the failure reports of the ranks.
         grace_s: time for an orderly end.
-        name: how messages call a rank.
-        address: of this host, at which alone ranks meet.
+        name: name of a rank in messages.
+        address: address of this host, at which alone ranks meet.
 
     Raises:
         Stopped: a signal ended the ranks.
@@ -85,61 +85,66 @@ def launch(
         REPORT_VARIABLE: str(reports),
         LAUNCHER_VARIABLE: str(os.getpid()),
     }
-    processes: list[subprocess.Popen[bytes]] = []
     with _noted_signals() as received:
-        try:
-            for rank in range(ranks):
-                own = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                # In sessions of their own, so that a terminal's Ctrl-C is for this process to pass.
-                processes.append(subprocess.Popen(command, env=own, start_new_session=True))
-            exit_codes = _exit_codes(processes, reports, received, grace_s=grace_s)
-        finally:
-            for process in processes:
-                _send(process, signal.SIGKILL)
-                process.wait()
+        exit_codes = _run_ranks(command, ranks, variables, received, reports, grace_s=grace_s)
     unresponsive = [rank for rank in range(ranks) if rank not in exit_codes]
     if received:
-        save_error = save_error_of(read_reports(reports))
+        # What kept a rank from saving, such as a full disk.
+        own = (r for r in read_reports(reports).values() if r["known"] and r["missed"] is None)
+        save_error = next(map(rebuilt, own), None)
         raise Stopped(received[0], unresponsive=unresponsive, save_error=save_error)
     if unresponsive or any(exit_codes.values()):
         raise first_cause(exit_codes, reports, unresponsive=unresponsive, name=name)
 
 
-def _exit_codes(
-    processes: Sequence[subprocess.Popen[bytes]],
-    reports: Path,
+def _run_ranks(
+    command: Sequence[str],
+    ranks: int,
+    variables: Mapping[str, str],
     received: Sequence[int],
+    reports: Path,
     *,
     grace_s: float,
 ) -> dict[int, int]:
-    """Waits for all ranks, asks those that are left to end after a failure or a signal, and returns
-    exit codes by rank, in the order in which ranks have ended, of those that ended in time.
+    """Exit codes by rank, in the order in which ranks have ended, of those that ended in time.
+
+    After a failure or a signal, ranks that are left are asked to end; in the end they are killed.
     """
     found: dict[int, int] = {}
+    processes: list[subprocess.Popen[bytes]] = []
     deadline_s, asked, failed = math.inf, False, False
-    while len(found) < len(processes) and time.monotonic() < deadline_s:
-        for rank, process in enumerate(processes):
-            if rank not in found and (code := process.poll()) is not None:
-                found[rank] = code
-        if not asked and (received or any(found.values())):
-            asked, deadline_s = True, time.monotonic() + grace_s
-            for process in processes:
-                _send(process, received[0] if received else signal.SIGTERM)
-        if not failed and any(found.values()):
-            # A rank that a signal stopped has not failed: the others may take their time to save.
-            reported = read_reports(reports)
-            stopped = [r for r, report in reported.items() if report["stopped"] is not None]
-            failed = any(code and rank not in stopped for rank, code in found.items())
-            if failed:
-                deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
-        time.sleep(_LOOK_S)
+
+    def send(process: subprocess.Popen[bytes], signum: int) -> None:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signum)
+
+    try:
+        for rank in range(ranks):
+            own = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # In sessions of their own, so that a terminal's Ctrl-C is for this process to pass.
+            processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+        while len(found) < ranks and time.monotonic() < deadline_s:
+            for rank, process in enumerate(processes):
+                if rank not in found and (code := process.poll()) is not None:
+                    found[rank] = code
+            if not asked and (received or any(found.values())):
+                asked, deadline_s = True, time.monotonic() + grace_s
+                for process in processes:
+                    send(process, received[0] if received else signal.SIGTERM)
+            if not failed and any(found.values()):
+                # A rank that a signal stopped has not failed: the others may take time to save.
+                reported = read_reports(reports)
+                stopped = [r for r, report in reported.items() if report["stopped"] is not None]
+                failed = any(code and rank not in stopped for rank, code in found.items())
+                if failed:
+                    deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
+            time.sleep(_LOOK_S)
+    finally:
+        for process in processes:
+            send(process, signal.SIGKILL)
+            process.wait()
     return found
-
-
-def _send(process: subprocess.Popen[bytes], signum: int) -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signum)
 
 
 @contextmanager
@@ -152,10 +157,9 @@ def _noted_signals() -> Iterator[list[int]]:
             os._exit(128 + signum)
         received.append(signum)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
     try:
         for signum, handler in before.items():
             if handler is not signal.SIG_IGN:  # as under nohup
@@ -170,28 +174,18 @@ def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
     """Calls ``start`` until it returns, at most ``max_restarts`` times more than once.
 
     Every attempt needs ranks, a store and reports of its own, and goes on from the last checkpoint.
-
-    Raises:
-        SparsePipeError: of the last attempt, or one that would come again.
+    Only a rank that died, hung, was cut off or raised is worth another: settings, data, hardware
+    and a full disk stay as they are.
     """
     for restart in range(max_restarts + 1):
         try:
             start()
             return
         except SparsePipeError as error:
-            if restart == max_restarts or not is_transient(error):
+            if restart == max_restarts or type(error) not in (SparsePipeError, TransportError):
                 raise
             log.warning("%s", error.message)
             log.warning("beginning again, restart %d of %d", restart + 1, max_restarts)
-
-
-def is_transient(error: SparsePipeError) -> bool:
-    """Whether another attempt can succeed: a rank died, hung, was cut off, or raised.
-
-    Settings, data, checkpoints and hardware stay as they are, and so does a full disk: every
-    attempt would train up to the next checkpoint, and not be able to write that either.
-    """
-    return type(error) in (SparsePipeError, TransportError)
 
 
 @contextmanager

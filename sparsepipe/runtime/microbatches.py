@@ -30,12 +30,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """A microbatch.
-
-    Args:
-        samples: their number.
-        batch: the tree; None without samples.
-    """
+    """A microbatch: the number of its samples, and the tree, which is None without samples."""
 
     samples: int
     batch: Any
@@ -44,11 +39,10 @@ class BatchPart:
 def split(batch: Any, parts: int) -> list[BatchPart]:
     """Cuts a batch into parts; of fewer samples than parts, the last ones are empty.
 
-    Tensors and numpy arrays are cut along their first dimension, without a copy. Sparse tensors are
-    cut by batch index, which counts from 0 in each part; the order of sites stays. Lists and tuples
-    without tensors that are as long as there are samples, such as names, are cut too. Numbers,
-    text, None and tensors without dimensions are in every part. A single part is the batch as it
-    is, whatever that is.
+    Tensors and numpy arrays are cut along their first dimension, without a copy; sparse tensors by
+    batch index, which counts from 0 in each part; so are lists and tuples without tensors that are
+    as long as there are samples, such as names. Numbers, text, None and tensors without dimensions
+    are in every part. A single part is the batch as it is.
 
     Raises:
         ConfigError: the tensors are of unlike numbers of samples, none has samples, or the tree

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 FormerStates = list[tuple[Generator, Any]]
-"""Generators and the states that they had."""
 
 NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
 """Numpy's global generator."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -30,16 +30,15 @@ class Recorder:
     """Records a span of a rank's time, so that its memory is bounded.
 
     It begins with the first action of the minibatches that are recorded, and ends with their last
-    one; meanwhile the rank's actions of other minibatches are recorded as well. An action lasts
-    from the begin of what it computes to the end: waits before that, and messages after it, are
-    spans of their own, with a :data:`Part` as their kind.
+    one; meanwhile actions of other minibatches are recorded as well. An action lasts from the begin
+    of what it computes to the end: waits before that, and messages after it, are spans of their
+    own, with a :data:`Part` as their kind.
 
     Args:
         rank: the recorded rank.
         skipped: minibatches before those that are recorded, from the first that this process sees.
         count: minibatches that are recorded, over all ranks.
-        finish: called after a computation has returned: waits for a GPU's kernels; None: the
-            computation is over then.
+        finish: waits for a GPU's kernels after a computation has returned; None: without a GPU.
         clock: seconds that only grow.
 
     Attributes:
@@ -117,15 +116,13 @@ class Recorder:
         elif self._records:
             self._computed += (begin, self.clock())
 
-    def moment(self, part: Part) -> AbstractContextManager[None]:
-        """Context of anything else that takes a rank's time."""
-        return self._moment(part) if self._records else nullcontext()
-
     @contextmanager
-    def _moment(self, part: Part) -> Iterator[None]:
-        begin = self.clock()
+    def moment(self, part: Part) -> Iterator[None]:
+        """Context of anything else that takes a rank's time."""
+        begin, records = self.clock(), self._records
         yield
-        self._add_span(part, begin)
+        if records:
+            self._add_span(part, begin)
 
     def _add_span(self, part: Part, begin: float) -> None:
         self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))

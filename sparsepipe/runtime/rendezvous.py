@@ -23,24 +23,31 @@ from sparsepipe.runtime.collectives.meeting_point import LOOPBACK, keep_store
 
 
 class FixedRendezvous(RendezvousHandler):
-    """Agents of fixed numbers, of which number 0 keeps the store.
+    """Agents of fixed numbers, of which number 0 keeps the store, by the options of ``torchrun``.
 
-    Args:
-        address: of the host of agent 0.
-        port: there; 0 with a single agent takes any that is free.
-        number: this agent's.
-        agents: their number.
-        run_id: keeps runs apart.
-        timeout: of the store's requests, and of waiting for agent 0.
+    Raises:
+        ConfigError: the number of agents varies, or one of several has no endpoint or number.
     """
 
-    def __init__(
-        self, address: str, port: int, *, number: int, agents: int, run_id: str, timeout: timedelta
-    ) -> None:
-        self._address, self._port = address, port
-        self._number, self._agents = number, agents
-        self._run_id = run_id
-        self._timeout = timeout
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._agents = agents = parameters.max_nodes
+        address, _, port = parameters.endpoint.strip().rpartition(":")
+        number = parameters.get_as_int("rank", 0 if agents == 1 else None)
+        named = agents == 1 or bool(address and port)
+        fixed = parameters.min_nodes == agents and number is not None and 0 <= number < agents
+        if number is None or not fixed or not named or not (port or "0").isdecimal():
+            raise ConfigError(
+                "--rdzv-backend=sparsepipe needs a fixed number of nodes, a number for each of "
+                "several and the address of the first: got "
+                f"--nnodes={parameters.min_nodes}:{agents}, rank={number}, "
+                f"--rdzv-endpoint={parameters.endpoint}",
+                remedy="give one number as --nnodes, --rdzv-conf=rank=0 on the first node, rank=1 "
+                "on the next and so on, and --rdzv-endpoint=ADDRESS:PORT of the first on all",
+            )
+        self._address, self._port = address.strip("[]") or LOOPBACK, int(port or 0)
+        self._number = number
+        self._run_id = parameters.run_id
+        self._timeout = timedelta(seconds=parameters.get_as_int("timeout", 900) or 900)
         self._store: TCPStore | None = None
         self._attempts = 0
 
@@ -92,35 +99,6 @@ class FixedRendezvous(RendezvousHandler):
         return True
 
 
-def create(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The rendezvous for the options of ``torchrun``.
-
-    Raises:
-        ConfigError: the number of agents varies, or one of several has no endpoint or number.
-    """
-    agents = parameters.max_nodes
-    address, _, port = parameters.endpoint.strip().rpartition(":")
-    number = parameters.get_as_int("rank", 0 if agents == 1 else None)
-    named = agents == 1 or bool(address and port)
-    fixed = parameters.min_nodes == agents and number is not None and 0 <= number < agents
-    if number is None or not fixed or not named or not (port or "0").isdecimal():
-        raise ConfigError(
-            "--rdzv-backend=sparsepipe needs a fixed number of nodes, a number for each of several "
-            f"and the address of the first: got --nnodes={parameters.min_nodes}:{agents}, "
-            f"rank={number}, --rdzv-endpoint={parameters.endpoint}",
-            remedy="give one number as --nnodes, --rdzv-conf=rank=0 on the first node, rank=1 on "
-            "the next and so on, and --rdzv-endpoint=ADDRESS:PORT of the first on all",
-        )
-    return FixedRendezvous(
-        address.strip("[]") or LOOPBACK,
-        int(port or 0),
-        number=number,
-        agents=agents,
-        run_id=parameters.run_id,
-        timeout=timedelta(seconds=parameters.get_as_int("timeout", 900) or 900),
-    )
-
-
 def torchrun_handler() -> object:
-    """What ``torchrun`` calls by the entry point ``torchrun.handlers`` for the function to use."""
-    return create
+    """The maker of rendezvous that ``torchrun`` asks the entry point ``torchrun.handlers`` for."""
+    return FixedRendezvous

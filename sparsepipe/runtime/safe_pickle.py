@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from sparsepipe.errors import SparsePipeError
 
-REMEDY = (
+_REMEDY = (
     "hand on tensors, plain values, named tuples or dataclasses, or register the class by "
     "torch.utils._pytree.register_pytree_node where your script begins"
 )
@@ -82,45 +82,40 @@ beyond their own bytes."""
 def _description(value: Any) -> tuple[Any, ...]:
     """The name of a maker with its arguments, which are described in their turn."""
     kind = type(value)
-    if kind is np.ndarray or isinstance(value, np.generic):
-        if not _NUMPY_KIND.fullmatch(value.dtype.str) or value.dtype.fields:
-            raise _unsendable(f"an array of {value.dtype}")
+    named = kind.__module__, kind.__qualname__  # of a class that the reader must know
+    reductions = [name for name, function in _REDUCTIONS.items() if value is function]
+    found: tuple[Any, ...] = ()
+    shown = value if isinstance(value, type) or callable(value) else kind
+    refused = f"{getattr(shown, '__module__', '')}.{getattr(shown, '__qualname__', shown)}"
+    array = kind is np.ndarray or isinstance(value, np.generic)
+    if array and _NUMPY_KIND.fullmatch(value.dtype.str) and not value.dtype.fields:
         order = "F" if value.flags.fnc else "C"
         shape = None if isinstance(value, np.generic) else value.shape
-        return "array", value.tobytes(order), value.dtype.str, shape, order
-    if kind in _ARGUMENTS:
-        return "made", kind.__name__, _ARGUMENTS[kind](value)
-    if isinstance(value, _TORCH):
-        return "torch", str(value).removeprefix("torch.")
-    if kind is type and value in (*_NATIVE, *_ARGUMENTS):
-        return "class", value.__name__
-    reductions = [name for name, function in _REDUCTIONS.items() if value is function]
-    return ("reduction", *reductions[:1]) if reductions else _named_description(value)
-
-
-def _named_description(value: Any) -> tuple[Any, ...]:
-    """The description of a value whose class the reader must know."""
-    kind = type(value)
-    named = kind.__module__, kind.__qualname__
-    if isinstance(value, enum.Enum) and value.name in kind.__members__:
-        return "member", *named, value.name
-    if isinstance(value, SparsePipeError):
-        return "error", *named, value.message, value.remedy
-    if kind in pytree.SUPPORTED_NODES and not pytree.is_constant_class(kind):
-        return "node", *named, *pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return "named tuple", *named, tuple(value)
-    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__del__"):
+        found = "array", value.tobytes(order), value.dtype.str, shape, order
+    elif kind in _ARGUMENTS:
+        found = "made", kind.__name__, _ARGUMENTS[kind](value)
+    elif isinstance(value, _TORCH):
+        found = "torch", str(value).removeprefix("torch.")
+    elif kind is type and value in (*_NATIVE, *_ARGUMENTS):
+        found = "class", value.__name__
+    elif reductions:
+        found = "reduction", reductions[0]
+    elif isinstance(value, enum.Enum) and value.name in kind.__members__:
+        found = "member", *named, value.name
+    elif isinstance(value, SparsePipeError):
+        found = "error", *named, value.message, value.remedy
+    elif kind in pytree.SUPPORTED_NODES and not pytree.is_constant_class(kind):
+        found = "node", *named, *pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
+        found = "named tuple", *named, tuple(value)
+    elif dataclasses.is_dataclass(kind) and not hasattr(kind, "__del__"):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
         if getattr(value, "__dict__", {}).keys() <= fields.keys():
-            return "dataclass", *named, fields
-    shown = value if isinstance(value, type) or callable(value) else kind
-    module, name = getattr(shown, "__module__", ""), getattr(shown, "__qualname__", repr(shown))
-    raise _unsendable(f"{module}.{name}")
-
-
-def _unsendable(what: str) -> Unsendable:
-    return Unsendable(f"what cannot be pickled safely: {what}", remedy=REMEDY)
+            found = "dataclass", *named, fields
+    if not found:
+        refused = f"an array of {value.dtype}" if array else refused
+        raise Unsendable(f"what cannot be pickled safely: {refused}", remedy=_REMEDY)
+    return found
 
 
 def _known_class(module_name: str, name: str, needed: type = object) -> Any:
@@ -147,10 +142,6 @@ def _make_torch(name: str) -> Any:
     return found
 
 
-def _make_node(module_name: str, name: str, children: list[Any], context: Any) -> Any:
-    return pytree.SUPPORTED_NODES[_known_class(module_name, name)].unflatten_fn(children, context)
-
-
 def _make_dataclass(module_name: str, name: str, fields: Mapping[str, Any]) -> Any:
     kind = _known_class(module_name, name)
     names = {each.name for each in dataclasses.fields(kind)}
@@ -172,7 +163,9 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
     "error": lambda module, name, message, remedy: _known_class(module, name, SparsePipeError)(
         message, remedy=remedy
     ),
-    "node": _make_node,
+    "node": lambda module, name, children, context: pytree.SUPPORTED_NODES[
+        _known_class(module, name)
+    ].unflatten_fn(children, context),
     "named tuple": lambda module, name, values: tuple.__new__(
         _known_class(module, name, tuple), values
     ),
@@ -181,13 +174,10 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
 
 
 class Pickler(pickle.Pickler):
-    """Writes what :func:`read` reads.
+    """Writes what :func:`read` reads; raises an ``Unsendable`` for a value without description.
 
     Args:
         number: gives each tensor its number in the table beside the pickle.
-
-    Raises:
-        Unsendable: a value has no description.
     """
 
     def __init__(self, file: io.BytesIO, number: Callable[[Tensor], int]) -> None:
@@ -251,11 +241,7 @@ class _CarefulReader(pickle._Unpickler):
 
 
 def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
-    """Values that :class:`Pickler` has written.
-
-    Args:
-        data: the pickle.
-        tensors: the table that the pickler has numbered.
+    """Values that :class:`Pickler` has written; ``tensors`` is the table that it has numbered.
 
     Raises:
         UnreadableMessage: the pickle does something else than to make values.
@@ -271,11 +257,7 @@ def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """A value as bytes, with its tensors.
-
-    Raises:
-        Unsendable: it holds something that :func:`loads` would not read.
-    """
+    """A value as bytes, with its tensors."""
     tensors: list[Tensor] = []
     numbers: dict[int, int] = {}
     alive: list[Tensor] = []  # an id is good as long as its object lives
@@ -301,11 +283,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The value that :func:`dumps` was given; tensors lie where they did.
-
-    Raises:
-        UnreadableMessage: the bytes are not of :func:`dumps`.
-    """
+    """The value that :func:`dumps` was given; tensors lie where they did."""
     end = 8 + int.from_bytes(data[:8], "little")
     tensors = torch.load(io.BytesIO(data[8:end]), weights_only=True) if end > 8 else []
     if not isinstance(tensors, list) or not all(isinstance(each, Tensor) for each in tensors):

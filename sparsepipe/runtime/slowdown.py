@@ -20,15 +20,10 @@ class Slowdown:
     """Stretches blocks of computation.
 
     What counts is the processor time of the thread that runs a block: waits for other ranks are
-    no computation. Where several threads compute for it (intra-op threads), it takes part in what
-    they do and its own time stands for theirs. The backward pass on a CPU runs in the thread that
-    calls it.
+    no computation, and its own time stands for that of intra-op threads.
 
     Args:
-        factor: how many times as long a block is to take; 1 changes nothing and costs nothing.
-
-    Raises:
-        ConfigError: it is less than 1, or no number.
+        factor: how many times as long a block is to take, from 1 on; 1 costs nothing.
     """
 
     def __init__(self, factor: float = 1.0) -> None:

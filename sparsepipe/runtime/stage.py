@@ -31,10 +31,9 @@ own."""
 
 
 class Flight:
-    """A minibatch that went forward through a stage; made by :class:`Stage`.
+    """A minibatch that went forward through a stage; made by :class:`StageLayers`.
 
-    The tensors of ``output`` are cut from the graph; those which required a gradient still do, so
-    that the next stage knows.
+    The tensors of ``output`` are cut from the graph; those that required a gradient still do.
 
     Attributes:
         output: of the last layer, a pytree; None in the last stage.
@@ -65,11 +64,10 @@ class Flight:
         """Adds to the gradients of ``leaves`` and frees the graph.
 
         Args:
-            gradients: of the output's differentiable tensors, each once, in the tree's order
-                (:func:`~sparsepipe.runtime.transport.serialization.differentiable`); None for
+            gradients: gradients of the output's differentiable tensors, each once, in the tree's
+                order (:func:`~sparsepipe.runtime.transport.serialization.differentiable`); None for
                 those without one. The last stage, which has its loss, takes None.
-            leaves: those of the forward. The layers run on them once more where they
-                recompute their activations (``torch.utils.checkpoint``).
+            leaves: those of the forward, on which layers run once more if they are recomputed.
 
         Returns:
             Gradients of the input's differentiable tensors, in the same order.
@@ -88,7 +86,7 @@ class Flight:
         return found
 
 
-class Stage:
+class StageLayers:
     """A span of the entries of an ``nn.Sequential``, run on given weights.
 
     Buffers are those of the module: batch norms update their statistics in place, once for
@@ -120,13 +118,16 @@ class Stage:
         assert 0 <= first <= last < len(layers), (first, last, len(layers))
         self._caller = _Caller(module)
         self._layers = layers
-        self._span = range(first, last + 1)
         self._autocast = autocast
         self._randomness = randomness
         self._recomputed = {
             span.start: RecomputedSpan(layers, span, randomness=randomness) for span in recomputed
         }
-        self._parts = _parts(self._span, recomputed)
+        # Parts of the span, which is cut where recomputed ones begin and end.
+        inner = (edge for each in recomputed for edge in (each.start, each.stop))
+        self._parts = [range(a, b) for a, b in pairwise(sorted({first, last + 1, *inner}))]
+        assert all(part in self._parts for part in recomputed), (first, last, recomputed)
+        assert (self._parts[0].start, self._parts[-1].stop) == (first, last + 1), recomputed
         self._around = around
 
     def forward(
@@ -144,7 +145,7 @@ class Stage:
                 require one; they may be leaves or not.
             minibatch: its number in the whole run, for ``randomness``.
             leaves: the weights.
-            close: what the last stage does around its layers; None in other stages.
+            close: step that the last stage runs around its layers; None in other stages.
         """
         inputs, entered = _enter(value)
         run = partial(self._run_layers, entered, minibatch=minibatch)
@@ -153,7 +154,9 @@ class Stage:
         with self._autocast():
             output = self._call(leaves, run)
         roots = differentiable(output)
-        return Flight(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
+        apart = (root.data if isinstance(root, nn.Parameter) else root.detach() for root in roots)
+        cut = _replaced(output, roots, [each.requires_grad_() for each in apart])
+        return Flight(self._call, inputs=inputs, roots=roots, output=cut)
 
     def forward_whole(self, step: Step, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Runs a minibatch's step in training, where all layers are here; see :meth:`forward`."""
@@ -163,16 +166,13 @@ class Stage:
     def evaluate(
         self, value: Any, *, close: Callable[[Callable[[], Any]], Any] | None = None
     ) -> Any:
-        """Runs the layers on the module's own parameters; see :meth:`forward`.
-
-        What ``close`` returns is returned as it is. Whether there is a graph is up to the caller.
-        """
+        """The output of the layers on the module's own parameters, or what ``close`` returns."""
         run = partial(self._run_layers, value, minibatch=None)
         with self._autocast():
             return run() if close is None else close(run)
 
     def evaluate_whole(self, step: Callable[[Callable[[Any], Any]], Any]) -> Any:
-        """Runs such a step as :meth:`forward_whole` does on the module's own parameters."""
+        """Runs a whole step, as :meth:`forward_whole` does, on the module's own parameters."""
         with self._autocast():
             return step(partial(self._run_layers, minibatch=None))
 
@@ -183,7 +183,6 @@ class Stage:
         leaves: Leaves,
         inputs: Sequence[Tensor] = (),
     ) -> Flight:
-        """Calls what runs the layers and goes on to the loss."""
         with self._autocast():
             loss, extra = self._call(leaves, function)
         return Flight(self._call, inputs=inputs, roots=[loss], loss=loss.detach(), extra=extra)
@@ -197,39 +196,26 @@ class Stage:
         )
 
     def _run_layers(self, value: Any, *, minibatch: int | None) -> Any:
-        compute = partial(self._computed, minibatch=minibatch)
-        return compute(value) if self._around is None else self._around(compute, value)
-
-    def _computed(self, value: Any, *, minibatch: int | None) -> Any:
         keyed = self._randomness if minibatch is not None else None
-        with nullcontext() if keyed is None else keyed.preserved():
-            for part in self._parts:
-                span = self._recomputed.get(part.start) if minibatch is not None else None
-                if span is None:
-                    value = self._through(part, minibatch, value)
-                else:
-                    value = span(value, partial(self._through, part, minibatch))
-        return value
 
-    def _through(self, part: range, minibatch: int | None, value: Any) -> Any:
-        """Runs some layers one after another."""
-        keyed = self._randomness
-        for layer, entry in zip(part, islice(self._layers, part.start, part.stop), strict=True):
-            if keyed is not None and minibatch is not None:
-                keyed.key(minibatch=minibatch, layer=layer)
-            value = entry(value)
-        return value
+        def through(part: range, value: Any) -> Any:
+            for layer, entry in zip(part, islice(self._layers, part.start, part.stop), strict=True):
+                if keyed is not None and minibatch is not None:
+                    keyed.key(minibatch=minibatch, layer=layer)
+                value = entry(value)
+            return value
 
+        def compute(value: Any) -> Any:
+            with nullcontext() if keyed is None else keyed.preserved():
+                for part in self._parts:
+                    span = self._recomputed.get(part.start) if minibatch is not None else None
+                    if span is None:
+                        value = through(part, value)
+                    else:
+                        value = span(value, partial(through, part))
+            return value
 
-def _parts(span: range, recomputed: Sequence[range]) -> list[range]:
-    """A span cut where recomputed ones begin and end."""
-    edges = sorted(
-        {span.start, span.stop, *(edge for r in recomputed for edge in (r.start, r.stop))}
-    )
-    parts = [range(a, b) for a, b in pairwise(edges)]
-    assert all(part in parts for part in recomputed), (span, recomputed)
-    assert (parts[0].start, parts[-1].stop) == (span.start, span.stop), (span, recomputed)
-    return parts
+        return compute(value) if self._around is None else self._around(compute, value)
 
 
 class _Caller(nn.Module):
@@ -263,14 +249,6 @@ def _enter(tree: Any) -> tuple[list[Tensor], Any]:
     leaves = [tensor.detach().requires_grad_() for tensor in given]
     entered: list[Tensor] = [_Entry.apply(leaf) for leaf in leaves]  # type: ignore[no-untyped-call]
     return leaves, _replaced(tree, given, entered)
-
-
-def _cut(tree: Any, roots: Sequence[Tensor]) -> Any:
-    return _replaced(tree, roots, [_apart(root).requires_grad_() for root in roots])
-
-
-def _apart(root: Tensor) -> Tensor:
-    return root.data if isinstance(root, nn.Parameter) else root.detach()
 
 
 def _replaced(tree: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Any:

@@ -22,27 +22,22 @@ from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import BatchPart, split
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind, Message
-from sparsepipe.schedule import Action, MinibatchSupply
+from sparsepipe.schedule import MinibatchSupply
 from sparsepipe.schedule.synchronous import MicrobatchOrder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """A microbatch as this stage takes it in."""
+@dataclass(slots=True, kw_only=True)
+class _OwnPart:
+    """A microbatch on this rank: what it takes in, and its flight from its forward to its backward.
+
+    Without samples it has neither.
+    """
 
     samples: int
     weight: float
-    value: Any
-    rest: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InFlight:
-    """A microbatch between its forward and its backward here; without samples it has no flight."""
-
-    samples: int
-    weight: float
-    flight: Flight | None
+    value: Any = None
+    rest: Any = None
+    flight: Flight | None = None
 
 
 class SynchronousWorker(StageWorker[MinibatchEvents]):
@@ -53,14 +48,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     counts by its share of its reader's samples, so that gradients are those of the mean over
     these; several readers count alike.
 
-    Args:
-        microbatches: T, parts of a minibatch.
-
     Attributes:
-        sizes_read: samples of each microbatch that this rank has cut of its last batch; empty where
-            it has read none.
-        most_in_flight: most microbatches with samples at a time that had gone forward here and not
-            backward yet.
+        sizes_read: samples of each microbatch that this rank has cut of its last batch, if any.
+        most_in_flight: most microbatches with samples at a time between forward and backward here.
     """
 
     def __init__(
@@ -81,8 +71,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._rounds = 0
         self._minibatch = 0  # its number in the whole run
         self._read: dict[int, tuple[BatchPart, float]] = {}
-        self._opened: dict[int, _Opened] = {}
-        self._in_flight: dict[int, _InFlight] = {}
+        self._opened: dict[int, _OwnPart] = {}
+        self._in_flight: dict[int, _OwnPart] = {}
         self._returned: list[Microbatch] = []
         self.sizes_read: list[int] = []
         self.most_in_flight = 0
@@ -101,27 +91,23 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 reads = self._messages.leads and self._replica < count
                 self._read = self._cut(batch if reads else None, count)
         self._taken_gradients()  # any that are left there are not this minibatch's
+        supply = MinibatchSupply(1)
         with self._norms.gathering():
-            for action in self._order(
-                self._plan, self._rank, MinibatchSupply(1), self._microbatches
-            ):
-                self._do(action)
+            for action in self._order(self._plan, self._rank, supply, self._microbatches):
+                in_run = replace(action, number=number)
+                if action.kind == "U":
+                    with self._recorded(in_run):
+                        self._finish()
+                    continue
+                part = action.microbatch
+                assert part is not None
+                if action.kind == "B":
+                    self._open_next()
+                with self._noting(self._description(action.kind, part)), self._recorded(in_run):
+                    do = {"F": self._forward, "B": self._backward}
+                    do[action.kind](part)
         assert not self._in_flight
         self._rounds += 1
-
-    def _do(self, action: Action) -> None:
-        in_run = replace(action, number=self._minibatch)
-        if action.kind == "U":
-            with self._recorded(in_run):
-                self._finish()
-            return
-        assert action.microbatch is not None
-        if action.kind == "B":
-            self._open_next()
-        described = self._description(action.kind, action.microbatch)
-        with self._noting(described), self._recorded(in_run):
-            do = {"F": self._forward, "B": self._backward}
-            do[action.kind](action.microbatch)
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
         # Nothing is under way between minibatches.
@@ -144,19 +130,22 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         return f"{doing} of microbatch {number} of minibatch {self._minibatch}"
 
     def _forward(self, number: int) -> None:
-        opened = self._opened.pop(number, None) or self._take_in(number)
-        flight = self._computed(number, opened) if opened.samples else None
-        self._in_flight[number] = _InFlight(
-            samples=opened.samples, weight=opened.weight, flight=flight
-        )
+        part = self._opened.pop(number, None) or self._take_in(number)
+        if part.samples:
+            in_run = self._minibatch * self._microbatches + number
+            explained = explaining_single_values(part.samples, parts=self._microbatches)
+            with self._slowed(), explained:
+                part.flight = self._flight(part.value, part.rest, minibatch=in_run)
+        part.value = part.rest = None
+        self._in_flight[number] = part
         in_flight = sum(each.flight is not None for each in self._in_flight.values())
         self.most_in_flight = max(self.most_in_flight, in_flight)
         if not self._last:
-            output = None if flight is None else flight.output
-            meta = {"samples": opened.samples, "weight": opened.weight}
+            output = None if part.flight is None else part.flight.output
+            meta = {"samples": part.samples, "weight": part.weight}
             self._messages.send(Kind.ACTIVATION, self._number + 1, number, output, meta=meta)
-            if flight is not None:
-                flight.output = None
+            if part.flight is not None:
+                part.flight.output = None
 
     def _open_next(self) -> None:
         """Takes in what goes forward next, while a gradient may still be on its way."""
@@ -165,32 +154,45 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             with self._noting(self._description("F", number)):
                 self._opened[number] = self._take_in(number)
 
-    def _take_in(self, number: int) -> _Opened:
+    def _take_in(self, number: int) -> _OwnPart:
         """A microbatch that is read here, with the step run up to its layers, or received."""
         if self._first:
             part, weight = self._read.pop(number)
             shares = {"samples": part.samples, "weight": weight}
             meta = self._messages.share(lambda: Message(minibatch=number, meta=shares)).meta
-            samples, value, rest = meta["samples"], None, None
-            if samples:
+            opened = _OwnPart(samples=meta["samples"], weight=meta["weight"])
+            if opened.samples:
                 with explaining_single_values(
-                    samples, parts=self._microbatches, before_layers=True
+                    opened.samples, parts=self._microbatches, before_layers=True
                 ):
-                    value, rest = self._open_minibatch(number, part.batch)
-            return _Opened(samples=samples, weight=meta["weight"], value=value, rest=rest)
+                    opened.value, opened.rest = self._open_minibatch(number, part.batch)
+            return opened
         message = self._messages.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]
         rest = self._rest(number) if samples else None
-        return _Opened(samples=samples, weight=weight, value=message.tree, rest=rest)
-
-    def _computed(self, number: int, opened: _Opened) -> Flight:
-        with self._slowed(), explaining_single_values(opened.samples, parts=self._microbatches):
-            in_run = self._minibatch * self._microbatches + number
-            return self._flight(opened.value, opened.rest, minibatch=in_run)
+        return _OwnPart(samples=samples, weight=weight, value=message.tree, rest=rest)
 
     def _backward(self, number: int) -> None:
-        microbatch = self._in_flight.pop(number)
-        loss, logs, upstream = self._computed_back(number, microbatch)
+        part = self._in_flight.pop(number)
+        flight, part.flight = part.flight, None
+        loss, logs, upstream = None, None, None
+        if self._last:
+            if flight is not None:
+                loss, logs = flight.loss, flight.extra
+                assert loss is not None
+                with self._slowed():
+                    self._events.before_backward(loss)
+                    upstream = flight.backward([torch.full_like(loss, part.weight)])
+        else:
+            message = self._messages.receive(Kind.GRADIENT, self._number + 1, number)
+            gradients, logs = message.tree["gradients"], message.meta["logs"]
+            loss = None if flight is None else message.tree["loss"].clone()
+            del message
+            if flight is not None:
+                with self._slowed():
+                    upstream = flight.backward(gradients)
+            del gradients
+        del flight
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
             self._messages.send(Kind.GRADIENT, self._number - 1, number, tree, meta={"logs": logs})
@@ -201,35 +203,12 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 Microbatch(
                     minibatch=self._minibatch,
                     number=number,
-                    samples=microbatch.samples,
-                    weight=microbatch.weight,
+                    samples=part.samples,
+                    weight=part.weight,
                     loss=loss,
                     logs=logs,
                 )
             )
-
-    def _computed_back(
-        self, number: int, microbatch: _InFlight
-    ) -> tuple[Tensor | None, Any, list[Tensor | None] | None]:
-        """Loss, logs and gradients of the input of a microbatch; nothing of one without samples."""
-        flight = microbatch.flight
-        if self._last:
-            if flight is None:
-                return None, None, None
-            loss = flight.loss
-            assert loss is not None
-            with self._slowed():
-                self._events.before_backward(loss)
-                weight = torch.full_like(loss, microbatch.weight)
-                return loss, flight.extra, flight.backward([weight])
-        message = self._messages.receive(Kind.GRADIENT, self._number + 1, number)
-        if flight is None:
-            return None, None, None
-        gradients, logs = message.tree["gradients"], message.meta["logs"]
-        loss = message.tree["loss"].clone()
-        del message
-        with self._slowed():
-            return loss, logs, flight.backward(gradients)
 
     def _finish(self) -> None:
         """The update, with the sum of what all replicas' microbatches gave."""
@@ -276,9 +255,7 @@ def explaining_single_values(
 
 
 def is_of_single_values(error: ValueError) -> bool:
-    """Whether a batch norm got a single value of each channel: group norms raise the same message,
-    which is about something else there.
-    """
+    """Whether a batch norm got a single value of each channel; group norms raise the same text."""
     if "more than 1 value per channel" not in str(error):
         return False
     frames = traceback.walk_tb(error.__traceback__)

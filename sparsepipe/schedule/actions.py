@@ -46,11 +46,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads ``F3``, ``B1``, ``U1`` or ``F3.2``.
-
-        Raises:
-            ScheduleError: it is none of these.
-        """
+        """Reads ``F3``, ``B1``, ``U1`` or ``F3.2``."""
         match = _ACTION.fullmatch(text)
         if match is None:
             raise ScheduleError(f"{text!r} is no action", remedy="write F3, B1, U1 or F3.2")
@@ -86,11 +82,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, plan: Plan, text: str) -> Self:
-        """Reads one line of actions for each rank; what follows a # is a comment.
-
-        Raises:
-            ScheduleError: a word is no action, or lines are missing.
-        """
+        """Reads one line of actions for each rank; what follows a # is a comment."""
         lines = [line.split("#")[0].split() for line in text.strip().splitlines()]
         return cls(plan, tuple(tuple(map(Action.parse, line)) for line in lines))
 
@@ -116,11 +108,7 @@ class MinibatchSupply:
         self.announced = 0
 
     def portions(self, size: int) -> Iterator[int]:
-        """Minibatches for one rank: how many come next, ``size`` each time and the rest at last.
-
-        Args:
-            size: at least 1.
-        """
+        """Numbers of minibatches that come next for one rank: ``size`` each time, then the rest."""
         come = 0
         while come < self.limit:
             count = min(size, self.limit - come)

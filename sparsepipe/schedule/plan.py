@@ -21,13 +21,7 @@ from sparsepipe.utils import reading
 
 
 def in_turn(count: int, *, replica: int, replicas: int) -> range:
-    """Which of so many microbatches one of a stage's replicas handles: they take turns.
-
-    Args:
-        count: T, of all microbatches.
-        replica: its number.
-        replicas: of the stage.
-    """
+    """The microbatches, of ``count``, that one of a stage's replicas handles: they take turns."""
     return range(replica, count, replicas)
 
 
@@ -47,7 +41,7 @@ class Stage:
 
     @property
     def replicas(self) -> int:
-        """r, how often this stage is there: a grid is one replica."""
+        """r, the number of replicas: a grid is one."""
         return len(self.devices) if self.grid is None else 1
 
     @property
@@ -88,7 +82,15 @@ class Plan:
                     remedy="let stages follow one another from layer 0 on, each with one layer "
                     "or more",
                 )
-            _check_grid(number, stage)
+            if stage.grid is not None:
+                size = math.prod(stage.grid) if stage.grid and min(stage.grid) > 0 else 0
+                if size < 2 or size != len(stage.devices):
+                    shape = " x ".join(map(str, stage.grid))
+                    raise PlanError(
+                        f"stage {number} is a grid of {shape} on {len(stage.devices)} devices",
+                        remedy="give it as many devices as the product of the grid, two or more, "
+                        "and one replica; leave the grid out for one device",
+                    )
             if not stage.devices:
                 raise PlanError(f"stage {number} has no devices", remedy="give it one or more")
             begin = last + 1
@@ -111,11 +113,8 @@ class Plan:
         Args:
             config: replicas of each stage, such as ``"2-1"``.
             cuts: the first layer of each stage but the first.
-            num_layers: of the model.
-            grids: of each stage, None for those whose ranks have whole samples.
-
-        Raises:
-            PlanError: they do not fit one another.
+            num_layers: number of the model's layers.
+            grids: grid of each stage, None for those whose ranks have whole samples.
         """
         parts = config.split("-")
         if not all(part.isdecimal() and int(part) for part in parts):
@@ -175,7 +174,7 @@ class Plan:
 
     @property
     def replicas_of_stages(self) -> tuple[int, ...]:
-        """How often each stage is there."""
+        """The number of replicas of each stage."""
         return tuple(stage.replicas for stage in self.stages)
 
     @property
@@ -193,7 +192,7 @@ class Plan:
         return replace(self, stages=tuple(stages))
 
     def replicas(self, stage: int) -> int:
-        """How often ``stage`` is there."""
+        """The number of replicas of ``stage``."""
         return self.stages[stage].replicas
 
     def ranks_of(self, stage: int) -> range:
@@ -255,7 +254,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads a plan file.
+        """Reads the text of a plan file.
 
         Raises:
             PlanError: it is no plan file, or its stages do not fit.
@@ -281,11 +280,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path, *, remedy: str = "remove it: the run then makes it anew") -> Self:
-        """Reads a plan file.
-
-        Raises:
-            PlanError: it is missing, no plan, or its stages do not fit.
-        """
+        """Reads a plan file; see :meth:`from_json`."""
         with reading.explained(path, "plan", error=PlanError, remedy=remedy):
             return cls.from_json(reading.read_text(path))
 
@@ -328,11 +323,7 @@ def _wholes(value: Any, place: str) -> list[int]:
 def grids_of(
     replicas: Sequence[object], grids: Sequence[Sequence[int] | None] | None
 ) -> list[tuple[int, ...] | None]:
-    """The grid of each of as many stages as there are ``replicas``.
-
-    Raises:
-        PlanError: there are more or fewer grids than stages.
-    """
+    """The grid of each of as many stages as there are ``replicas``."""
     if grids is None:
         return [None] * len(replicas)
     if len(grids) != len(replicas):
@@ -344,22 +335,9 @@ def grids_of(
 
 
 def devices_of(replicas: Sequence[int], grids: Sequence[Sequence[int] | None] | None) -> list[int]:
-    """How many devices each stage has; errors as of :func:`grids_of`."""
+    """The number of devices of each stage."""
     shapes = grids_of(replicas, grids)
     return [count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)]
-
-
-def _check_grid(number: int, stage: Stage) -> None:
-    if stage.grid is None:
-        return
-    size = math.prod(stage.grid) if stage.grid and min(stage.grid) > 0 else 0
-    if size < 2 or size != len(stage.devices):
-        shape = " x ".join(map(str, stage.grid))
-        raise PlanError(
-            f"stage {number} is a grid of {shape} on {len(stage.devices)} devices",
-            remedy="give it as many devices as the product of the grid, two or more, and one "
-            "replica; leave the grid out for one device",
-        )
 
 
 def balanced(costs: Sequence[float], replicas: Sequence[int]) -> list[int]:
@@ -405,11 +383,8 @@ def _best_cuts(
 ) -> tuple[float, list[int]]:
     """Least cost of all stages and its cuts; the latest ones of equal cost.
 
-    Args:
-        layers: how many.
-        stages: how many.
-        cost: of a stage that begins with one layer and ends before another.
-        combine: costs of the stages before, and of one more; rises with both.
+    ``cost`` is that of a stage from one layer up to another; ``combine`` rises with both of its
+    arguments, the cost of the stages before and of one more.
     """
     best: dict[int, tuple[float, list[int]]] = {
         end: (cost(0, 0, end), []) for end in range(1, layers + 1)

@@ -118,16 +118,12 @@ def _check_stages(schedule: Schedule) -> None:
             raise _wrong(rank, action, f"is missing in stage {stage}", _ORDER)
         rounds = minibatches if is_split else -(-minibatches // plan.replicas(stage))
         for rank in plan.ranks_of(stage):
-            _check_updates(schedule, rank, rounds)
-
-
-def _check_updates(schedule: Schedule, rank: int, rounds: int) -> None:
-    updates = sum(action.kind == "U" for action in schedule.actions[rank])
-    if updates < rounds:
-        remedy = "update once a round, replicas without a minibatch in the last one too"
-        raise _wrong(rank, Action("U", updates), "is missing", remedy)
-    if updates > rounds:
-        raise _wrong(rank, Action("U", rounds), "has no minibatch", "leave it out")
+            updates = sum(action.kind == "U" for action in schedule.actions[rank])
+            if updates < rounds:
+                remedy = "update once a round, replicas without a minibatch in the last one too"
+                raise _wrong(rank, Action("U", updates), "is missing", remedy)
+            if updates > rounds:
+                raise _wrong(rank, Action("U", rounds), "has no minibatch", "leave it out")
 
 
 def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_Step]:
@@ -155,13 +151,7 @@ def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_
 
 
 class _Play:
-    """Lets every rank go on as far as it can until all are through.
-
-    Args:
-        schedule: what is played.
-        outbox: see :func:`check`.
-        gradient_first: the same.
-    """
+    """Lets every rank go on as far as it can until all are through; see :func:`check`."""
 
     def __init__(self, schedule: Schedule, *, outbox: int | None, gradient_first: bool) -> None:
         self._plan, self._outbox = schedule.plan, outbox
@@ -175,11 +165,7 @@ class _Play:
         self._new = set(ranks)  # who has come to a step that has not been looked at
 
     def run(self) -> None:
-        """Ends when all are through.
-
-        Raises:
-            ScheduleError: a rank is not, or gets what it does not expect.
-        """
+        """Ends when all are through, or with the error of what cannot go on."""
         while self._ready:
             rank = self._ready.popleft()
             self._queued.discard(rank)

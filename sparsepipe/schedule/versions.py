@@ -153,22 +153,16 @@ def peak_predicted(schedule: Schedule, rank: int) -> int:
 
 
 def _tally(schedule: Schedule, rank: int) -> Tally:
-    tally = Tally(schedule.plan, rank)
-    drain = _begin_of_drain(schedule, rank)
+    plan, tally = schedule.plan, Tally(schedule.plan, rank)
+    kinds = [action.kind for action in schedule.actions[rank]]
+    drain, forwards = 0, kinds.count("F")  # the first action when no more minibatches come
+    if forwards:
+        # The last forward, as those before it, brings a backward and an update once all forwards
+        # ahead have run.
+        brings = 3 if forwards > plan.warmup(plan.stage_of(rank)) else 1
+        drain = len(kinds) - 1 - kinds[::-1].index("F") + brings
     for place, action in enumerate(schedule.actions[rank]):
         if place == drain:
             tally.drain()
         tally.see(action)
     return tally
-
-
-def _begin_of_drain(schedule: Schedule, rank: int) -> int:
-    """Place of the first action that a rank does when no more minibatches come."""
-    kinds = [action.kind for action in schedule.actions[rank]]
-    forwards = kinds.count("F")
-    if not forwards:
-        return 0
-    last = len(kinds) - 1 - kinds[::-1].index("F")
-    # The last forward, as those before it, brings a backward and an update once all forwards
-    # ahead have run.
-    return last + (3 if forwards > schedule.plan.warmup(schedule.plan.stage_of(rank)) else 1)

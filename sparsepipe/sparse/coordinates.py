@@ -45,16 +45,26 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
     otherwise the largest coordinate plus one on each axis.
 
     Raises:
-        CoordinateError: negative, beyond 21 bits, beyond ``spatial_shape``, batch
-            index beyond ``batch_size``, or a grid whose keys do not fit 63 bits.
+        CoordinateError: out of range, or a grid whose keys do not fit 63 bits.
     """
     if coords_N4.shape[0] == 0:
         extent = spatial_shape or (1, 1, 1)
     else:
         lowest, highest = torch.stack(coords_N4.aminmax(dim=0)).tolist()
-        _check_batch_column(lowest[0], highest[0], batch_size)
+        if lowest[0] < 0 or highest[0] >= batch_size:
+            wrong = lowest[0] if lowest[0] < 0 else highest[0]
+            raise CoordinateError(
+                f"batch index {wrong} is outside a batch of {batch_size}",
+                remedy="order the columns as (batch, x, y, z), batch first: a batch-last tensor"
+                " becomes coords[:, [3, 0, 1, 2]]; otherwise pass the true batch_size",
+            )
         for axis, low, high in zip("xyz", lowest[1:], highest[1:], strict=True):
-            _check_axis(axis, low, high)
+            if low < 0 or high > MAX_COORDINATE:
+                raise CoordinateError(
+                    f"{axis} coordinates go from {low} to {high}",
+                    remedy=f"keep them from 0 to {MAX_COORDINATE}: shift each sample so that it "
+                    "starts at 0, use larger voxels or crop",
+                )
         extent = spatial_shape or (highest[1] + 1, highest[2] + 1, highest[3] + 1)
         for axis, high, size in zip("xyz", highest[1:], extent, strict=True):
             if high >= size:
@@ -69,28 +79,6 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
             remedy="use larger voxels, a tighter spatial_shape or fewer samples per batch",
         )
     return extent
-
-
-def _check_batch_column(low: int, high: int, batch_size: int) -> None:
-    if low < 0 or high >= batch_size:
-        raise CoordinateError(
-            f"batch index {low if low < 0 else high} is outside a batch of {batch_size}",
-            remedy="order the columns as (batch, x, y, z), batch first: a batch-last tensor"
-            " becomes coords[:, [3, 0, 1, 2]]; otherwise pass the true batch_size",
-        )
-
-
-def _check_axis(axis: str, low: int, high: int) -> None:
-    if low < 0:
-        raise CoordinateError(
-            f"{axis} coordinate {low} is negative",
-            remedy="shift the coordinates of each sample so that they start at 0",
-        )
-    if high > MAX_COORDINATE:
-        raise CoordinateError(
-            f"{axis} coordinate {high} needs more than {COORDINATE_BITS} bits",
-            remedy=f"keep coordinates up to {MAX_COORDINATE}: use larger voxels or crop",
-        )
 
 
 def linear_keys(coords_N4: Tensor, extent: Triple) -> Tensor:
@@ -119,8 +107,7 @@ def build_index(
         batch_size: samples in the batch.
         extent: the grid's size per axis.
         reach: largest offset per axis that ``find`` will be called with.
-        method: "table" (dense lookup table), "sort" (sorted keys and binary search)
-            or "auto" (a table where the grid is small enough).
+        method: "table" (dense lookup table), "sort" (sorted keys and binary search) or "auto".
 
     Raises:
         CoordinateError: two sites have the same coordinates.
@@ -188,17 +175,17 @@ class SortedIndex:
         if self._keys_N.shape[0] == 0 or offsets_K3.shape[0] == 0:
             shape = (offsets_K3.shape[0], base_M4.shape[0])
             return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
-        return torch.stack([self._find_one(base_M4, offset_3) for offset_3 in offsets_K3])
-
-    def _find_one(self, base_M4: Tensor, offset_3: Tensor) -> Tensor:
-        sites_M4 = base_M4.clone()
-        sites_M4[:, 1:] += offset_3
         extent_3 = torch.tensor(self._extent, dtype=torch.int32, device=base_M4.device)
-        inside_M = ((sites_M4[:, 1:] >= 0) & (sites_M4[:, 1:] < extent_3)).all(1)
-        keys_M = linear_keys(sites_M4, self._extent)
-        place_M = torch.searchsorted(self._keys_N, keys_M).clamp_(max=self._keys_N.shape[0] - 1)
-        hit_M = inside_M & (self._keys_N.index_select(0, place_M) == keys_M)
-        return self._order_N.index_select(0, place_M).masked_fill_(~hit_M, -1)
+        rows = []
+        for offset_3 in offsets_K3:
+            sites_M4 = base_M4.clone()
+            sites_M4[:, 1:] += offset_3
+            inside_M = ((sites_M4[:, 1:] >= 0) & (sites_M4[:, 1:] < extent_3)).all(1)
+            keys_M = linear_keys(sites_M4, self._extent)
+            place_M = torch.searchsorted(self._keys_N, keys_M).clamp_(max=len(self._keys_N) - 1)
+            hit_M = inside_M & (self._keys_N.index_select(0, place_M) == keys_M)
+            rows.append(self._order_N.index_select(0, place_M).masked_fill_(~hit_M, -1))
+        return torch.stack(rows)
 
 
 def raise_duplicate(coords_N4: Tensor, keys_N: Tensor) -> None:

@@ -68,11 +68,7 @@ class CoordinateCache:
 
     @property
     def extent(self) -> Triple:
-        """Size of the grid: ``spatial_shape`` or the largest coordinate plus one.
-
-        Raises:
-            CoordinateError: see :func:`check_bounds`.
-        """
+        """Size of the grid: ``spatial_shape`` or the largest coordinate plus one; checked."""
         if self._extent is None:
             self._extent = check_bounds(
                 self.coords_N4, batch_size=self.batch_size, spatial_shape=self.spatial_shape
@@ -91,11 +87,7 @@ class CoordinateCache:
         return cache
 
     def check(self) -> None:
-        """Check bounds and uniqueness of the coordinates, once.
-
-        Raises:
-            CoordinateError: see :func:`check_bounds` and :func:`build_index`.
-        """
+        """Check bounds and uniqueness of the coordinates, once, by a CoordinateError."""
         if not self._verified:
             self.site_index((1, 1, 1))
             self._verified = True
@@ -114,11 +106,7 @@ class CoordinateCache:
         return self._indices[reach]
 
     def kernel_map(self, spec: KernelSpec) -> KernelMap:
-        """The kernel map of a window over these sites, built on first use.
-
-        Raises:
-            CoordinateError: the coordinates are not valid.
-        """
+        """The kernel map of a window over these sites, built on first use."""
         if spec not in self._maps:
             for watch in _watchers:
                 watch()
@@ -217,7 +205,9 @@ class KernelMap:
         """
         if self.spec.is_symmetric:
             return self.gather_plan(rows_per_block)
-        return self._plan("backward", self.readers_KN, rows_per_block)
+        if self._reversed is None:  # int32, the output row that reads each input at each offset
+            self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
+        return self._plan("backward", self._reversed, rows_per_block)
 
     @property
     def neighbours_MK(self) -> Tensor:
@@ -226,13 +216,6 @@ class KernelMap:
             rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
             self._by_site = rows_KM.t().contiguous()
         return self._by_site
-
-    @property
-    def readers_KN(self) -> Tensor:
-        """int32, the output row that reads each input at each offset, -1 without one."""
-        if self._reversed is None:
-            self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
-        return self._reversed
 
     def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
         """The result of ``build(self)``, computed on first use and cached under ``name``."""
@@ -265,33 +248,19 @@ def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     Output sites are the input sites for stride 1; ``floor(coords / stride)`` for windows that
     tile the grid; otherwise every site of the grid of ``ceil(extent / stride)`` whose window
     contains an input, as in a dense convolution with padding ``dilation * (K // 2)``.
-
-    Raises:
-        CoordinateError: see :func:`check_grid_is_known`.
     """
-    check_grid_is_known(level, spec)
+    if level.spatial_shape is None and not spec.is_submanifold and any(spec.before):
+        # Such a window can have an output site beyond the last input. The largest coordinate does
+        # not say whether the grid has that site, since it may belong to another sample.
+        raise CoordinateError(
+            f"a centred window of {spec.size} with stride {spec.stride} needs the grid's extent",
+            remedy="pass spatial_shape to SparseTensor or sparse_collate",
+        )
     if spec.is_submanifold:
         return _submanifold_map(level, spec)
     if spec.is_tiling:
         return _tiling_map(level, spec)
     return _strided_map(level, spec)
-
-
-def check_grid_is_known(level: CoordinateCache, spec: KernelSpec) -> None:
-    """Check that a window's output sites do not depend on the other samples of the batch.
-
-    A strided window that reads before its site can have an output site beyond the last input.
-    Only ``spatial_shape`` determines whether the grid has that site: the largest coordinate,
-    which replaces it otherwise, may belong to another sample.
-
-    Raises:
-        CoordinateError: such a window over sites without a ``spatial_shape``.
-    """
-    if level.spatial_shape is None and not spec.is_submanifold and any(spec.before):
-        raise CoordinateError(
-            f"a centred window of {spec.size} with stride {spec.stride} needs the grid's extent",
-            remedy="pass spatial_shape to SparseTensor or sparse_collate",
-        )
 
 
 def _offsets(spec: KernelSpec, level: CoordinateCache) -> Tensor:
@@ -367,8 +336,7 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
     """All tensors derived from coordinates (site indices, kernel maps, gather plans), each once.
 
-    Args:
-        caches: caches, whose coarser levels are included; they may share levels.
+    Coarser levels of ``caches`` are included; they may share levels.
     """
     waiting: list[Any] = list(caches)
     seen: set[int] = set()

@@ -13,13 +13,13 @@ Triple = tuple[int, int, int]
 
 
 def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
-    """Three ints; a single int applies to all three axes. Accepts numpy integers and the like.
+    """Three ints; a single int, also one of numpy's, applies to all three axes.
 
     Raises:
         ConfigError: not one or three integers, or one of them below 1.
     """
     try:
-        x, y, z = (_as_int(v) for v in (value if isinstance(value, Iterable) else (value,) * 3))
+        x, y, z = map(operator.index, value if isinstance(value, Iterable) else (value,) * 3)
     except (TypeError, ValueError):
         x = y = z = 0
     if min(x, y, z) < 1:
@@ -27,12 +27,6 @@ def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
             f"{name} is {value!r}", remedy="give one int or three ints (x, y, z) of at least 1"
         )
     return x, y, z
-
-
-def _as_int(value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError("a bool is not a number of voxels")
-    return operator.index(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +52,7 @@ class KernelSpec:
         stride: int | Sequence[int] = 1,
         dilation: int | Sequence[int] = 1,
     ) -> KernelSpec:
-        """Build a spec from ints or triples.
-
-        Raises:
-            ConfigError: a value is not one or three positive ints.
-        """
+        """A spec of ints or triples, each positive."""
         return cls(
             as_triple(size, name="kernel size"),
             as_triple(stride, name="stride"),
@@ -76,9 +66,6 @@ class KernelSpec:
         """A pooling window; with equal size and stride (the default) the windows tile the grid.
 
         Pooling by 3 combines voxels 0 to 2, 3 to 5 and so on, as dense pooling does.
-
-        Raises:
-            ConfigError: a value is not one or three positive ints.
         """
         size_3 = as_triple(size, name="kernel size")
         stride_3 = size_3 if stride is None else as_triple(stride, name="stride")
@@ -96,14 +83,14 @@ class KernelSpec:
         return self.stride == (1, 1, 1)
 
     @property
-    def is_pointwise(self) -> bool:
-        """True for a 1x1x1 window of stride 1, a plain matrix product."""
-        return self.volume == 1 and self.is_submanifold
-
-    @property
     def is_symmetric(self) -> bool:
         """True when offset ``k`` is minus offset ``volume - 1 - k`` and the stride is 1."""
         return self.is_submanifold and self.centred and all(k % 2 == 1 for k in self.size)
+
+    @property
+    def centre(self) -> int | None:
+        """The offset at which every row of a symmetric window reads itself."""
+        return self.volume // 2 if self.is_symmetric else None
 
     @property
     def is_tiling(self) -> bool:

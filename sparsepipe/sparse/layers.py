@@ -80,17 +80,8 @@ class Conv3d(nn.Module):
     ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et
     al. 2015, equation 10: normal with variance 2 / (K^3 * in_channels); the bias is zero.
 
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        kernel_size: one int or (x, y, z).
-        stride: one int or (x, y, z).
-        dilation: one int or (x, y, z).
-        bias: whether to add a bias.
-        backend: backend that computes the layer; None is the native one.
-
-    Raises:
-        ConfigError: a size, stride or dilation that is not positive.
+    Sizes, stride and dilation are one int or (x, y, z); without a ``backend`` the native one
+    computes the layer.
     """
 
     kernel: nn.Parameter
@@ -145,13 +136,7 @@ class Conv3d(nn.Module):
 class MaxPool3d(nn.Module):
     """Largest feature among the existing voxels of each window.
 
-    Args:
-        kernel_size: one int or (x, y, z).
-        stride: one int or (x, y, z); None takes the kernel size.
-        backend: backend that computes the layer; None is the native one.
-
-    Raises:
-        ConfigError: a size or stride that is not positive.
+    Sizes are one int or (x, y, z); the stride is by default the kernel size.
     """
 
     def __init__(

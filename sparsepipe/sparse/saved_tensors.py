@@ -33,13 +33,7 @@ def derived_saved_with_tensors() -> Iterator[None]:
 
 
 def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
-    """Save tensors, and a kernel map or indices, for :func:`saved`.
-
-    Args:
-        ctx: context of a ``torch.autograd.Function``, in its forward.
-        tensors: tensors to save, as with ``ctx.save_for_backward``.
-        derived: object derived from coordinates, such as a kernel map.
-    """
+    """Save tensors, and an object derived from coordinates, for :func:`saved`, in a forward."""
     if not _with_tensors.get():
         ctx.derived = derived
         ctx.save_for_backward(*tensors)

@@ -46,7 +46,21 @@ class SparseTensor:
         batch_size: int | None = None,
         cache: CoordinateCache | None = None,
     ) -> None:
-        _check_layout(feats, coords)
+        if coords.dim() != 2 or coords.shape[1] != 4 or coords.dtype != torch.int32:
+            raise CoordinateError(
+                f"coords are {coords.dtype} of shape {tuple(coords.shape)}",
+                remedy="give int32 of shape [N, 4] with columns (batch, x, y, z)",
+            )
+        if feats.dim() != 2 or feats.shape[0] != coords.shape[0] or not feats.is_floating_point():
+            raise CoordinateError(
+                f"feats are {feats.dtype} of shape {tuple(feats.shape)} for {len(coords)} sites",
+                remedy="give floating point of shape [N, C], one row for each row of coords",
+            )
+        if feats.device != coords.device:
+            raise CoordinateError(
+                f"feats are on {feats.device}, coords on {coords.device}",
+                remedy="move both to one device, or build the tensor first and call .to(device)",
+            )
         self.feats = feats
         self.coords = coords
         self.stride = as_triple(stride, name="stride")
@@ -86,20 +100,12 @@ class SparseTensor:
         return self.coords.shape[0]
 
     def check(self) -> SparseTensor:
-        """Check bounds and uniqueness of the coordinates now; returns this tensor.
-
-        Raises:
-            CoordinateError: naming the first offending value or pair of rows.
-        """
+        """Check bounds and uniqueness of the coordinates now; returns this tensor."""
         self.cache.check()
         return self
 
     def replace_feats(self, feats_NC: Tensor) -> SparseTensor:
-        """A tensor with the same sites and cache, and other features.
-
-        Raises:
-            CoordinateError: the number of rows differs from the number of sites.
-        """
+        """A tensor with the same sites and cache, and other features, one row for each site."""
         cache = self.cache
         if feats_NC.shape[:1] != self.coords.shape[:1]:
             raise CoordinateError(
@@ -127,11 +133,7 @@ class SparseTensor:
         return self.replace_feats(self.feats.detach())
 
     def dense(self) -> Tensor:
-        """Features on the full grid [B, C, X, Y, Z], zero without a site.
-
-        Raises:
-            CoordinateError: the coordinates are not valid.
-        """
+        """Features on the full grid [B, C, X, Y, Z], zero without a site."""
         cache = self.cache
         cache.check()
         x, y, z = cache.extent
@@ -186,24 +188,6 @@ def _rebuild(
     return tensor
 
 
-def _check_layout(feats: Tensor, coords: Tensor) -> None:
-    if coords.dim() != 2 or coords.shape[1] != 4 or coords.dtype != torch.int32:
-        raise CoordinateError(
-            f"coords are {coords.dtype} of shape {tuple(coords.shape)}",
-            remedy="give int32 of shape [N, 4] with columns (batch, x, y, z)",
-        )
-    if feats.dim() != 2 or feats.shape[0] != coords.shape[0] or not feats.is_floating_point():
-        raise CoordinateError(
-            f"feats are {feats.dtype} of shape {tuple(feats.shape)} for {coords.shape[0]} sites",
-            remedy="give floating point of shape [N, C], one row for each row of coords",
-        )
-    if feats.device != coords.device:
-        raise CoordinateError(
-            f"feats are on {feats.device}, coords on {coords.device}",
-            remedy="move both to one device, or build the tensor first and call .to(device)",
-        )
-
-
 def sparse_collate(
     samples: Sequence[tuple[Tensor, Tensor]], *, spatial_shape: Sequence[int] | None
 ) -> SparseTensor:
@@ -213,14 +197,21 @@ def sparse_collate(
         samples: (coords, feats) of each sample: integer [n, 3] and floating [n, C]; n may
             be 0 and differ between samples.
         spatial_shape: extent of their common grid, None if unknown.
-
-    Raises:
-        CoordinateError: no samples, wrong shapes or dtypes, coordinates beyond 21 bits.
     """
     if not samples:
         raise CoordinateError("no samples to collate", remedy="give at least one sample")
     for i, (coords_n3, feats_nC) in enumerate(samples):
-        _check_sample(i, coords_n3, feats_nC)
+        integral = not (coords_n3.is_floating_point() or coords_n3.is_complex())
+        if coords_n3.dim() != 2 or coords_n3.shape[1] != 3 or not integral:
+            raise CoordinateError(
+                f"sample {i}: coords are {coords_n3.dtype} of shape {tuple(coords_n3.shape)}",
+                remedy="give integers of shape [n, 3] (x, y, z) without a batch column",
+            )
+        if feats_nC.dim() != 2 or len(feats_nC) != len(coords_n3):
+            raise CoordinateError(
+                f"sample {i}: feats of shape {tuple(feats_nC.shape)} for {len(coords_n3)} sites",
+                remedy="give features of shape [n, C], one row for each site",
+            )
     sizes = [coords.shape[0] for coords, _ in samples]
     coords = torch.cat([coords for coords, _ in samples])
     if coords.numel() and not 0 <= int(coords.min()) <= int(coords.max()) <= MAX_COORDINATE:
@@ -234,24 +225,6 @@ def sparse_collate(
     return SparseTensor(feats_NC, coords_N4, spatial_shape=spatial_shape, batch_size=len(samples))
 
 
-def _check_sample(i: int, coords_n3: Tensor, feats_nC: Tensor) -> None:
-    integral = not (coords_n3.is_floating_point() or coords_n3.is_complex())
-    if coords_n3.dim() != 2 or coords_n3.shape[1] != 3 or not integral:
-        raise CoordinateError(
-            f"sample {i}: coords are {coords_n3.dtype} of shape {tuple(coords_n3.shape)}",
-            remedy="give integers of shape [n, 3] (x, y, z) without a batch column",
-        )
-    if feats_nC.dim() != 2 or feats_nC.shape[0] != coords_n3.shape[0]:
-        raise CoordinateError(
-            f"sample {i}: feats of shape {tuple(feats_nC.shape)} for {coords_n3.shape[0]} sites",
-            remedy="give features of shape [n, C], one row for each site",
-        )
-
-
-def _flatten(x: SparseTensor) -> tuple[list[Any], _Context]:
-    return [x.feats, x.coords], x._context()
-
-
 def _flatten_with_keys(x: SparseTensor) -> tuple[list[tuple[Any, Any]], _Context]:
     keys = pytree.GetAttrKey("feats"), pytree.GetAttrKey("coords")
     return [(keys[0], x.feats), (keys[1], x.coords)], x._context()
@@ -262,27 +235,10 @@ def _unflatten(children: Any, context: _Context) -> SparseTensor:
     return _rebuild(feats, coords, context, None)
 
 
-def _dump(context: _Context) -> list[Any]:
-    stride, shape, batch_size = context
-    return [list(stride), None if shape is None else list(shape), batch_size]
-
-
-def _load(dumped: Any) -> _Context:
-    stride, shape, batch_size = dumped
-    return (
-        as_triple(stride, name="stride"),
-        None if shape is None else as_triple(shape, name="spatial_shape"),
-        int(batch_size),
-    )
-
-
 pytree.register_pytree_node(
     SparseTensor,
-    _flatten,
+    lambda x: ([x.feats, x.coords], x._context()),
     _unflatten,
-    serialized_type_name="sparsepipe.sparse.SparseTensor",
-    to_dumpable_context=_dump,
-    from_dumpable_context=_load,
     flatten_with_keys_fn=_flatten_with_keys,
 )
 
@@ -290,33 +246,20 @@ pytree.register_pytree_node(
 def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     """``x + y`` for tensors with the same sites in the same order; keeps the cache of ``x``.
 
-    The outputs of layers with equal windows on one tensor share their coordinates object;
-    other coordinates are compared, which waits for the device.
-
-    Raises:
-        CoordinateError: the tensors differ in stride, grid, sites or channels.
+    Outputs of equal windows on one tensor share their coordinates object; others are compared,
+    which waits for the device.
     """
-    if x.stride != y.stride or len(x) != len(y) or x.batch_size != y.batch_size:
+    ours, theirs = ((len(each), *each._context()) for each in (x, y))
+    if ours != theirs or x.num_channels != y.num_channels:
         raise CoordinateError(
-            f"cannot add {len(x)} sites of stride {x.stride} in {x.batch_size} samples and "
-            f"{len(y)} sites of stride {y.stride} in {y.batch_size} samples",
+            f"cannot add {x!r} and {y!r}",
             remedy="give both paths windows that produce the same sites, such as kernel size 2 "
-            "with stride 2, or stride 1",
-        )
-    if x.spatial_shape != y.spatial_shape:
-        raise CoordinateError(
-            f"cannot add tensors on grids of {x.spatial_shape} and {y.spatial_shape}",
-            remedy="give both paths the same windows, and both tensors the same spatial_shape",
+            "with stride 2, or stride 1, and as many channels",
         )
     if x.coords is not y.coords and not torch.equal(x.coords, y.coords):
         raise CoordinateError(
             "cannot add tensors whose sites or their order differ",
             remedy="give both paths the same windows",
-        )
-    if x.num_channels != y.num_channels:
-        raise CoordinateError(
-            f"cannot add {x.num_channels} and {y.num_channels} channels",
-            remedy="make both equal, by a convolution of kernel size 1",
         )
     return x.replace_feats(x.feats + y.feats)
 

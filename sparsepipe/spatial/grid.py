@@ -24,8 +24,7 @@ from sparsepipe.runtime.collectives.halo import (
     Pending,
     ProcessGroup,
     gather_numbers,
-    group_rank,
-    group_size,
+    rank_and_size,
     start_messages,
 )
 from sparsepipe.spatial.intervals import Exchange, Interval, Piece, exchanges, shares
@@ -76,14 +75,14 @@ class Grid:
                 f"{self.shape} is not the shape of a grid",
                 remedy="give a number of shards of at least 1 for each spatial dimension",
             )
-        ranks = group_size(self.group)
+        rank, ranks = rank_and_size(self.group)
         if ranks != self.size:
             raise ConfigError(
                 f"a grid of {' x '.join(map(str, self.shape))} needs {self.size} ranks, and the "
                 f"process group has {ranks}",
                 remedy="make the product of the grid's shape the number of ranks, or give a group",
             )
-        object.__setattr__(self, "rank", group_rank(self.group))
+        object.__setattr__(self, "rank", rank)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
         """Itself: a copied model is on the same ranks."""

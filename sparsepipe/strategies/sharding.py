@@ -24,11 +24,12 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_to_rank_0
+from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_objects
 from sparsepipe.strategies import trainer_internals as internals
 
 State = dict[str, Any]
 """State of an optimizer, as ``Optimizer.state_dict`` returns it."""
+_GATHERING = "putting the stages' states together"
 
 
 class ShardedOptimizer:
@@ -72,7 +73,7 @@ class ShardedOptimizer:
             for n, entry in local["state"].items()
         }
         sent = {n: entry for n, entry in mine.items() if id(self.whole[n]) in given}
-        parts = gather_to_rank_0(sent) or [mine]
+        parts = gather_objects(sent, what=_GATHERING, everywhere=False) or [mine]
         groups, start = [], 0
         for size, group in zip(self._sizes, local["param_groups"], strict=True):
             groups.append({**group, "params": list(range(start, start + size))})
@@ -219,7 +220,8 @@ class ShardedModule(Generic[_Part]):
             if self.part.holds(name)
         }
         given = {name: v for name, v in mine.items() if self.part.source(name) == self._rank}
-        found = {n: v for part in gather_to_rank_0(given) or [mine] for n, v in part.items()}
+        parts = gather_objects(given, what=_GATHERING, everywhere=False) or [mine]
+        found = {n: v for part in parts for n, v in part.items()}
         names = [*self._names, *(name for name in found if name not in self._names)]
         state = OrderedDict((name, found[name]) for name in names if name in found)
         if self._versions is not None:

@@ -101,23 +101,6 @@ DP = ("hardware=cores", "parallel=dp", "parallel.devices=2")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (("task=profile", "task.num_warmup=1", "task.num_measured=2"), set()),
-        (
-            ("task=bandwidth", "hardware=two_speeds", "task.sizes_bytes=[64]", "task.repeats=2"),
-            LOOPBACK,
-        ),
-        (("hydra.mode=MULTIRUN", *DP, "seed=1,2"), LOOPBACK),
-    ],
-    ids=lambda settings: " ".join(settings[:2]) if isinstance(settings, tuple) else "",
-)
-def test_other_kinds_of_runs(shell: Shell, settings: Sequence[str], expected: set[str]) -> None:
-    assert found_all_along(shell.cwd, shell.start(*settings)) == expected
-
-
-@pytest.mark.full
 def test_the_command_under_torchrun(shell: Shell, entry_point: Mapping[str, str]) -> None:
     process = started(shell.cwd, entry_point, *TORCHRUN, "-m", *shell.command(*DP))
     assert found_all_along(shell.cwd, process) == LOOPBACK

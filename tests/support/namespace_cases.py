@@ -36,9 +36,11 @@ def cluster(hosts: int = 2, *, bytes_per_s: float = 20e6) -> Inventory:
 
 def left(pid: int) -> list[str]:
     """Names of namespaces and interfaces that a process has made."""
-    found = leftovers(machine.namespaces(), [n for _, n in socket.if_nameindex()], living=())
+    namespaces, cables = leftovers(
+        machine.namespaces(), [n for _, n in socket.if_nameindex()], living=()
+    )
     marks = (f"sparsepipe-{pid}-", f"spe{pid}c")
-    return [name for name in (*found.namespaces, *found.cables) if name.startswith(marks)]
+    return [name for name in (*namespaces, *cables) if name.startswith(marks)]
 
 
 def start(program: str) -> subprocess.Popen[str]:

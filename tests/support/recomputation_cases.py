@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.runtime.random_generators import KeyedRandomness
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.sparse import (
     BatchNorm,
     Conv3d,
@@ -95,7 +95,7 @@ def ran(
     network = case.fresh().to(device)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
     randomness = KeyedRandomness(seed=3, device=device) if keyed else None
-    stage = Stage(
+    stage = StageLayers(
         network,
         network,
         first=0,

@@ -24,13 +24,8 @@ from sparsepipe.runtime.failures.missing_ranks import collective
 class Pending:
     """Messages under way, or a sum; what they bring is there after :meth:`wait`.
 
-    Args:
-        group: of the ranks.
-        what: purpose, in errors.
-        device: where what they bring is wanted.
-        sent: tensors that must stay as they are until they have left.
-        received: of the messages to this rank, in their order.
-        works: of the backend.
+    ``what`` is their purpose, in errors, and ``device`` where results are wanted. Tensors in
+    ``sent`` must stay as they are until they have left.
     """
 
     group: ProcessGroup | None
@@ -41,11 +36,7 @@ class Pending:
     works: list[dist.Work]
 
     def wait(self) -> list[Tensor]:
-        """What the others sent, in the order in which it was expected.
-
-        Raises:
-            TransportError: a rank is gone or sends nothing within the group's limit.
-        """
+        """Tensors of the others, as expected; a TransportError where a rank is gone or silent."""
         if self.works:
             with collective(self.what, self.group):
                 for work in self.works:
@@ -70,13 +61,13 @@ def start_messages(
     element are not sent; both sides know of them.
 
     Args:
-        sends: ranks in the group, with what they are sent.
-        receives: ranks in the group, with the shape of what comes from them.
-        like: has the dtype and the device of all messages.
+        sends: ranks in the group, with the tensors for them.
+        receives: ranks in the group, with the shapes of their tensors.
+        like: a tensor of the dtype and the device of all messages.
         group: None for all ranks.
         what: purpose, in errors.
     """
-    staged = like.is_cuda and _over_gloo(group)  # which sends from host memory only
+    staged = like.is_cuda and dist.get_backend(group) == "gloo"  # which sends from host memory only
     place: dict[str, Any] = {"device": "cpu", "pin_memory": True} if staged else {}
     sent = [
         torch.empty_like(tensor, memory_format=torch.contiguous_format, **place).copy_(tensor)
@@ -101,15 +92,10 @@ def start_messages(
     return Pending(group, what, like.device, sent, received, works)
 
 
-def _over_gloo(group: ProcessGroup | None) -> bool:
-    return bool(dist.get_backend(group) == "gloo")
+def rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
+    """This process's rank in a group, None for that of all ranks, and the group's size.
 
-
-def group_size(group: ProcessGroup | None) -> int:
-    """Number of ranks of a group, None for that of all ranks.
-
-    Raises:
-        ConfigError: no process group exists, or this process is not in the one given.
+    Raises a ConfigError without a process group, or where this process is not in it.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError(
@@ -121,17 +107,15 @@ def group_size(group: ProcessGroup | None) -> int:
             f"rank {dist.get_rank()} is not in the process group that shares the sample",
             remedy="give each rank the group that it belongs to",
         )
-    return dist.get_world_size(group)
-
-
-def group_rank(group: ProcessGroup | None) -> int:
-    """This process's rank in a group."""
-    return dist.get_rank(group)
+    return dist.get_rank(group), dist.get_world_size(group)
 
 
 def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
     """The sum of ``value`` over the ranks of a group, in a new tensor."""
-    return _reduce(value, dist.ReduceOp.SUM, group, what)
+    result = value.detach().clone(memory_format=torch.contiguous_format)
+    with collective(what, group):
+        dist.all_reduce(result, group=group)
+    return result
 
 
 def start_adding_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Pending:
@@ -140,15 +124,6 @@ def start_adding_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> 
     with collective(what, group):
         work = dist.all_reduce(result, group=group, async_op=True)
     return Pending(group, what, result.device, [], [result], [work])
-
-
-def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """``value`` of each rank of a group, stacked in the order of ranks."""
-    own = value.detach().contiguous()
-    theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    with collective(what, group):
-        dist.all_gather(theirs, own, group=group)
-    return torch.stack(theirs)
 
 
 class _AddedUp(torch.autograd.Function):
@@ -169,19 +144,19 @@ def added_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
     return result
 
 
-def _reduce(
-    value: Tensor, how: dist.ReduceOp.RedOpType, group: ProcessGroup | None, what: str
-) -> Tensor:
-    result = value.detach().clone(memory_format=torch.contiguous_format)
+def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
+    """``value`` of each rank of a group, stacked in the order of ranks."""
+    own = value.detach().contiguous()
+    theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with collective(what, group):
-        dist.all_reduce(result, how, group=group)
-    return result
+        dist.all_gather(theirs, own, group=group)
+    return torch.stack(theirs)
 
 
 def gather_numbers(
     numbers: Sequence[int], group: ProcessGroup | None, *, device: torch.device, what: str
 ) -> list[tuple[int, ...]]:
     """The integers of each rank of a group; all ranks give as many."""
-    place = torch.device("cpu") if _over_gloo(group) else device
+    place = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
     own = torch.tensor(numbers, dtype=torch.int64, device=place)
     return [tuple(each.tolist()) for each in gather_rows(own, group, what=what)]

@@ -33,18 +33,10 @@ def keep_store(
     clients: int | None = None,
     across_hosts: bool = False,
 ) -> TCPStore:
-    """A store that this process keeps, and that listens on ``address`` alone.
+    """A store that this process keeps, and that listens on ``address`` alone, one of this host's.
 
-    Args:
-        address: one of this host's, or a name of it.
-        port: 0 takes any that is free.
-        timeout: of each request.
-        clients: number of clients to wait for; None waits for none.
-        across_hosts: other hosts are to reach it.
-
-    Raises:
-        ConfigError: the address is not one of this host, or one that other hosts would not reach,
-            or its port is taken.
+    Port 0 takes any that is free. The store waits for ``clients``, if any, and refuses an address
+    that hosts beside this one do not reach if it is ``across_hosts``.
     """
     # Processes that only start others import this file without torch.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -79,13 +71,8 @@ def keep_store(
 def choose_interfaces(master: str, *, one_host: bool) -> None:
     """Sets the variables by which gloo and NCCL choose the interface, where nobody has set them.
 
-    Args:
-        master: the address at which the ranks of all hosts meet, or its name.
-        one_host: all ranks are on this host.
-
-    Raises:
-        ConfigError: the address is one that only this host reaches, or no interface leads to it:
-            gloo and NCCL would choose one by themselves.
+    Raises a ConfigError if only this host reaches ``master``, at which the ranks of several hosts
+    meet, or no interface leads to it.
     """
     missing = [name for name in INTERFACE_VARIABLES if not os.environ.get(name)]
     if not missing:
@@ -111,8 +98,7 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
     found = next((name for name, all_of in interfaces for a in all_of if a.address == own), "")
     if not found:
         raise ConfigError(
-            f"none of this host's interfaces leads to {LOOPBACK if one_host else master}, where "
-            "ranks meet",
+            f"no interface of this host leads to {LOOPBACK if one_host else master}",
             remedy=f"set {' and '.join(missing)} to the interface by which the ranks reach each "
             "other (`ip address` lists them)",
         )

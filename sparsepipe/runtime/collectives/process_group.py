@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -85,7 +85,7 @@ def reader() -> int:
 
 
 def assert_world_size(expected: int) -> None:
-    """Raises a ConfigError if the number of ranks is not the configuration's."""
+    """Refuses, by a ConfigError, another number of ranks than the configuration's."""
     actual = world_size()
     if actual != expected:
         raise ConfigError(
@@ -95,35 +95,24 @@ def assert_world_size(expected: int) -> None:
         )
 
 
-def local_rank_first() -> AbstractContextManager[None]:
-    """Lets the first rank of each host end the block before the host's others leave it.
+@contextmanager
+def leader_first(*, of_host: bool) -> Iterator[None]:
+    """Lets rank 0, or the first rank of each host, end the block before the others leave it.
 
     Without a limit: no group is joined yet, whose collectives have one.
     """
-    host = os.environ.get("GROUP_RANK", "0")
-    return _first(local_rank() == 0, key=f"sparsepipe/{host}/done")
-
-
-def rank_0_first() -> AbstractContextManager[None]:
-    """Lets rank 0 end the block before all others leave it, as :func:`local_rank_first` does."""
-    return _first(rank() == 0, key="sparsepipe/decided")
-
-
-@contextmanager
-def _first(mine: bool, *, key: str) -> Iterator[None]:
+    leads = local_rank() == 0 if of_host else rank() == 0
+    key = f"sparsepipe/{os.environ.get('GROUP_RANK', '0') if of_host else 'all'}/done"
     store = _attempt_store(_FOREVER)
     yield
-    if mine:
+    if leads:
         store.set(key, "1")
     else:
         store.wait([key], _FOREVER)
 
 
 def first_to_fail() -> bool:
-    """Whether no other rank has called this before, so that one rank reports what failed.
-
-    True as well if the store does not answer, since its rank is gone or hangs.
-    """
+    """Whether no other rank has called this before, or the store does not answer any more."""
     found = [call_within(_STORE_LIMIT_S, partial(s.add, _FAILED, 1)) for s in _stores.values()]
     return all(number in (1, None) for number in found)
 
@@ -137,8 +126,8 @@ def any_rank_failed() -> bool:
 def first_to_report(text: str) -> bool:
     """Whether this rank is to report an error that every rank may find before they have joined.
 
-    A launcher ends all ranks when one has ended, so rank 0 may never come to report it: the first
-    one does. Without a launcher that keeps the store, rank 0 does.
+    The first one does: a launcher ends all ranks when one has ended. Without a launcher that keeps
+    the store, rank 0 does.
     """
     if store_rank() is not None:
         return rank() == 0
@@ -156,7 +145,6 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
 
     Raises:
         TransportError: not all ranks came within ``timeout_s``.
-        ConfigError: the address where they are to meet cannot be used.
     """
     if dist.is_initialized():
         return
@@ -186,15 +174,12 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
 
         missing = None if place is None else call_within(_JOIN_STORE_LIMIT_S, absent)
         me, keeper = rank_name(mine), store_rank()
+        who = "the launcher" if keeper is None else rank_name(keeper)
+        reason = f"{who}, at which all ranks join, did not answer {me}"
         if missing:
             reason = f"{' and '.join(map(rank_name, missing))} did not come to join {me}"
-        elif missing is not None:
-            reason = f"all ranks came to join, but {me} did not connect to all others"
-        elif keeper == mine:  # whose store has only counted them
-            reason = f"not all of {count} ranks came to join"
-        else:
-            who = "the launcher" if keeper is None else rank_name(keeper)
-            reason = f"{who}, at which all ranks join, did not answer {me}"
+        elif missing is not None or keeper == mine:
+            reason = f"not all of {count} ranks connected to {me}"
         message = f"{reason} within {timeout_s:g} s ({str(error).splitlines()[0]})"
         raise TransportError(message, remedy=REMEDY_UNREACHED) from error
 
@@ -241,21 +226,15 @@ def leave() -> None:
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """The group over gloo for small values on the host, also where devices use NCCL; None for the
-    default group.
-    """
+    """The group over gloo for values on the host; None: the default group, which is over gloo."""
     return _host_groups[0] if _host_groups else None
 
 
 def make_stage_group(stages: Iterable[Iterable[int]], *, backend: str, timeout_s: float) -> Any:
     """Makes a group for each stage of several ranks, for which every rank must call it.
 
-    Returns:
-        This rank's; None where its stage has no replicas.
-
-    Raises:
-        TransportError: a rank did not take part within ``timeout_s``, which is also the limit of
-            each collective of the groups.
+    Returns this rank's group, or None where its stage has no replicas. Raises a TransportError
+    where a rank does not take part within ``timeout_s``, the limit of all collectives.
     """
     mine = None
     for ranks in map(list, stages):
@@ -273,11 +252,7 @@ def destroy_group(made: Any) -> None:
 def broadcast_object(
     value: _Value, *, source: int = 0, what: str = "broadcasting a value of rank 0"
 ) -> _Value:
-    """The ``value`` of rank ``source``, on every rank; :mod:`.safe_pickle` says what it may hold.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
+    """The ``value`` of rank ``source``, on every rank; see :mod:`.safe_pickle`."""
     if world_size() == 1:
         return value
     group, is_source = host_group(), rank() == source
@@ -290,44 +265,30 @@ def broadcast_object(
     return value if is_source else safe_pickle.loads(data.numpy().tobytes())
 
 
-def gather_objects(value: _Value, *, what: str = "gathering a value of each rank") -> list[_Value]:
-    """All ranks' values, in rank order, on every rank; without those that are None.
+def gather_objects(
+    value: _Value, *, what: str = "gathering a value of each rank", everywhere: bool = True
+) -> list[_Value]:
+    """All ranks' values, in rank order, without those that are None; see :mod:`.safe_pickle`.
 
-    Raises:
-        ConfigError: this rank's holds what :mod:`.safe_pickle` does not send.
+    On every rank if ``everywhere``, else on rank 0 only, and nothing on the others.
     """
-    found = [value] if world_size() == 1 else _gathered(value, what, everywhere=True)
+    found: list[_Value] = [value]
+    if world_size() > 1:
+        group, data = host_group(), _packed(value, what)
+        own = torch.tensor([data.numel()])
+        sizes = [torch.empty_like(own) for _ in range(world_size())]
+        with collective(what, group):
+            dist.all_gather(sizes, own, group=group)
+            sent = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
+            sent[: data.numel()] = data
+            parts = [torch.empty_like(sent) for _ in sizes] if everywhere or rank() == 0 else []
+            if everywhere:
+                dist.all_gather(parts, sent, group=group)
+            else:
+                dist.gather(sent, parts or None, dst=0, group=group)
+        pairs = zip(parts, sizes, strict=False)
+        found = [safe_pickle.loads(each[: int(size)].numpy().tobytes()) for each, size in pairs]
     return [each for each in found if each is not None]
-
-
-def gather_to_rank_0(value: Any) -> list[Any]:
-    """Every rank's ``value`` in rank order, on rank 0; nothing on the others.
-
-    Raises:
-        ConfigError: this rank's holds what :mod:`.safe_pickle` does not send.
-    """
-    if world_size() == 1:
-        return [value]
-    return _gathered(value, "putting the stages' states together", everywhere=False)
-
-
-def _gathered(value: Any, what: str, *, everywhere: bool) -> list[Any]:
-    group = host_group()
-    data = _packed(value, what)
-    own = torch.tensor([data.numel()])
-    sizes = [torch.empty_like(own) for _ in range(world_size())]
-    with collective(what, group):
-        dist.all_gather(sizes, own, group=group)
-    sent = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
-    sent[: data.numel()] = data
-    found = [torch.empty_like(sent) for _ in sizes] if everywhere or rank() == 0 else []
-    with collective(what, group):
-        if everywhere:
-            dist.all_gather(found, sent, group=group)
-        else:
-            dist.gather(sent, found or None, dst=0, group=group)
-    pairs = zip(found, sizes, strict=False)
-    return [safe_pickle.loads(each[: int(size)].numpy().tobytes()) for each, size in pairs]
 
 
 def _packed(value: Any, what: str) -> Tensor:

@@ -15,30 +15,33 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.runtime.failures.missing_ranks import collective
 
+Gradients = Mapping[str, Tensor | None]
+
 
 class Replicas:
     """The replicas of a stage; collectives raise a TransportError if one is gone or takes no part.
 
-    Gradients are added in the order of the replicas, once for each element: every replica
-    goes on with the same bits, which are those of one process that averages the same
-    gradients.
+    Gradients are added in the order of the replicas, once for each element: every replica goes on
+    with the bits of one process that averages the same gradients.
 
     Args:
-        group: theirs; None for a stage without replicas, where gradients stay as they are.
-        parameters: of the stage by name, in the same order on all.
+        group: group of the replicas; None for a stage without, where gradients stay as they are.
+        parameters: parameters of the stage by name, in the same order on all.
 
     Attributes:
         first: number, in errors, of the first minibatch since the last drain.
-
-    Raises:
-        ConfigError: complex parameters.
     """
 
     def __init__(
         self, group: dist.ProcessGroup | None, parameters: Mapping[str, nn.Parameter]
     ) -> None:
         self._group = group
+        self._over_gloo = group is not None and dist.get_backend(group) == "gloo"
+        self.count = 1 if group is None else dist.get_world_size(group)
         self._parameters = dict(parameters)
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        # Parts of the summed vector: gradients, which of them are present, minibatches.
+        self._sizes = [*sizes, len(sizes), 1]
         self._sum: OrderedSum | None = None
         self.first = 0
         self._round = 0  # since the last drain
@@ -50,105 +53,76 @@ class Replicas:
                     "stage one device",
                 )
 
-    @property
-    def count(self) -> int:
-        return 1 if self._group is None else dist.get_world_size(self._group)
-
-    def average(
-        self, gradients: Mapping[str, Tensor | None], *, minibatches: int = 1
-    ) -> dict[str, Tensor | None]:
+    def average(self, gradients: Gradients, *, minibatches: int = 1) -> dict[str, Tensor | None]:
         """The mean gradient over the minibatches of a round; a collective.
 
-        A parameter has no gradient afterwards only if it has none on any replica; where it
-        is missing on some, it counts as zero there. Computed in float32, or float64 if a
-        parameter is of it.
+        A parameter has no gradient afterwards only if it has none on any replica; where it is
+        missing on some, it counts as zero there. Computed in float32, or float64 if a parameter is
+        of it. The result lies in memory that the next call overwrites.
 
         Args:
             gradients: mean over this replica's minibatches, by name.
             minibatches: number of those; 0 in a partial last round without one here, and
                 ``gradients`` is empty then.
-
-        Returns:
-            Gradients by name, in memory that the next call overwrites.
         """
+        first = self.first + self._round * self.count
+        what = f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
+        found = self._summed(gradients, what, minibatches=minibatches, divides=True)
+        self._round += 1
+        return found
+
+    def total(self, gradients: Gradients) -> dict[str, Tensor | None]:
+        """The sum of all replicas' gradients: :meth:`average` without division; a collective."""
+        return self._summed(gradients, f"adding up the gradients of minibatch {self.first}")
+
+    def _summed(
+        self, gradients: Gradients, what: str, *, minibatches: int = 1, divides: bool = False
+    ) -> dict[str, Tensor | None]:
         if self._group is None or not self._parameters:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
-        flat = self._filled(gradients, minibatches)
-        first = self.first + self._round * self.count
-        what = f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
-        with collective(what, self._group):
-            self._sum_buffer().reduce()
-        self._round += 1
-        total = int(flat[-1])
-        assert total > 0, "a round has at least one minibatch"
-        return self._parts(flat, divisor=total)
-
-    def total(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """The sum of all replicas' gradients: :meth:`average` without division; a collective."""
-        if self._group is None or not self._parameters:
-            return dict(gradients)
-        assert gradients.keys() == self._parameters.keys()
-        flat = self._filled(gradients, 1)
-        with collective(f"adding up the gradients of minibatch {self.first}", self._group):
-            self._sum_buffer().reduce()
-        return self._parts(flat, divisor=1)
-
-    def _parts(self, flat: Tensor, *, divisor: int) -> dict[str, Tensor | None]:
-        *_, present, _ = flat.split_with_sizes(self._sizes())
-        has_gradient = (present > 0).tolist()
-        if divisor != 1:
-            flat.div_(divisor)
-        slots = zip(self._parameters.items(), flat.split_with_sizes(self._sizes()), strict=False)
-        return {
-            name: _in_layout_of(parameter, slot).to(parameter.dtype) if has else None
-            for ((name, parameter), slot), has in zip(slots, has_gradient, strict=True)
-        }
-
-    def _sizes(self) -> list[int]:
-        """Sizes of the flat buffer's parts: gradients, which of them are present, minibatches."""
-        sizes = [parameter.numel() for parameter in self._parameters.values()]
-        return [*sizes, len(sizes), 1]
-
-    def _filled(self, gradients: Mapping[str, Tensor | None], minibatches: int) -> Tensor:
-        """The flat buffer with this replica's share of the sums."""
-        flat = self._sum_buffer().values
-        *slots, present, count = flat.split_with_sizes(self._sizes())
-        has_gradient = []
+        if self._sum is None:
+            dtypes = {parameter.dtype for parameter in self._parameters.values()}
+            dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+            device = next(p.device for p in self._parameters.values())
+            length = sum(self._sizes)
+            self._sum = OrderedSum(self._group, length=length, dtype=dtype, device=device)
+        flat = self._sum.values
+        *slots, present, count = flat.split_with_sizes(self._sizes)
         for (name, parameter), slot in zip(self._parameters.items(), slots, strict=True):
-            gradient = gradients.get(name)
-            has_gradient.append(gradient is not None)
-            if gradient is None:
+            if (gradient := gradients.get(name)) is None:
                 slot.zero_()
             else:
                 _in_layout_of(parameter, slot).copy_(gradient)
         if minibatches != 1:
             flat.mul_(minibatches)
-        present.copy_(torch.tensor(has_gradient, dtype=flat.dtype))
+        has = [gradients.get(name) is not None for name in self._parameters]
+        present.copy_(torch.tensor(has, dtype=flat.dtype))
         count.fill_(minibatches)
-        return flat
-
-    def _sum_buffer(self) -> OrderedSum:
-        if self._sum is None:
-            assert self._group is not None
-            dtypes = {parameter.dtype for parameter in self._parameters.values()}
-            dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-            device = next(p.device for p in self._parameters.values())
-            self._sum = OrderedSum(
-                self._group, length=sum(self._sizes()), dtype=dtype, device=device
-            )
-        return self._sum
+        with collective(what, self._group):
+            self._sum.reduce()
+        everywhere = (present > 0).tolist()
+        total = int(flat[-1])
+        assert total > 0, "a round has at least one minibatch"
+        if divides and total != 1:
+            flat.div_(total)
+        named = zip(self._parameters.items(), slots, everywhere, strict=True)
+        return {
+            name: _in_layout_of(parameter, slot).to(parameter.dtype) if has_one else None
+            for (name, parameter), slot, has_one in named
+        }
 
     def gather(self, vector: Tensor) -> list[Tensor]:
         """Every replica's vector, in their order; a collective. All have one length and dtype."""
         if self._group is None:
             return [vector]
-        mine = vector.cpu() if dist.get_backend(self._group) == "gloo" else vector
+        mine = vector.cpu() if self._over_gloo else vector
         found = [torch.empty_like(mine) for _ in range(self.count)]
         with collective(f"gathering the statistics of minibatch {self.first}", self._group):
             dist.all_gather(found, mine, group=self._group)
         return [each.to(vector.device) for each in found]
 
+    @torch.no_grad()
     def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
         """Makes buffers equal on all replicas, in place; a collective, for drains.
 
@@ -164,17 +138,17 @@ class Replicas:
         with collective("averaging statistics at a drain", self._group):
             if real:
                 # In double precision a mean of equal float32 values is that value.
-                values = _flattened(real, torch.float64)
+                values = torch.cat([buffer.reshape(-1).double() for buffer in real])
+                device = real[0].device
                 total = OrderedSum(
-                    self._group, length=len(values), dtype=values.dtype, device=real[0].device
+                    self._group, length=len(values), dtype=values.dtype, device=device
                 )
                 total.values.copy_(values)
                 total.reduce()
                 _fill(real, total.values / self.count)
             if whole:
-                on_host = dist.get_backend(self._group) == "gloo"
-                flat = _flattened(whole, torch.int64)
-                flat = flat.cpu() if on_host else flat
+                flat = torch.cat([buffer.reshape(-1).long() for buffer in whole])
+                flat = flat.cpu() if self._over_gloo else flat
                 dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self._group)
                 _fill(whole, flat)
 
@@ -185,13 +159,13 @@ class GridRanks(Replicas):
     Their statistics are those of whole samples, and equal.
     """
 
-    @property
-    def count(self) -> int:
-        return 1
+    def __init__(
+        self, group: dist.ProcessGroup | None, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        super().__init__(group, parameters)
+        self.count = 1
 
-    def average(
-        self, gradients: Mapping[str, Tensor | None], *, minibatches: int = 1
-    ) -> dict[str, Tensor | None]:
+    def average(self, gradients: Gradients, *, minibatches: int = 1) -> dict[str, Tensor | None]:
         """The gradient of the one minibatch of a round: the sum of its parts; a collective."""
         assert minibatches == 1, "a grid takes part in every round"
         return self.total(gradients)
@@ -203,11 +177,6 @@ class GridRanks(Replicas):
         """Nothing: they are equal."""
 
 
-def _flattened(buffers: list[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in buffers])
-
-
-@torch.no_grad()
 def _fill(buffers: list[Tensor], flat: Tensor) -> None:
     parts = flat.split_with_sizes([buffer.numel() for buffer in buffers])
     for buffer, part in zip(buffers, parts, strict=True):

@@ -28,12 +28,7 @@ _clients: list[StoreClient] = []  # at most one, of the group that this process 
 
 
 class StoreClient:
-    """Requests to the store at which the ranks joined, in a thread: the store has no limit itself.
-
-    Args:
-        store: may be on a rank that hangs.
-        limit_s: of every request.
-    """
+    """Requests to the store at which the ranks joined, each with a limit, which stores have not."""
 
     def __init__(self, store: Any, *, limit_s: float) -> None:
         self.store = store
@@ -54,20 +49,26 @@ class StoreClient:
         threading.Thread(target=serve, name="store-client", daemon=True).start()
 
     def request(self, function: Callable[[Any], _Value]) -> _Value:
-        """Calls ``function`` with the store and returns its result.
-
-        Raises:
-            TransportError: the store does not answer within the limit, or is gone.
-        """
+        """The result of ``function`` of the store; a TransportError if that does not answer."""
         answers: SimpleQueue[_Value | Exception] = SimpleQueue()
         self._requests.put((function, answers))
         try:
             answer = answers.get(timeout=self._limit_s)
         except Empty:
-            raise self._error(f"did not answer within {self._limit_s:g} s", REMEDY_LATE) from None
-        if isinstance(answer, Exception):
-            raise self._error("is gone", REMEDY_GONE) from answer
-        return answer
+            answer = TimeoutError()
+        if not isinstance(answer, Exception):
+            return answer
+        how, remedy = "is gone", REMEDY_GONE
+        if isinstance(answer, TimeoutError):
+            how, remedy = f"did not answer within {self._limit_s:g} s", REMEDY_LATE
+        host, me = process_group.store_rank(), rank_name(process_group.rank())
+        if host is None:  # the launcher outlives all ranks
+            message = f"{me} is cut off from the launcher, which {how}"
+            raise TransportError(message, remedy=remedy) from answer
+        message = f"{rank_name(host)} {how} when {me} checked whether to stop"
+        error = TransportError(message, remedy=remedy)
+        error.ranks = (host,)
+        raise error from answer
 
     def proposals(self, step: int) -> int:
         """How many stops have been proposed; requested once a step, for all agreements."""
@@ -75,16 +76,6 @@ class StoreClient:
             self._proposals = self.request(lambda store: int(store.add(_PROPOSALS, 0)))
             self._step = step
         return self._proposals
-
-    def _error(self, how: str, remedy: str) -> TransportError:
-        host, me = process_group.store_rank(), rank_name(process_group.rank())
-        if host is None:  # the launcher outlives all ranks
-            return TransportError(f"{me} is cut off from the launcher, which {how}", remedy=remedy)
-        error = TransportError(
-            f"{rank_name(host)} {how} when {me} checked whether to stop", remedy=remedy
-        )
-        error.ranks = (host,)
-        return error
 
 
 class StopAgreement:
@@ -94,6 +85,7 @@ class StopAgreement:
         spread: steps that ranks can be apart at most.
 
     Attributes:
+        agreed: step that has been agreed on, as far as this rank knows; None: none.
         reason: given by the rank that has proposed the stop; 0 before they agree.
     """
 
@@ -107,40 +99,28 @@ class StopAgreement:
         self._client = client
         number = "" if self._client is None else next(self._client.numbers)
         self._key = f"sparsepipe/stop/{number}"
-        self._agreed: int | None = None
+        self.agreed: int | None = None
         self.reason = 0
         self._proposals = 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether this rank knows of a step that has been agreed on."""
-        return self._agreed is not None
 
     def reached(self, step: int, *, requested: bool, reason: int = 0) -> bool:
         """Whether to stop after ``step``; to be called by each rank after each of its steps.
 
-        Args:
-            step: that this rank has done.
-            requested: this rank wants to stop.
-            reason: why, for the others: the number of a signal.
+        ``requested``: this rank wants to stop, for a ``reason`` that the others learn (a signal).
         """
-        client = self._client
+        client, key = self._client, self._key
         if client is None:
             self.reason = reason
             return requested
-        if self._agreed is None and requested:
+        found: bytes | None = None
+        if self.agreed is None and requested:
             last = step + 2 * self._spread + 2  # twice: the others look after a step
             proposal = f"{last} {reason}"
-            self._agree(client.request(lambda store: store.compare_set(self._key, "", proposal)))
+            found = client.request(lambda store: store.compare_set(key, "", proposal))
             client.request(lambda store: store.add(_PROPOSALS, 1))
-        elif self._agreed is None and (proposals := client.proposals(step)) != self._proposals:
+        elif self.agreed is None and (proposals := client.proposals(step)) != self._proposals:
             self._proposals = proposals
-            key = self._key
-            self._agree(
-                client.request(lambda store: store.get(key) if store.check([key]) else None)
-            )
-        return self._agreed is not None and step >= self._agreed
-
-    def _agree(self, proposal: bytes | None) -> None:
-        if proposal is not None:
-            self._agreed, self.reason = map(int, proposal.split())
+            found = client.request(lambda store: store.get(key) if store.check([key]) else None)
+        if found is not None:
+            self.agreed, self.reason = map(int, found.split())
+        return self.agreed is not None and step >= self.agreed

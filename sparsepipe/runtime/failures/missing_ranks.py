@@ -1,9 +1,8 @@
 """Names the ranks that are missing where a collective or a message fails.
 
-The backend's errors name no ranks, stages or minibatches, and with the first broken connection of a
-group all of them break. So each rank for which a collective or a message has failed signs a roll on
-the store at which all have joined. A rank that does not sign within seconds is missing. Collectives
-that succeed cost nothing.
+The backend's errors name no ranks, and with the first broken connection of a group all of them
+break. So each rank for which something has failed signs a roll on the store at which all have
+joined. A rank that does not sign within seconds is missing.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from sparsepipe.runtime.failures.rank_reports import is_backend_error
 _Value = TypeVar("_Value")
 _STORE_LIMIT_S = 1.0
 _ANSWER_S = 5.0
-"""How long a store counts as busy. A rank that is cut off names itself as the cause, so it must not
-conclude that because the launcher's machine has much to do just then."""
+"""How long a store counts as busy: a rank that is cut off names itself as the cause."""
 _LOOKS = 10
 """Parts of a wait for the store: while this process itself is held up, no more than one passes."""
 _ROLL_CALL_S = 2.0
@@ -48,19 +46,17 @@ _rank_names: list[Callable[[int], str]] = []
 
 
 def set_rank_names(name: Callable[[int], str]) -> None:
-    """Sets how messages call a rank from now on; by its number until then."""
     _rank_names[:] = [name]
 
 
 def rank_name(rank: int) -> str:
-    """How messages call a rank."""
+    """A rank as messages call it: by its number until :func:`set_rank_names` is called."""
     return _rank_names[0](rank) if _rank_names else f"rank {rank}"
 
 
 @contextmanager
 def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Put around collectives of a group (by default of all ranks) for the purpose ``what``; turns
-    errors of the backend into a TransportError.
+    """Context of collectives of a group (by default of all ranks) for the purpose ``what``.
 
     Raises:
         TransportError: a rank is gone, or did not take part within the group's limit.
@@ -75,11 +71,7 @@ def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[No
 
 
 def new_group(ranks: list[int], *, backend: str, timeout_s: float) -> Any:
-    """A group whose collectives end within ``timeout_s``; every rank must call it.
-
-    Raises:
-        TransportError: a rank did not take part within ``timeout_s``.
-    """
+    """A group whose collectives end within ``timeout_s``; every rank must call it."""
     found: list[Any] = []
 
     def make() -> None:
@@ -107,7 +99,6 @@ def new_group(ranks: list[int], *, backend: str, timeout_s: float) -> Any:
 def _collective_error(
     error: RuntimeError, what: str, ranks: list[int], *, limit_s: float
 ) -> TransportError:
-    """Why a collective of ``ranks`` failed, as far as known."""
     mine = dist.get_rank()
     me = rank_name(mine)
     sign_roll()
@@ -116,13 +107,18 @@ def _collective_error(
     absent = [rank for rank in ranks if rank != mine]
     deadline_s = time.monotonic() + _ROLL_CALL_S
     while len(absent) > 1 and time.monotonic() <= deadline_s:
-        absent = [rank for rank in absent if not _has_signed(rank)]
+        keys = {rank: f"sparsepipe/failed/{rank}" for rank in absent}
+        absent = [
+            rank
+            for rank, key in keys.items()
+            if not call_within(_STORE_LIMIT_S, partial(store().check, [key]))
+        ]
         time.sleep(0.02)
     text = str(error).lower()
     if "timed out" in text or "wait timeout" in text:  # gloo's text, and the store's
         who = " and ".join(map(rank_name, absent)) or "another rank"
-        message, remedy = f"{who} did not take part in {what} with {me}", REMEDY_LATE
-        message = f"{message} within {limit_s:g} s"
+        message = f"{who} did not take part in {what} with {me} within {limit_s:g} s"
+        remedy = REMEDY_LATE
     else:
         who = " or ".join(map(rank_name, absent)) or "another rank"
         message, remedy = f"{who} is gone: its connection to {me} broke during {what}", REMEDY_GONE
@@ -137,15 +133,8 @@ def sign_roll() -> None:
     call_within(_STORE_LIMIT_S, lambda: store().set(key, "1"))
 
 
-def _has_signed(rank: int) -> bool:
-    return bool(call_within(_STORE_LIMIT_S, lambda: store().check([f"sparsepipe/failed/{rank}"])))
-
-
 def is_cut_off() -> bool:
-    """Whether this rank does not even reach the launcher, which outlives all ranks.
-
-    A connection that is broken shows at once.
-    """
+    """Whether this rank does not even reach the launcher, which outlives all ranks."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     return call_within(_ANSWER_S, partial(store().check, ["sparsepipe/any"])) is None
@@ -157,7 +146,7 @@ def store() -> Any:
 
 
 def group_limit_s(group: dist.ProcessGroup | None = None) -> float:
-    """The limit of the collectives of a group; by default of that of all ranks."""
+    """The limit of the collectives of a group, by default of the group of all ranks."""
     made = group or dist.group.WORLD
     assert made is not None
     device = "cpu" if "gloo" in dist.get_backend(made) else "cuda"

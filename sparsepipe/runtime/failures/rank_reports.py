@@ -30,14 +30,11 @@ _Report = dict[str, Any]
 
 
 class Stopped(BaseException):
-    """A signal stopped the ranks, in good order.
-
-    Derived from ``BaseException``, as ``KeyboardInterrupt`` is, so that ``except
-    Exception`` does not take a stop for a failure.
+    """A signal stopped the ranks, in good order; as little a failure as ``KeyboardInterrupt``.
 
     Args:
         unresponsive: ranks that did not end in time.
-        save_error: what kept a rank from saving a checkpoint, such as a full disk.
+        save_error: error that kept a rank from saving a checkpoint, such as a full disk.
     """
 
     def __init__(
@@ -65,12 +62,10 @@ def is_backend_error(kind: str, message: str) -> bool:
 
 
 def exit_immediately(error: BaseException) -> NoReturn:
-    """Reports an error and ends this process without any cleanup, with the error's own exit code,
-    or 1.
+    """Reports an error and ends this process without any cleanup, with the error's own exit code.
 
-    Cleanup would wait for ranks that are gone: threads that gloo blocks cannot be ended, and
-    destroying their groups hangs or aborts. The connections to the peers break at once, so the
-    peers notice in their next call.
+    Cleanup would wait for ranks that are gone: threads that gloo blocks cannot be ended. The
+    connections to the peers break at once, so the peers notice in their next call.
     """
     code = getattr(error, "exit_code", 1)
     trace = "".join(traceback.format_exception(error))
@@ -89,12 +84,9 @@ def exit_immediately(error: BaseException) -> NoReturn:
 
 
 def write_failure_report(error: BaseException, *, exit_code: int, trace: str) -> bool:
-    """Writes a report of why this rank ends; whether a launcher waits for one.
+    """Writes a report of why this rank ends, if a launcher waits for one, and returns whether.
 
     A rank that was stopped while it already missed a peer reports that peer.
-
-    Raises:
-        OSError: it cannot be written.
     """
     directory = os.environ.get(REPORT_VARIABLE)
     if directory is None:
@@ -132,14 +124,6 @@ def read_reports(directory: Path) -> dict[int, _Report]:
     return dict(sorted(found.items(), key=lambda item: float(item[1]["time"])))
 
 
-def save_error_of(reports: Mapping[int, _Report]) -> SparsePipeError | None:
-    """The first error that kept a rank from saving when all were to stop, if there was one."""
-    for report in reports.values():
-        if report["known"] and report["missed"] is None:
-            return _rebuilt(report)
-    return None
-
-
 def first_cause(
     exit_codes: Mapping[int, int],
     directory: Path,
@@ -154,16 +138,17 @@ def first_cause(
     rank that another one has missed; a rank that did not respond.
 
     Args:
-        exit_codes: of the ranks that have ended by themselves, in the order of their ends.
-        directory: of the reports.
+        exit_codes: exit codes of ranks that have ended by themselves, in the order of their ends.
+        directory: directory of the reports.
         unresponsive: ranks that had to be killed.
-        name: how messages call a rank.
+        name: name of a rank in messages.
     """
     reports = read_reports(directory)
+    kind: type[SparsePipeError]
     for rank, report in sorted(reports.items(), key=lambda item: not item[1]["known"]):
         consequence = report["missed"] is not None or report["stopped"] is not None
         if not consequence and not is_backend_error(report["kind"], report["message"]):
-            return _rebuilt(report) if report["known"] else _with_traceback(rank, report, name)
+            return rebuilt(report) if report["known"] else _with_traceback(rank, report, name)
     silent = [rank for rank, code in exit_codes.items() if code and rank not in reports]
     died = [rank for rank in silent if exit_codes[rank] != -signal.SIGTERM]
     if not died and not reports:  # then SIGTERM came from outside, and not from the launcher
@@ -176,23 +161,30 @@ def first_cause(
         elif not witness and report["stopped"] is None and report["place"]:
             witness = f"; noticed by {name(rank)} ({report['place']})"
     if died:
+        kind = TransportError if missed else SparsePipeError
         code = exit_codes[died[0]]
-        by = f"ended with exit code {code}"
-        by = f"was killed by {signal.Signals(-code).name}" if code < 0 else by
-        return _of_silent(TransportError if missed else SparsePipeError, name(died[0]), by, witness)
-    if reports and (signum := next(iter(reports.values()))["stopped"]) is not None:
+        how = f"ended with exit code {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else how
+    elif reports and (signum := next(iter(reports.values()))["stopped"]) is not None:
         return Stopped(signum)  # that rank's end is what the others miss it by
-    if missed:
+    elif missed:
         # A missed rank that reports itself was waiting for another one.
         silent_ones = [each for each in missed.values() if not reports.keys() & each["missed"]]
-        return _rebuilt((silent_ones or list(missed.values()))[0])
-    if unresponsive:
+        return rebuilt((silent_ones or list(missed.values()))[0])
+    elif unresponsive:
+        kind, died = SparsePipeError, list(unresponsive)
         how = "did not answer, and still ran when the others had given up"
-        return _of_silent(SparsePipeError, name(unresponsive[0]), how, witness)
-    return _with_traceback(*next(iter(reports.items())), name)
+    else:
+        return _with_traceback(*next(iter(reports.items())), name)
+    return kind(
+        f"{name(died[0])} {how}{witness}; the other ranks were ended",
+        remedy="see whether the machine runs out of memory or the process was stopped; "
+        f"then {_RESUME}",
+    )
 
 
-def _rebuilt(report: _Report) -> SparsePipeError:
+def rebuilt(report: _Report) -> SparsePipeError:
+    """The error of this package that a rank has reported."""
     kind = getattr(sys.modules.get(report["module"]), report["kind"], SparsePipeError)
     if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
         kind = SparsePipeError
@@ -204,12 +196,4 @@ def _with_traceback(rank: int, report: _Report, name: Callable[[int], str]) -> S
     raised = f"{name(rank)} raised {report['kind']}: {report['message']}{place}"
     return SparsePipeError(
         f"{report['trace'].rstrip()}\n{raised}", remedy=f"fix the cause, then {_RESUME}"
-    )
-
-
-def _of_silent(kind: type[SparsePipeError], rank: str, how: str, witness: str) -> SparsePipeError:
-    return kind(
-        f"{rank} {how}{witness}; the other ranks were ended",
-        remedy="see whether the machine runs out of memory or the process was stopped; "
-        f"then {_RESUME}",
     )

@@ -1,9 +1,13 @@
 """Messages between stages: typed trees of tensors, overlapped with compute both ways."""
 
-from sparsepipe.runtime.transport.messages import Kind, Message, Traffic, message_name
-from sparsepipe.runtime.transport.network import Network
-from sparsepipe.runtime.transport.serialization import differentiable
-from sparsepipe.runtime.transport.shared_messages import SharedMessages
+from sparsepipe.runtime.transport.network import Network, SharedMessages
+from sparsepipe.runtime.transport.serialization import (
+    Kind,
+    Message,
+    Traffic,
+    differentiable,
+    message_name,
+)
 
 __all__ = [
     "Kind",

@@ -1,44 +1,33 @@
 """Channels between two ranks over a gloo group, each in one direction, and their two ends.
 
-An end is a thread, so that transfers go on while the worker computes.
-
-Both sides post all transfers of a packet at once, so that it takes one latency for the header and
-one for everything else, however many tensors it has.
-
-Where packets repeat their sizes, there is one latency: the receiver posts the tensors of the next
-packet before it has read the header. Otherwise they wait at the sender until a thread over there
-has woken up, which lasts as long as other threads keep the cores busy. In training on plain tensors
-most packets of a channel repeat; those of sparse tensors, whose sizes differ, and of batches that
-are cut into unlike microbatches do not. A posted receive cannot be taken back: it takes up its
-memory until packets of these sizes come, and nothing else is posted beforehand.
-
-No wait here has a limit: gloo cannot cancel a wait without breaking the connection, and an idle
-channel is not a fault. Limits are kept by those who wait for the channel's thread.
+An end is a thread, so that transfers go on while the worker computes. No wait here has a limit:
+gloo cannot cancel a wait without breaking the connection, and an idle channel is not a fault.
+Limits are kept by those who wait for the channel's thread.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsepipe.runtime.transport.buffer_pool import SMALLEST_BYTES, BufferPool
-from sparsepipe.runtime.transport.messages import Route
 from sparsepipe.runtime.transport.serialization import (
     BLOCK_BYTES,
     LENGTH_BYTES,
     Messages,
     Packet,
+    Route,
     TensorSpec,
-    end_block,
     missing_bytes,
     parse,
 )
@@ -50,8 +39,7 @@ Sizes = tuple[int, ...]
 RUNNING = 3
 """Packets of the same sizes in a row before such are posted beforehand; fewer may be chance."""
 MOST_BYTES = 4 * 2**20
-"""Most bytes of a packet that is posted beforehand. The thread that computes writes what the other
-side has posted, as much at once as a socket takes; gloo's own thread writes the rest."""
+"""Most bytes of a packet that is posted beforehand."""
 _FOREVER = timedelta(days=30)
 
 
@@ -66,29 +54,23 @@ class _Tag(IntEnum):
     """A tensor sent by a carrier: after the rest of its packet, when the next may have begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransferMode:
-    """How the tensors of a packet are received, written in its header.
+class TransferMode(IntFlag):
+    """How the tensors of a packet are received, written in its header."""
 
-    Attributes:
-        posted: they were posted beforehand.
-        again: from the next packet on such are posted beforehand.
-    """
-
-    posted: bool
-    again: bool
-
-    def write(self, block: Tensor) -> None:
-        block.numpy()[LENGTH_BYTES] = self.posted + 2 * self.again
-
-    @classmethod
-    def read(cls, block: Tensor) -> TransferMode:
-        bits = int(block.numpy()[LENGTH_BYTES])
-        return cls(posted=bool(bits & 1), again=bool(bits & 2))
+    POSTED = 1
+    """They were posted beforehand."""
+    AGAIN = 2
+    """From the next packet on such are posted beforehand."""
 
 
 class RepeatedSizes:
-    """Decides at the sending end which packets are posted beforehand."""
+    """Decides at the sending end which packets are posted beforehand.
+
+    A packet takes one latency for the header and one for all of its tensors; where packets repeat
+    their sizes, as in training on plain tensors, only one: the receiver posts the tensors of the
+    next packet before it has read the header. A posted receive cannot be taken back: it takes up
+    its memory until packets of these sizes come, and nothing else is posted beforehand.
+    """
 
     def __init__(self) -> None:
         self._last: Sizes = ()
@@ -98,15 +80,90 @@ class RepeatedSizes:
     def next(self, sizes: Sizes, *, repeats: bool) -> TransferMode:
         """How the next packet is received; ``sizes`` is empty where nothing follows the header."""
         if not repeats or not 0 < sum(sizes) <= MOST_BYTES:
-            return TransferMode(posted=False, again=False)
+            return TransferMode(0)
         if sizes == self._posted:
-            return TransferMode(posted=True, again=True)
+            return TransferMode.POSTED | TransferMode.AGAIN
         self._times = self._times + 1 if sizes == self._last else 1
         self._last = sizes
-        begins = not self._posted and self._times == RUNNING
-        if begins:
-            self._posted = sizes
-        return TransferMode(posted=False, again=begins)
+        if self._posted or self._times != RUNNING:
+            return TransferMode(0)
+        self._posted = sizes
+        return TransferMode.AGAIN
+
+
+SMALLEST_BYTES = 64 * 1024
+"""Below that size the allocator hands out memory it has at hand, and pooling gains nothing."""
+
+
+class BufferPool:
+    """Receive buffers that are used again: fresh pages cost more than the copy into them.
+
+    The smallest unused buffer that is large enough serves. The pool never keeps more unused bytes
+    than were in use at the busiest moment. A buffer to whose storage something else still refers,
+    such as a gradient that autograd kept as a view of it, is let go of instead.
+
+    ``pinned`` memory is page-locked, for copies from and to a CUDA device. It never leaves the
+    transport, so nothing else can refer to it.
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self._pinned = pinned
+        self._lock = threading.Lock()
+        self._free: list[Tensor] = []  # by size
+        self._in_use_bytes = 0
+        self._peak_bytes = 0
+        self.in_use = 0
+        """Buffers taken and not given back yet."""
+        self.made = 0
+        """Buffers ever allocated."""
+        self.kept = 0
+        """Buffers dropped because a tensor outside of the pool still refers to them."""
+
+    def take(self, size_bytes: int) -> Tensor:
+        """A buffer of at least ``size_bytes``: uint8, a power of two or a quarter step between two.
+
+        So minibatches of nearly one size share buffers, and at most a fifth of a new one is unused.
+        """
+        with self._lock:
+            buffer = None
+            first = bisect_left(self._free, size_bytes, key=Tensor.numel)
+            while buffer is None and first < len(self._free):
+                buffer = self._free.pop(first)
+                if not self._pinned and _references(buffer) > _ALONE:  # of tensors, views, graphs
+                    self.kept += 1
+                    buffer = None
+            size = SMALLEST_BYTES if buffer is None else buffer.numel()
+            if buffer is None:
+                self.made += 1
+                if size_bytes > SMALLEST_BYTES:
+                    quarter = 1 << ((size_bytes - 1).bit_length() - 3)
+                    size = -(-size_bytes // quarter) * quarter
+            self.in_use += 1
+            self._in_use_bytes += size
+            self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
+        if buffer is None:
+            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        """The taker needs it no more (others may, see above)."""
+        with self._lock:
+            self.in_use -= 1
+            self._in_use_bytes -= buffer.numel()
+            assert self.in_use >= 0, "a buffer was given back twice"
+            self._free.append(buffer)
+            self._free.sort(key=Tensor.numel)
+            while sum(map(Tensor.numel, self._free)) > self._peak_bytes:
+                del self._free[0]  # a large one serves for small messages too
+
+
+def _references(buffer: Tensor) -> int:
+    # The count that torch's own pools of buffers (CUDA graph trees) go by. It includes the Python
+    # object made here, so only a comparison means something.
+    return int(torch._C._storage_Use_Count(buffer.untyped_storage()._cdata))
+
+
+_ALONE = _references(torch.empty(1, dtype=torch.uint8))
 
 
 class Carrier(Protocol):
@@ -127,10 +184,14 @@ class Line:
         self._other = other
 
     def send(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
-        return _begun(dist.isend(flat, dst=self._other, group=self._group, tag=tag))
+        work = dist.isend(flat, dst=self._other, group=self._group, tag=tag)
+        assert work is not None, "this rank is not in the group"
+        return work
 
     def receive(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
-        return _begun(dist.irecv(flat, src=self._other, group=self._group, tag=tag))
+        work = dist.irecv(flat, src=self._other, group=self._group, tag=tag)
+        assert work is not None, "this rank is not in the group"
+        return work
 
 
 def finish(works: Sequence[dist.Work]) -> None:
@@ -149,17 +210,12 @@ class Arrival:
     """
 
     messages: Messages
-    buffers: list[Tensor] = field(default_factory=list)
-    device_tensors: list[Tensor] = field(default_factory=list)
+    buffers: list[Tensor]
+    device_tensors: list[Tensor]
 
 
 class Wire:
-    """One direction between two ranks.
-
-    Args:
-        line: the connection, used in this direction by this wire only.
-        carrier: for tensors on a CUDA device; None without one.
-    """
+    """One direction between two ranks; ``carrier`` is for tensors on a CUDA device, if any."""
 
     def __init__(
         self, line: Line, *, pool: BufferPool, carrier: Carrier | None, device: torch.device
@@ -180,8 +236,8 @@ class Wire:
         """
         sizes = tuple(flat.numel() for flat in packet.host)
         mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
-        mode.write(packet.blocks[0])
-        tag = _Tag.POSTED if mode.posted else _Tag.TENSOR
+        packet.blocks[0].numpy()[LENGTH_BYTES] = mode
+        tag = _Tag.POSTED if TransferMode.POSTED in mode else _Tag.TENSOR
         works = [self._line.send(block, tag=_Tag.HEADER) for block in packet.blocks]
         return works + [self._line.send(flat, tag=tag) for flat in packet.host]
 
@@ -193,8 +249,9 @@ class Wire:
             self._carrier.send(self._line, packet.device, made)
 
     def send_end(self) -> None:
-        """Tells the other side that no more packets will come."""
-        finish([self._line.send(end_block(), tag=_Tag.HEADER)])
+        """Tells the other side, by an empty header, that no more packets will come."""
+        block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+        finish([self._line.send(block, tag=_Tag.HEADER)])
 
     def receive(self) -> Arrival | None:
         """The next packet; None at the end."""
@@ -208,28 +265,27 @@ class Wire:
             for buffer in self._posted.pooled if self._posted else ():  # nothing comes into it
                 self._pool.give_back(buffer)
             return None
-        mode = TransferMode.read(self._block)
+        mode = TransferMode(int(self._block.numpy()[LENGTH_BYTES]))
         blocks = [self._block]
         if missing:
             blocks.append(torch.empty(missing, dtype=torch.uint8))
             finish([self._line.receive(blocks[1], tag=_Tag.HEADER)])
         header = parse(blocks)
         sizes = tuple(spec.size_bytes for spec in header.following("host"))
-        if mode.posted:
+        if TransferMode.POSTED in mode:
             assert self._posted is not None
             host, self._posted = self._posted, None
         else:
             host = self._post(sizes, tag=_Tag.TENSOR)
-        if mode.again:
+        if TransferMode.AGAIN in mode:
             self._repeated_bytes = sizes
-        arrival = Arrival(messages=(), buffers=host.pooled)
-        for_device = header.following("device")
-        if for_device:
+        on_device: list[Tensor] = []
+        if for_device := header.following("device"):
             assert self._carrier is not None, "a CUDA tensor on a transport for the host"
-            arrival.device_tensors = self._carrier.receive(self._line, for_device)
+            on_device = self._carrier.receive(self._line, for_device)
         finish(host.works)
-        arrival.messages = header.assemble(host.flat, arrival.device_tensors, device=self._device)
-        return arrival
+        messages = header.assemble(host.flat, on_device, device=self._device)
+        return Arrival(messages=messages, buffers=host.pooled, device_tensors=on_device)
 
     def _post(self, sizes: Sizes, *, tag: int) -> _Tensors:
         found = _Tensors()
@@ -252,11 +308,6 @@ class _Tensors:
     works: list[dist.Work] = field(default_factory=list)
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not in the group"
-    return work
-
-
 _Item = TypeVar("_Item")
 
 
@@ -265,12 +316,9 @@ class Ended(Exception):
 
 
 class BoundedQueue(Generic[_Item]):
-    """First in, first out, for one producer and one consumer.
+    """First in, first out, for one producer, which waits for room, and one consumer.
 
     Unlike ``queue.Queue``, every wait ends at once when the queue fails, and raises that error.
-
-    Args:
-        depth: items it holds; a producer waits for room.
     """
 
     def __init__(self, depth: int) -> None:
@@ -300,12 +348,8 @@ class BoundedQueue(Generic[_Item]):
     def wait_for_room(self, *, limit_s: float | None = None, room: int | None = None) -> None:
         """Returns when the producer can put an item without waiting.
 
-        Args:
-            limit_s: of the wait; None: as long as it takes.
-            room: items that it holds for this producer, at most ``depth``.
-
-        Raises:
-            TimeoutError: there was no room within ``limit_s``.
+        Raises a TimeoutError after ``limit_s``; ``room`` is the number of items that the queue
+        holds for this producer, at most ``depth``.
         """
         depth = self._depth if room is None else min(room, self._depth)
         with self._changed:
@@ -313,12 +357,7 @@ class BoundedQueue(Generic[_Item]):
             assert not self._ended, "the producer has ended this queue"
 
     def get(self, *, limit_s: float | None = None) -> _Item:
-        """Takes the oldest item.
-
-        Raises:
-            TimeoutError: none came within ``limit_s``.
-            Ended: none will come.
-        """
+        """Takes the oldest item; TimeoutError after ``limit_s``, Ended if none will come."""
         with self._changed:
             self._wait(lambda: bool(self._items) or self._ended, limit_s)
             if not self._items:
@@ -365,35 +404,36 @@ class BoundedQueue(Generic[_Item]):
             raise TimeoutError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelFault:
-    """The error that ended a channel.
-
-    Attributes:
-        minibatch: the one under way; None where its thread waited for the next.
-    """
-
-    route: Route
-    minibatch: int | None
-    error: Exception
-
-
 class ChannelFailed(Exception):
-    """Raised in every wait on a queue of a channel that has failed."""
+    """The error that ended a channel in ``minibatch``; raised in every wait of its rank."""
 
-    def __init__(self, fault: ChannelFault) -> None:
-        super().__init__(fault)
-        self.fault = fault
+    def __init__(self, route: Route, minibatch: int | None, error: Exception) -> None:
+        super().__init__(route, minibatch, error)
+        self.route, self.minibatch, self.error = route, minibatch, error
 
 
 class TensorChanged(Exception):
     """A tensor was written to between ``send`` and its transfer."""
 
 
-_Report = Callable[[ChannelFault], None]
+_Report = Callable[[ChannelFailed], None]
 
 
-class Outgoing:
+class ChannelEnd(ABC):
+    """An end of a channel: a thread, which reports what ends it before its time."""
+
+    def __init__(self, route: Route, wire: Wire, report: _Report, end: str) -> None:
+        self.route, self._wire, self._report = route, wire, report
+        # A daemon: a wait that never ends must not keep the process.
+        name = f"{route.kind.value}-{route.source}-{route.target}-{end}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    @abstractmethod
+    def _run(self) -> None: ...
+
+
+class Outgoing(ChannelEnd):
     """The sending end.
 
     Args:
@@ -405,29 +445,21 @@ class Outgoing:
     def __init__(
         self, route: Route, wire: Wire, *, depth: int, usual: int, report: _Report
     ) -> None:
-        self.route = route
         self._usual = usual
         self.queue: BoundedQueue[tuple[Packet, Sequence[dist.Work], Any]] = BoundedQueue(depth)
-        self._wire = wire
-        self._report = report
-        self.thread = _start(self._run, route, "out")
+        super().__init__(route, wire, report, "out")
 
     def put(self, packet: Packet, *, made: Any, held_back: bool, limit_s: float) -> None:
         """Begins to send a packet, in the caller's thread: another one would have to wake up.
 
         ``made`` is the event after which its device tensors are ready. With ``held_back`` no more
         than usual may be under way, and packets do not repeat.
-
-        Raises:
-            TimeoutError: there was no room within ``limit_s``.
-            ChannelFailed: the connection is broken.
         """
         self.queue.wait_for_room(limit_s=limit_s, room=self._usual if held_back else None)
         try:
             works = self._wire.begin(packet, repeats=not held_back)
         except Exception as error:
-            fault = ChannelFault(route=self.route, minibatch=packet.minibatch, error=error)
-            self._report(fault)
+            self._report(ChannelFailed(self.route, packet.minibatch, error))
             self.queue.wait_for_room()  # raises what was reported first
         self.queue.put((packet, works, made))
 
@@ -443,18 +475,15 @@ class Outgoing:
                 del packet, works, made  # the tensors are free before the next ones come
             self._wire.send_end()
         except Exception as error:
-            self._report(ChannelFault(route=self.route, minibatch=minibatch, error=error))
+            self._report(ChannelFailed(self.route, minibatch, error))
 
 
-class Incoming:
+class Incoming(ChannelEnd):
     """The receiving end."""
 
     def __init__(self, route: Route, wire: Wire, *, report: _Report) -> None:
-        self.route = route
         self.queue: BoundedQueue[Arrival] = BoundedQueue(INBOX_DEPTH)
-        self._wire = wire
-        self._report = report
-        self.thread = _start(self._run, route, "in")
+        super().__init__(route, wire, report, "in")
 
     def _run(self) -> None:
         try:
@@ -467,12 +496,4 @@ class Incoming:
                 del arrival
             self.queue.end()
         except Exception as error:
-            self._report(ChannelFault(route=self.route, minibatch=None, error=error))
-
-
-def _start(run: Callable[[], None], route: Route, end: str) -> threading.Thread:
-    # A daemon: a wait that never ends must not keep the process.
-    name = f"{route.kind.value}-{route.source}-{route.target}-{end}"
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
+            self._report(ChannelFailed(self.route, None, error))

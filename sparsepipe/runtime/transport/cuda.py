@@ -21,24 +21,19 @@ from torch import Tensor
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.transport.buffer_pool import BufferPool
-from sparsepipe.runtime.transport.channel import Line, finish
+from sparsepipe.runtime.transport.channel import BufferPool, Line, finish
 from sparsepipe.runtime.transport.serialization import TensorSpec
 
 
 def mark(device: torch.device) -> torch.cuda.Event:
-    """In the worker's thread: an event after all work that it has launched so far."""
+    """An event after all work that the calling thread, the worker's, has launched so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def check_direct(device: torch.device) -> None:
-    """Every rank must call it.
-
-    Raises:
-        ConfigError: ranks without a CUDA device of their own, which NCCL requires.
-    """
+    """Refuses ranks without a CUDA device of their own, which NCCL requires; a collective."""
     if device.type != "cuda":
         raise ConfigError(
             f"direct transport on {device.type}",
@@ -118,10 +113,9 @@ class Direct(_OnDevice):
         self._other = other
 
     def connect(self, *, sending: bool) -> None:
-        """Makes NCCL connect now, which it does at the first transfer.
+        """Makes NCCL connect now, in the worker's thread and in one order on all ranks.
 
-        To be called in the worker's thread and for all channels in one order on all ranks:
-        threads that connect on their own may wait for each other.
+        Threads that connect on their own, at the first transfer, may wait for each other.
         """
         word = torch.zeros(1, dtype=torch.uint8, device=self._device)
         with self._beside(mark(self._device)):

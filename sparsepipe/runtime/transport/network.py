@@ -15,6 +15,7 @@ from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.runtime.failures.missing_ranks import (
     REMEDY_GONE,
     REMEDY_LATE,
+    collective,
     is_cut_off,
     new_group,
     rank_name,
@@ -22,11 +23,10 @@ from sparsepipe.runtime.failures.missing_ranks import (
 )
 from sparsepipe.runtime.safe_pickle import UnreadableMessage
 from sparsepipe.runtime.transport import cuda
-from sparsepipe.runtime.transport.buffer_pool import BufferPool
 from sparsepipe.runtime.transport.channel import (
+    BufferPool,
     Carrier,
     ChannelFailed,
-    ChannelFault,
     Ended,
     Incoming,
     Line,
@@ -34,17 +34,19 @@ from sparsepipe.runtime.transport.channel import (
     TensorChanged,
     Wire,
 )
-from sparsepipe.runtime.transport.messages import (
+from sparsepipe.runtime.transport.serialization import (
+    BLOCK_BYTES,
     Kind,
     Message,
     Route,
     Traffic,
     default_depth,
+    encode,
     message_name,
+    missing_bytes,
+    parse,
     routes,
-    shares_messages,
 )
-from sparsepipe.runtime.transport.serialization import encode
 from sparsepipe.schedule import Plan
 
 _Key = tuple[Kind, int]  # a kind and the rank at the other end
@@ -53,40 +55,30 @@ _LOOK_S = 0.05  # how long a fault of one channel may go unnoticed while another
 
 
 class Network:
-    """Sends and receives while the worker computes; one thread a channel and direction.
+    """Sends and receives while the worker, whose thread calls it, computes.
 
-    Every rank makes its network at the same time, after the group is joined. One thread, the
-    worker's, calls it. Tensors belong to these:
-
-    - What is sent belongs to the network until it is on its way, and must not be written to any
-      more: activations and gradients are immutable once made. Nothing is copied; a tensor that was
-      written to in the meantime raises in one of the next calls.
+    - What is sent belongs to the network until it is on its way. Nothing is copied; a tensor that
+      was written to in the meantime raises in one of the next calls.
     - What is received lives in pooled buffers until :meth:`release` of its minibatch. Received
       tensors that required a gradient are leaves that do. A tensor that is still referred to after
       that (a view, a saved activation, a label) stays as it is: its buffer is not used again.
 
-    No call waits for a peer longer than ``timeout_s`` (making a network has that limit for each
-    connection); each raises :class:`TransportError` at once when any of this rank's peers is gone,
-    and at the limit when one does not answer. The process can then only be left by
-    :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
+    No call waits for a peer longer than ``timeout_s``; each raises :class:`TransportError` at once
+    when any of this rank's peers is gone, and at the limit when one does not answer. The process
+    can then only be left by :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
 
     Args:
-        rank: this process's.
+        rank: this process's rank; every rank makes its network at the same time.
         device: for tensors that were on a device at the other end; those on the host stay there.
-        direct: on CUDA, NCCL from device to device instead of through pinned memory; needs a device
-            for every rank.
-        queue_depth: messages that a channel holds before its sender waits; None: see
+        direct: on CUDA, NCCL from device to device instead of through pinned memory.
+        queue_depth: messages that a channel holds before its sender waits; None:
             :func:`default_depth`.
-        ranks: which ranks those of the plan are, where it is not for all; by default the same.
+        ranks: the group's ranks that are those of the plan; by default all.
 
     Attributes:
-        sent: traffic by kind. (What is received is what the peers have sent.)
-        called: what errors call the minibatch of a message, by its number.
-        pool: of receive buffers.
-
-    Raises:
-        TransportError: a peer cannot be reached within ``timeout_s``.
-        ConfigError: ``direct`` without a CUDA device for every rank.
+        sent: traffic by kind.
+        called: name of a message's minibatch in errors, by its number.
+        pool: receive buffers.
     """
 
     def __init__(
@@ -110,10 +102,10 @@ class Network:
         if ranks is None:
             self._name = lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})"
         self._rank = rank
-        self._joint = shares_messages(plan)
+        self._joint = plan.num_stages == 2
         self.pool = BufferPool()
         self._pinned = BufferPool(pinned=True)
-        self._fault: ChannelFault | None = None
+        self._fault: ChannelFailed | None = None
         self._failed = False  # the fault has been raised
         self._closed = False
         self._out: dict[_Key, Outgoing] = {}
@@ -124,7 +116,8 @@ class Network:
         self._held: dict[int, list[Tensor]] = defaultdict(list)
         self.sent = {kind: Traffic() for kind in Kind}
         channels = routes(plan)
-        placed = [route if ranks is None else route.among(ranks) for route in channels]
+        of_plan = ranks or range(plan.num_ranks)
+        placed = [Route(r.kind, of_plan[r.source], of_plan[r.target]) for r in channels]
         wires = [self._wire(route) for route in placed]
         for channel, route, wire in zip(channels, placed, wires, strict=True):
             if wire is None:
@@ -143,10 +136,7 @@ class Network:
 
         Where there are two stages, a batch goes with the activation of the same minibatch,
         which must be sent after it. With ``held_back`` the queue holds no more than by default.
-
-        Raises:
-            TransportError: a peer is gone or takes nothing.
-            ConfigError: the message cannot be sent, or an earlier one was written to since.
+        Raises a ConfigError where it cannot be sent, or an earlier one was written to since.
         """
         if self._joint and kind is Kind.BATCH:
             self._riders[to_rank, message.minibatch] = message
@@ -167,11 +157,7 @@ class Network:
             traffic.overhead_bytes += packet.overhead_bytes if i == 0 else 0
 
     def receive(self, kind: Kind, from_rank: int, *, minibatch: int) -> Message:
-        """The next message of a kind from a rank, which must be of ``minibatch``.
-
-        Raises:
-            TransportError: a peer is gone, or the message did not come in time.
-        """
+        """The next message of a kind from a rank, which must be of ``minibatch``."""
         arrived = self._arrived[kind, from_rank]
         carrying = Kind.ACTIVATION if self._joint and kind is Kind.BATCH else kind
         with self._waiting(kind, from_rank, minibatch, sending=False):
@@ -190,10 +176,7 @@ class Network:
         return message
 
     def release(self, minibatch: int) -> None:
-        """Frees the buffers of what was received for a minibatch.
-
-        To be called once nothing refers to the received tensors any more, their graph included.
-        """
+        """Frees the buffers of a minibatch, to whose tensors nothing refers any more."""
         for buffer in self._held.pop(minibatch, ()):
             self.pool.give_back(buffer)
 
@@ -202,9 +185,6 @@ class Network:
 
         All ranks close at the same time; each waits for its peers. Does nothing if this network has
         failed and raised that: its threads cannot be ended.
-
-        Raises:
-            TransportError: a peer is gone, or does not close in time.
         """
         if self._closed or self._failed:
             return
@@ -218,10 +198,16 @@ class Network:
             for channel in self._channels():
                 while channel.thread.is_alive() and self._fault is None:
                     if time.monotonic() > deadline_s:
-                        raise self._not_ended(channel.route.other(self._rank))
+                        peer = channel.route.other(self._rank)
+                        raise self._missing(
+                            peer,
+                            f"{self._name(peer)} did not end its connection to "
+                            f"{self._name(self._rank)} within {self._timeout_s:g} s",
+                            remedy="see whether that rank is stopped, hangs or runs more steps",
+                        )
                     channel.thread.join(_LOOK_S)
                 if self._fault is not None:
-                    raise ChannelFailed(self._fault)
+                    raise self._fault
         for connection in self._groups:
             dist.destroy_process_group(connection)
         unread = [c.route for c in self._in.values() if c.queue.discarded]
@@ -259,15 +245,15 @@ class Network:
     def _channels(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
 
-    def _report(self, fault: ChannelFault) -> None:
-        """Called by a channel, mostly from its thread: wakes the worker wherever it waits."""
+    def _report(self, fault: ChannelFailed) -> None:
+        """Wakes the worker wherever it waits; called by a channel, mostly from its thread."""
         self._fault = self._fault or fault
         for channel in self._channels():
-            channel.queue.fail(ChannelFailed(self._fault))
+            channel.queue.fail(self._fault)
 
     @contextmanager
     def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[None]:
-        """A wait of the worker; whatever ends it without success is raised as a TransportError."""
+        """Context of a wait, whose failure is raised as a TransportError."""
         what = f"the {kind.value} of {self.called(minibatch)}"
         who, me = self._name(peer), self._name(self._rank)
         with self._raising_faults(f"was {'sending' if sending else 'waiting for'} {what}"):
@@ -284,14 +270,6 @@ class Network:
                 remedy = "see whether every rank runs the same number of steps"
                 raise self._missing(peer, text, remedy=remedy) from None
 
-    def _not_ended(self, peer: int) -> TransportError:
-        return self._missing(
-            peer,
-            f"{self._name(peer)} did not end its connection to {self._name(self._rank)} within "
-            f"{self._timeout_s:g} s",
-            remedy="see whether that rank is stopped, hangs or runs more steps",
-        )
-
     def _missing(self, peer: int, text: str, *, remedy: str) -> TransportError:
         sign_roll()
         error = TransportError(text, remedy=remedy)
@@ -302,13 +280,13 @@ class Network:
     def _raising_faults(self, doing: str) -> Iterator[None]:
         try:
             if self._fault is not None:
-                raise ChannelFailed(self._fault)
+                raise self._fault
             yield
-        except ChannelFailed as met:
+        except ChannelFailed as fault:
             self._failed = True
-            raise self._error(met.fault, doing) from met.fault.error
+            raise self._error(fault, doing) from fault.error
 
-    def _error(self, fault: ChannelFault, doing: str) -> SparsePipeError:
+    def _error(self, fault: ChannelFailed, doing: str) -> SparsePipeError:
         """The error of a channel that failed while this rank's worker was ``doing`` something."""
         me, peer = self._name(self._rank), self._name(fault.route.other(self._rank))
         what = fault.route.kind.value
@@ -322,8 +300,7 @@ class Network:
         if isinstance(fault.error, UnreadableMessage):
             return ConfigError(
                 f"{me} does not read the {what} of {peer}: {fault.error}; noticed while it {doing}",
-                remedy="import the class and name it by torch.serialization.add_safe_globals where "
-                "your script begins, so that every rank knows it",
+                remedy="import the class where your script begins, so that every rank knows it",
             )
         if is_cut_off():
             text = f"{me} is cut off from all others; it {doing}"
@@ -331,3 +308,63 @@ class Network:
         during = f" during the {what}{which}" if which else ""
         text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
         return self._missing(fault.route.other(self._rank), text, remedy=REMEDY_GONE)
+
+
+class SharedMessages:
+    """Hands messages, and the random state that follows from them, on to all ranks of a grid.
+
+    The grid's first rank alone speaks to other stages. What it hands on travels through the memory
+    of the host, to ``device`` if it was on a device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._on_host = dist.get_backend(group) == "gloo"
+        self.leads = dist.get_rank(group) == 0
+
+    def share(self, make: Callable[[], Message]) -> Message:
+        """The message that the first rank makes, on every rank; a collective."""
+        if not self.leads:
+            return self._received()
+        message = make()
+        on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        states = [torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None]
+        random = Message(minibatch=message.minibatch, tree=states)
+        packet = encode([(Kind.ACTIVATION, message), (Kind.REPLY, random)])
+        parts = [*packet.blocks, *packet.host, *(each.cpu() for each in packet.device)]
+        content = torch.cat(parts)
+        self._broadcast(torch.tensor([content.numel()]))
+        self._broadcast(content)
+        return message
+
+    def _received(self) -> Message:
+        size = self._broadcast(torch.zeros(1, dtype=torch.int64))
+        content = self._broadcast(torch.empty(int(size), dtype=torch.uint8))
+        first, rest = content[:BLOCK_BYTES], content[BLOCK_BYTES:]
+        second = missing_bytes(first) or 0
+        header = parse([first, rest[:second]] if second else [first])
+        start = second
+
+        def take(where: str) -> list[Tensor]:
+            nonlocal start
+            found = []
+            for spec in header.following(where):
+                # Each tensor has memory of its own, as alignment and layers in place want it.
+                found.append(rest[start : start + spec.size_bytes].clone())
+                start += spec.size_bytes
+            return found
+
+        host, on_device = take("host"), [each.to(self._device) for each in take("device")]
+        (_, message), (_, random) = header.assemble(host, on_device, device=self._device)
+        of_host, of_device = random.tree
+        torch.set_rng_state(of_host)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device)
+        return message
+
+    def _broadcast(self, value: Tensor) -> Tensor:
+        sent = value if self._on_host else value.to(self._device)
+        with collective("handing a message on to all ranks of a grid", self._group):
+            dist.broadcast(sent, group=self._group, group_src=0)
+        return sent.cpu()

@@ -1,4 +1,4 @@
-"""Messages as packets of bytes and back, independent of connections.
+"""Messages between stages, and as packets of bytes and back; independent of connections.
 
 A packet is one or more messages that travel together: a header, then the tensors that are too large
 for it. The header describes every tensor, so that no shapes need be agreed on before, and holds the
@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,98 @@ from torch.utils import _pytree as pytree
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import safe_pickle
 from sparsepipe.runtime.safe_pickle import Unsendable
-from sparsepipe.runtime.transport.messages import Kind, Message
+from sparsepipe.schedule import Plan
+
+
+class Kind(Enum):
+    """The kind of a message; the value is its name in error messages."""
+
+    ACTIVATION = "activation"
+    """Downstream, to the next stage: its input."""
+    GRADIENT = "gradient"
+    """Upstream, to the previous stage: gradients of what it sent."""
+    BATCH = "batch"
+    """From stage 0 straight to the last stage: the batch without the input."""
+    REPLY = "reply"
+    """From the last stage straight to stage 0: the result for a batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One minibatch's tensors with a few values beside them.
+
+    Attributes:
+        meta: small plain Python values (versions, losses, logged values).
+        tree: a pytree of tensors and plain values, in any nesting. Other objects (a dataclass, for
+            example) are pickled, their tensors sent beside them.
+    """
+
+    minibatch: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    tree: Any = None
+
+
+def message_name(number: int, *, parts: int | None = None) -> str:
+    """A message's minibatch in errors, or its microbatch where minibatches have ``parts``."""
+    if parts is None:
+        return f"minibatch {number}"
+    return f"microbatch {number % parts} of minibatch {number // parts}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """Counts of the messages of one kind that were sent.
+
+    Attributes:
+        messages: number; a batch's rest that travels with an activation counts as one.
+        payload_bytes: bytes of the tensors, each once.
+        overhead_bytes: bytes of the headers with their padding, without framing by gloo and TCP.
+            The header of a shared message counts for the activation.
+    """
+
+    messages: int = 0
+    payload_bytes: int = 0
+    overhead_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One channel: messages of one kind from one rank to another."""
+
+    kind: Kind
+    source: int
+    target: int
+
+    def other(self, rank: int) -> int:
+        """The rank at the other end."""
+        return self.target if rank == self.source else self.source
+
+
+def routes(plan: Plan) -> tuple[Route, ...]:
+    """All channels of a plan, in the order in which every rank must make their groups."""
+    found: list[Route] = []
+    for stage in range(plan.num_stages - 1):
+        for upper, lower in plan.peers(stage, stage + 1):
+            found.append(Route(Kind.ACTIVATION, upper, lower))
+            found.append(Route(Kind.GRADIENT, lower, upper))
+    if plan.num_stages > 1:
+        for first, last in plan.peers(0, plan.num_stages - 1):
+            found.append(Route(Kind.REPLY, last, first))
+            if plan.num_stages > 2:  # else it goes the same way as the activation, in one message
+                found.append(Route(Kind.BATCH, first, last))
+    return tuple(found)
+
+
+def default_depth(plan: Plan, route: Route) -> int:
+    """Messages that a channel holds before its sender waits, by default.
+
+    In the asynchronous schedule a stage has at most warm-up + 1 minibatches in flight, so that in
+    training a send never waits for another stage. In evaluation, which has no gradient to wait for,
+    the depth is what holds a fast stage back.
+    """
+    upper = min(plan.stage_of(route.source), plan.stage_of(route.target))
+    return plan.warmup(upper) + 1
+
 
 BLOCK_BYTES = 4096
 """Size of a header's first block, which is all of it in nearly every message."""
@@ -55,48 +147,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-def describe(
-    tensor: Tensor, *, requires_grad: bool, inline_bytes: int
-) -> tuple[TensorSpec, Tensor]:
-    """A tensor as its spec and its bytes (uint8 [size_bytes]; no copy of dense tensors).
-
-    A tensor on the host of at most ``inline_bytes`` has its bytes in the spec.
-
-    Raises:
-        Unsendable: not a plain strided tensor.
-    """
-    known = type(tensor) in (Tensor, torch.nn.Parameter)
-    if not known or tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unsendable(
-            f"a {type(tensor).__name__} of layout {tensor.layout}",
-            remedy="hand on plain dense tensors: .as_subclass(torch.Tensor) or .to_dense()",
-        )
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if not plain.is_contiguous():  # most are, and to look closer takes a while
-        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
-        if not plain.permute(order).is_contiguous():
-            plain = plain.contiguous()
-    where = {"cpu": "host", "meta": "meta"}.get(plain.device.type, "device")
-    if plain.is_meta:
-        flat = torch.empty(0, dtype=torch.uint8)
-    else:
-        flat = torch.empty(0, dtype=torch.uint8, device=plain.device)
-        start, size = plain.storage_offset() * plain.element_size(), plain.nbytes
-        flat.set_(plain.untyped_storage(), start, (size,), (1,))
-    inline = flat.numel() == 0 or (where == "host" and flat.numel() <= inline_bytes)
-    spec = TensorSpec(
-        dtype=plain.dtype,
-        shape=tuple(plain.shape),
-        stride=plain.stride(),
-        requires_grad=requires_grad,
-        where=where,
-        data=flat.cpu().numpy().tobytes() if inline else None,
-    )
-    return spec, flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +158,9 @@ class Packet:
         blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
         host: tensors that follow, uint8 [their bytes].
         device: tensors that follow those, in a CUDA device's memory.
-        originals: what the caller gave and was not copied (without its graph, which need not
-            outlive the caller's use of it), with its version counter then.
-        payload_bytes: of the tensors of each message; what two share counts for the first.
-        overhead_bytes: the header's, without the tensors in it.
+        originals: tensors that were not copied, without their graph, with their version counters.
+        payload_bytes: bytes of the tensors of each message; what two share counts for the first.
+        overhead_bytes: bytes of the header, without the tensors in it.
     """
 
     minibatch: int
@@ -169,9 +219,8 @@ class Header:
 def differentiable(tree: Any) -> list[Tensor]:
     """Tensors of a tree that require a gradient, each once, in the tree's order.
 
-    The list is the same, tensor for tensor, on the sending and on the receiving side: gradients go
-    back as a list in this order, None for a missing one. Integers never require a gradient, so
-    coordinates are not sent back.
+    The list is the same on the sending and on the receiving side: gradients go back as a list in
+    this order, None for a missing one. Integers, such as coordinates, never require one.
     """
     leaves = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor) and x.requires_grad]
     return list({id(leaf): leaf for leaf in leaves}.values())
@@ -182,11 +231,7 @@ def encode(messages: Messages) -> Packet:
 
     Tensors that are not dense are copied here, the others not at all. What requires a gradient in
     an activation or a batch does so at the other end; gradients and replies are plain values.
-
-    Raises:
-        ConfigError: a value that cannot be pickled, a tensor of an unusual kind, or one whose
-            gradient would be dropped: inside an object that is not a pytree node, or in a batch, to
-            which no gradients come back.
+    Raises a ConfigError for what cannot be sent, or whose gradient would be dropped.
     """
     table = _TensorTable()
     pickled, payload_bytes = [], []
@@ -212,20 +257,20 @@ def encode(messages: Messages) -> Packet:
     whole.extend(bytes(max(0, BLOCK_BYTES - len(whole))))
     flat = torch.frombuffer(whole, dtype=torch.uint8)
     blocks = (flat,) if len(whole) == BLOCK_BYTES else (flat[:BLOCK_BYTES], flat[BLOCK_BYTES:])
+    following = [
+        (spec.where, flat)
+        for spec, flat in zip(table.specs, table.flat, strict=True)
+        if spec.data is None
+    ]
     return Packet(
         minibatch=messages[0][1].minibatch,
         blocks=blocks,
-        host=table.following("host"),
-        device=table.following("device"),
+        host=tuple(flat for where, flat in following if where == "host"),
+        device=tuple(flat for where, flat in following if where == "device"),
         originals=tuple(table.originals),
         payload_bytes=tuple(payload_bytes),
         overhead_bytes=sum(block.numel() for block in blocks) - table.inline_bytes,
     )
-
-
-def end_block() -> Tensor:
-    """A header that marks the end: no more packets follow."""
-    return torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
 
 
 def missing_bytes(block: Tensor) -> int | None:
@@ -246,41 +291,52 @@ class _TensorTable:
 
     def __init__(self) -> None:
         self.specs: list[TensorSpec] = []
+        self.flat: list[Tensor] = []
         self.originals: list[tuple[Tensor, int]] = []
         self.size_bytes = 0
         self.inline_bytes = 0
-        self._flat: list[Tensor] = []
-        self._index: dict[int, int] = {}
+        self.index: dict[int, int] = {}
         self._alive: list[Tensor] = []  # an id is good as long as its object lives
 
-    def index(self, tensor: Tensor, *, requires_grad: bool) -> int:
-        """Number of a tensor, which is added if it is new."""
-        if id(tensor) not in self._index:
-            spec, flat = describe(
-                tensor,
-                requires_grad=requires_grad,
-                inline_bytes=INLINE_BYTES - self.inline_bytes,
+    def number(self, tensor: Tensor, *, requires_grad: bool) -> int:
+        """The number of a tensor, which is added if it is new: its spec, and its bytes as uint8
+        [size_bytes], without a copy if it is dense. Small ones on the host are in the spec.
+        """
+        if id(tensor) in self.index:
+            return self.index[id(tensor)]
+        known = type(tensor) in (Tensor, torch.nn.Parameter)
+        if not known or tensor.layout != torch.strided or tensor.is_quantized:
+            raise Unsendable(
+                f"a {type(tensor).__name__} of layout {tensor.layout}",
+                remedy="hand on plain dense tensors: .as_subclass(torch.Tensor) or .to_dense()",
             )
-            self._index[id(tensor)] = len(self.specs)
-            self._alive.append(tensor)
-            self.specs.append(spec)
-            self._flat.append(flat)
-            self.size_bytes += 0 if spec.where == "meta" else spec.size_bytes
-            self.inline_bytes += len(spec.data or b"")
-            # What was copied may change, and inference tensors have no version counter.
-            copied = spec.data is not None or flat.data_ptr() != tensor.data_ptr()
-            if not copied and not tensor.is_inference():
-                # A detached tensor shares the counter.
-                self.originals.append((tensor.detach(), tensor._version))
-        return self._index[id(tensor)]
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._index
-
-    def following(self, where: str) -> tuple[Tensor, ...]:
-        """Bytes of the tensors that follow the header."""
-        pairs = zip(self.specs, self._flat, strict=True)
-        return tuple(f for spec, f in pairs if spec.data is None and spec.where == where)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        if not plain.is_contiguous():  # most are, and to look closer takes a while
+            order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
+            if not plain.permute(order).is_contiguous():
+                plain = plain.contiguous()
+        where = {"cpu": "host", "meta": "meta"}.get(plain.device.type, "device")
+        if plain.is_meta:
+            flat = torch.empty(0, dtype=torch.uint8)
+        else:
+            flat = torch.empty(0, dtype=torch.uint8, device=plain.device)
+            start, size = plain.storage_offset() * plain.element_size(), plain.nbytes
+            flat.set_(plain.untyped_storage(), start, (size,), (1,))
+        room = INLINE_BYTES - self.inline_bytes
+        inline = flat.numel() == 0 or (where == "host" and flat.numel() <= room)
+        data = flat.cpu().numpy().tobytes() if inline else None
+        shape, stride = tuple(plain.shape), plain.stride()
+        self.index[id(tensor)] = len(self.specs)
+        self._alive.append(tensor)
+        self.specs.append(TensorSpec(plain.dtype, shape, stride, requires_grad, where, data))
+        self.flat.append(flat)
+        self.size_bytes += flat.numel()
+        self.inline_bytes += len(data or b"")
+        # What was copied may change, and inference tensors have no version counter.
+        if data is None and flat.data_ptr() == tensor.data_ptr() and not tensor.is_inference():
+            # A detached tensor shares the counter.
+            self.originals.append((tensor.detach(), tensor._version))
+        return self.index[id(tensor)]
 
 
 def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
@@ -288,21 +344,21 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
     for leaf in _leaves(message.tree):
         if isinstance(leaf, Tensor):
-            if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
+            if kind is Kind.BATCH and leaf.grad_fn is not None and id(leaf) not in table.index:
                 raise Unsendable(
                     "a tensor computed from parameters, to which no gradient would come back",
                     remedy="compute it within the layers, or from their result",
                 )
-            table.index(leaf, requires_grad=differentiable and leaf.requires_grad)
+            table.number(leaf, requires_grad=differentiable and leaf.requires_grad)
 
     def number(tensor: Tensor) -> int:
-        if differentiable and tensor.requires_grad and tensor not in table:
+        if differentiable and tensor.requires_grad and id(tensor) not in table.index:
             raise Unsendable(
                 "a tensor that requires a gradient inside an object that is not a pytree node",
                 remedy="hand on tuples, lists, dicts or sparse tensors, or register the class "
                 "by torch.utils._pytree.register_pytree_node",
             )
-        return table.index(tensor, requires_grad=False)
+        return table.number(tensor, requires_grad=False)
 
     file = io.BytesIO()
     content = kind.value, message.minibatch, dict(message.meta), message.tree

@@ -6,15 +6,16 @@ Versions count the updates of this rank: version v is the result of v updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.weights.prediction import Predictor
 
 
 class Mode(StrEnum):
@@ -38,9 +39,8 @@ class Memory:
     Attributes:
         copies: sets in use beside the one that the parameters hold.
         peak_versions: most sets in use at a time, the parameters' own included.
-        segment_peak: the same since :meth:`restart`.
-        peak_bytes: most bytes in use at a time; freed memory is reused, so that no more was ever
-            allocated.
+        segment_peak: the same since the last segment began.
+        peak_bytes: most bytes in use at a time, which is all that was ever allocated.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -60,7 +60,7 @@ class Memory:
                 free = self._free[name]
                 taken[name] = free.pop() if free else torch.empty_like(parameter.data)
         self.copies += 1
-        self._bytes += _bytes_of(taken)
+        self._bytes += sum(tensor.nbytes for tensor in taken.values())
         self.segment_peak = max(self.segment_peak, 1 + self.copies)
         self.peak_versions = max(self.peak_versions, self.segment_peak)
         self.peak_bytes = max(self.peak_bytes, self._bytes)
@@ -83,17 +83,9 @@ class Memory:
         """Frees a set from :meth:`take` or :meth:`move` for the next one."""
         assert self.copies > 0
         self.copies -= 1
-        self._bytes -= _bytes_of(tensors)
+        self._bytes -= sum(tensor.nbytes for tensor in tensors.values())
         for name, tensor in tensors.items():
             self._free[name].append(tensor)
-
-    def restart(self) -> None:
-        """Counts the sets of a new segment."""
-        self.segment_peak = 1 + self.copies
-
-
-def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -144,11 +136,7 @@ class Policy:
         """Code that is not the pipeline's is about to run."""
 
     def check_values(self) -> None:
-        """It has run, and must have left alone what minibatches in flight use.
-
-        Raises:
-            ConfigError: it has changed a parameter, by whatever way.
-        """
+        """It has run; a ConfigError if it has changed what minibatches in flight use."""
 
     def restart(self) -> None:
         self.version = 0
@@ -205,18 +193,16 @@ class Stash(Policy):
         if not (self._live.users and self._memory.parameters):
             self._noted = None
         elif self._noted is None or self._noted[0] != self.version:
-            self._noted = self.version, self._checksums()
+            self._noted = self.version, _checksums(self._memory.parameters.values())
 
     def check_values(self) -> None:
         if self._noted is None or not self._live.users or self._noted[0] != self.version:
             return
-        differ = (self._checksums() != self._noted[1]).any(dim=1)
+        found = _checksums(self._memory.parameters.values())
+        differ = (found != self._noted[1]).any(dim=1)
         if differ.any():
             names = list(self._memory.parameters)
             raise _changed(names[int(differ.int().argmax())])
-
-    def _checksums(self) -> Tensor:
-        return torch.stack([_checksum(p.data) for p in self._memory.parameters.values()])
 
     def restart(self) -> None:
         super().restart()
@@ -247,18 +233,21 @@ def _changed(name: str) -> ConfigError:
     )
 
 
-def _checksum(tensor: Tensor) -> Tensor:
-    """int64 [2]: the sum of the values' bits, eight bytes at a time, and of what is left over."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if real.untyped_storage().nbytes() == real.nbytes:  # dense, in whatever order
-        flat = real.as_strided((real.numel(),), (1,), 0)
-    else:
-        flat = real.reshape(-1)
-    if flat.storage_offset() * flat.element_size() % 8:  # a part of a larger tensor
-        flat = flat.clone()
-    whole = flat.numel() - flat.numel() * real.element_size() % 8 // real.element_size()
-    rest = flat[whole:].double().sum()
-    return torch.stack([flat[:whole].view(torch.int64).sum(), rest.view(torch.int64)])
+def _checksums(parameters: Iterable[Tensor]) -> Tensor:
+    """int64 [n, 2]: the sums of values' bits, eight bytes at a time, and of what is left over."""
+    found = []
+    for tensor in (parameter.data for parameter in parameters):
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if real.untyped_storage().nbytes() == real.nbytes:  # dense, in whatever order
+            flat = real.as_strided((real.numel(),), (1,), 0)
+        else:
+            flat = real.reshape(-1)
+        if flat.storage_offset() * flat.element_size() % 8:  # a part of a larger tensor
+            flat = flat.clone()
+        whole = flat.numel() - flat.numel() * real.element_size() % 8 // real.element_size()
+        rest = flat[whole:].double().sum()
+        found.append(torch.stack([flat[:whole].view(torch.int64).sum(), rest.view(torch.int64)]))
+    return torch.stack(found)
 
 
 class VerticalSync(Stash):
@@ -289,6 +278,62 @@ class VerticalSync(Stash):
         self.keep_from(None)
         super().restart()
         self._needed_from = 0
+
+
+class Predictor:
+    """SpecTrain's prediction of weights some updates ahead, from the momentum of SGD.
+
+    After the idea of Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through
+    Model Parallelism on Multi-GPU Platform": w - s * lr * v, where v is the smoothed gradient,
+    SGD's momentum buffer, and s the number of updates. lr is the learning rate at the time of the
+    prediction, which in a forward is that of the step that brings the minibatch. If gradients
+    stayed as they are, every later step would be lr * v, whatever ``dampening``, ``nesterov``,
+    ``weight_decay`` and ``maximize`` are. The prediction takes v to stay as it is.
+
+    Raises:
+        ConfigError: an optimizer other than SGD with momentum.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None) -> None:
+        self._parameters = dict(parameters)
+        self._optimizer = optimizer
+        if optimizer is None:
+            learns = any(parameter.requires_grad for parameter in self._parameters.values())
+            assert not learns, "parameters that learn have an optimizer"
+            return
+        what = f"the steps of SGD with momentum, not of {type(optimizer).__name__}"
+        momenta = [group.get("momentum", 0) for group in optimizer.param_groups]
+        if type(optimizer) is SGD:  # a class derived from it may take other steps
+            if all(momentum > 0 for momentum in momenta):
+                return
+            what = f"from the momentum, and the optimizer's groups have {momenta}"
+        raise ConfigError(
+            f"SpecTrain predicts {what}",
+            remedy="train with torch.optim.SGD and a momentum above 0, or choose weight stashing, "
+            "which works with every optimizer",
+        )
+
+    @torch.no_grad()
+    def into(self, buffers: Mapping[str, Tensor], *, updates: int) -> None:
+        """Writes the weights expected after ``updates`` more updates to ``buffers``.
+
+        They are the present weights, bit for bit, where nothing is known of the next steps:
+        before the first one, or for ``updates`` = 0. Each element is rounded as SGD's own
+        step is: ``torch.add(w, v, alpha=-updates * lr)``.
+        """
+        assert updates >= 0, updates
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
+        state: Mapping[Any, Any] = {} if self._optimizer is None else self._optimizer.state
+        for name, buffer in buffers.items():
+            parameter = self._parameters[name]
+            # Not by index: the state is a defaultdict, which would make an entry.
+            velocity: Tensor | None = state.get(parameter, {}).get("momentum_buffer")
+            if velocity is None or updates == 0:
+                buffer.copy_(parameter.data)
+            else:
+                alpha = -updates * rates[id(parameter)]
+                torch.add(parameter.data, velocity, alpha=alpha, out=buffer)
 
 
 class SpecTrain(Policy):

@@ -14,12 +14,12 @@ from sparsepipe.runtime.weights.modes import (
     Memory,
     Mode,
     Policy,
+    Predictor,
     SpecTrain,
     Stash,
     VerticalSync,
     WeightSet,
 )
-from sparsepipe.runtime.weights.prediction import Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +35,13 @@ class Weights:
     Forward and backward of a minibatch may lie several updates apart. A minibatch goes through
     :meth:`begin`, :meth:`begin_backward` and :meth:`finish`; updates happen inside
     :meth:`updating`. Minibatches and versions count from 0 in each segment, which runs between two
-    drains (see :meth:`restart`).
-
-    Layers that keep something computed from their weights for the backward, as convolutions under
-    autocast keep the cast weights, go on using it: there modes ``none`` and ``predict_backward``
-    change less than they mean to.
+    drains (see :meth:`restart`). Layers that keep something computed from their weights for the
+    backward, as convolutions under autocast do, go on using it, whatever the mode.
 
     Args:
         mode: which weights a minibatch sees.
-        optimizer: that updates them; SpecTrain reads its momentum. None where nothing learns.
-        replicas: of this stage: minibatches that one update includes.
+        optimizer: SpecTrain reads its momentum. None where nothing learns.
+        replicas: replicas of this stage: minibatches that one update includes.
         predict_backward: SpecTrain predicts for the backward too, after its paper's idea. The
             caller passes how far both look ahead.
 
@@ -53,10 +50,6 @@ class Weights:
         version_of_forward: by minibatch, the version that its forward used (that it was predicted
             from, for SpecTrain).
         version_of_backward: the same of its backward.
-
-    Raises:
-        ConfigError: an unknown mode, an optimizer that SpecTrain cannot predict, or
-            ``predict_backward`` with another mode.
     """
 
     def __init__(
@@ -69,27 +62,35 @@ class Weights:
         predict_backward: bool = False,
         watched: bool = True,
     ) -> None:
+        if mode not in list(Mode):
+            raise ConfigError(
+                f"unknown mode of weight versions: {str(mode)!r}",
+                remedy=f"choose one of {', '.join(Mode)}",
+            )
+        if predict_backward and mode != Mode.SPECTRAIN:
+            raise ConfigError(
+                f"predict_backward is set, and mode {str(mode)!r} predicts nothing",
+                remedy="unset it, or choose the mode spectrain",
+            )
         self._watched = watched
-        self.mode = _checked(mode, predict_backward=predict_backward)
+        self.mode = Mode(mode)
         self.predict_backward = predict_backward
-        self.memory = Memory(parameters)
-        self._policy = self._policy_for(optimizer, replicas=replicas)
+        self.memory = memory = Memory(parameters)
+        self._policy: Policy
+        match self.mode:
+            case Mode.STASH:
+                self._policy = Stash(memory)
+            case Mode.VERTICAL_SYNC:
+                self._policy = VerticalSync(memory, replicas=replicas)
+            case Mode.SPECTRAIN:
+                predictor = Predictor(memory.parameters, optimizer)
+                self._policy = SpecTrain(memory, predictor, predict_backward=predict_backward)
+            case Mode.NONE:
+                self._policy = Policy(memory)
         self._matched = self.mode is not Mode.NONE and not predict_backward
         self._flights: dict[int, _Flight] = {}
         self.version_of_forward: dict[int, int] = {}
         self.version_of_backward: dict[int, int] = {}
-
-    def _policy_for(self, optimizer: Optimizer | None, *, replicas: int) -> Policy:
-        match self.mode:
-            case Mode.STASH:
-                return Stash(self.memory)
-            case Mode.VERTICAL_SYNC:
-                return VerticalSync(self.memory, replicas=replicas)
-            case Mode.SPECTRAIN:
-                predictor = Predictor(self.memory.parameters, optimizer)
-                return SpecTrain(self.memory, predictor, predict_backward=self.predict_backward)
-            case Mode.NONE:
-                return Policy(self.memory)
 
     @property
     def version(self) -> int:
@@ -113,16 +114,17 @@ class Weights:
                 minibatch's own, without that one; with ``predict_backward`` to its return.
             included: minibatches whose gradients stage 0's weights included at this one's forward
                 there; vertical sync needs it, and it never falls.
-
-        Raises:
-            ConfigError: a parameter was changed while minibatches are in flight.
         """
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
         self.check_values()
         weights = self._policy.take(ahead=ahead, included=included)
-        parameters = self.memory.parameters.items()
-        leaves = {name: _leaf(p, weights.tensors.get(name)) for name, p in parameters}
+        # Leaves of a graph have version counters of their own (that of ``detach()`` is shared):
+        # memory is written to in place under graphs where a mode means it to be, and nowhere else.
+        leaves = {
+            name: weights.tensors.get(name, p).data.requires_grad_(p.requires_grad)
+            for name, p in self.memory.parameters.items()
+        }
         places = {name: leaf.data_ptr() for name, leaf in leaves.items()}
         self._flights[minibatch] = _Flight(weights=weights, leaves=leaves, places=places)
         self.version_of_forward[minibatch] = weights.version
@@ -132,10 +134,8 @@ class Weights:
         """The leaves for a minibatch's backward: the objects that :meth:`begin` gave.
 
         Their values are the forward's, but for mode ``none`` (the present ones) and for SpecTrain's
-        prediction at the backward, which looks ``ahead`` as many updates.
-
-        Raises:
-            ConfigError: a layer has changed its parameters in the forward.
+        prediction at the backward, which looks ``ahead`` as many updates. Raises a ConfigError
+        where a layer has changed its parameters in the forward.
         """
         flight = self._flights[minibatch]
         for name, leaf in flight.leaves.items():
@@ -162,11 +162,9 @@ class Weights:
         return gradients
 
     def keep_from(self, included: int | None) -> None:
-        """Lets vertical sync free versions early.
+        """Lets vertical sync free versions early: no later :meth:`begin` names fewer minibatches.
 
-        Args:
-            included: no later :meth:`begin` will name fewer minibatches; may exceed what the
-                present version includes. None: there will be no other one before :meth:`restart`.
+        None: there is no other one before :meth:`restart`.
         """
         self._policy.keep_from(included)
 
@@ -183,45 +181,14 @@ class Weights:
             self._policy.note_values()
 
     def check_values(self) -> None:
-        """It has run.
-
-        Raises:
-            ConfigError: it has changed a parameter while minibatches are in flight.
-        """
+        """It has run; raises a ConfigError if it has changed a parameter used in flight."""
         if self._watched:
             self._policy.check_values()
 
     def restart(self) -> None:
-        """After a drain: minibatches and versions count from 0, records are empty.
-
-        Peaks stay, and so does the memory for copies.
-        """
+        """After a drain: minibatches and versions count from 0, records are empty; peaks stay."""
         assert not self._flights, f"in flight: {self.in_flight}"
         self._policy.restart()
-        self.memory.restart()
+        self.memory.segment_peak = 1 + self.memory.copies
         self.version_of_forward.clear()
         self.version_of_backward.clear()
-
-
-def _leaf(parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
-    """A leaf of a graph, on ``tensor``'s memory, or on the parameter's.
-
-    It has a version counter of its own (that of ``detach()`` is shared): memory is written to in
-    place under graphs where a mode means it to be, and nowhere else.
-    """
-    data = parameter.data if tensor is None else tensor.data
-    return data.requires_grad_(parameter.requires_grad)
-
-
-def _checked(mode: Mode | str, *, predict_backward: bool) -> Mode:
-    if mode not in list(Mode):
-        raise ConfigError(
-            f"unknown mode of weight versions: {str(mode)!r}",
-            remedy=f"choose one of {', '.join(Mode)}",
-        )
-    if predict_backward and mode != Mode.SPECTRAIN:
-        raise ConfigError(
-            f"predict_backward is set, and mode {str(mode)!r} predicts nothing",
-            remedy="unset it, or choose the mode spectrain",
-        )
-    return Mode(mode)

@@ -59,27 +59,10 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
         # Without rows there are no products, but both operands must stay in the graph.
         out = feats_NC.sum(0) @ kernel_KCD.sum(0)
         return out.expand(kernel_map.num_outputs, -1)
-    function = _NarrowConvolution if _is_narrow(kernel_KCD) else _Convolution
+    narrow = kernel_KCD.shape[1] <= _NARROW_CHANNELS
+    function = _NarrowConvolution if narrow else _Convolution
     result: Tensor = function.apply(feats_NC, kernel_KCD, kernel_map)  # type: ignore[no-untyped-call]
     return result
-
-
-def prepare(kernel_map: KernelMap, kernel_KCD: Tensor) -> None:
-    """Build the plans that a training step with this kernel needs, ahead of time."""
-    if _is_narrow(kernel_KCD):
-        _ = kernel_map.neighbours_MK
-    else:
-        rows = _block_rows(kernel_map, kernel_KCD)
-        kernel_map.gather_plan(rows)
-        kernel_map.scatter_plan(rows)
-
-
-def _is_narrow(kernel_KCD: Tensor) -> bool:
-    return kernel_KCD.shape[1] <= _NARROW_CHANNELS
-
-
-def _centre(kernel_map: KernelMap) -> int | None:
-    return kernel_map.spec.volume // 2 if kernel_map.spec.is_symmetric else None
 
 
 def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
@@ -105,7 +88,7 @@ class _Convolution(torch.autograd.Function):
         save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
         plan = kernel_map.gather_plan(_block_rows(kernel_map, kernel_KCD))
         feats_NC = feats_NC.contiguous()
-        return _sum_of_products(plan, feats_NC, kernel_KCD, centre=_centre(kernel_map))
+        return _sum_of_products(plan, feats_NC, kernel_KCD, centre=kernel_map.spec.centre)
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -176,12 +159,11 @@ def _sum_of_products(
     for block in plan:
         parts = _allocate_parts(block, kernel_KCD.shape[2], source_SC)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
-            if k == centre:
-                torch.mm(_own_rows("gathered", source_SC, block), kernels[k], out=part)
-            elif part.shape[0]:
-                torch.mm(_gather("gathered", source_SC, rows_P), kernels[k], out=part)
+            if k == centre or part.shape[0]:
+                read = _rows("gathered", source_SC, block, None if k == centre else rows_P)
+                torch.mm(read, kernels[k], out=part)
         sums.append(_bag_sum(parts, block))
-    return _join(sums)
+    return torch.cat(sums) if len(sums) > 1 else sums[0]
 
 
 def _gradients(
@@ -195,7 +177,7 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of features and kernel; both use the output's gradient gathered at the inputs."""
     plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
-    centre = _centre(kernel_map)
+    centre = kernel_map.spec.centre
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
     grad_kernel = None
     if need_kernel:
@@ -212,12 +194,10 @@ def _gradients(
         parts = _allocate_parts(block, feats_NC.shape[1], feats_NC)
         own_rows = block.rows_P.split_with_sizes(block.counts)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
-            if k == centre:
-                read = _own_rows("gathered", grad_MD, block)
-                own = _own_rows("own", feats_NC, block)
-            else:
-                read = _gather("gathered", grad_MD, rows_P)
-                own = _gather("own", feats_NC, own_rows[k]) if slots else feats_NC[:0]
+            read = _rows("gathered", grad_MD, block, None if k == centre else rows_P)
+            own = feats_NC[:0]
+            if slots is not None:
+                own = _rows("own", feats_NC, block, None if k == centre else own_rows[k])
             if slots is not None:
                 _accumulate(slots[k], own.t(), read, first=b == 0)
             if need_feats and part.shape[0]:
@@ -226,7 +206,10 @@ def _gradients(
             sums.append(_bag_sum(parts, block))
     if grad_kernel is not None:
         grad_kernel = grad_kernel.to(kernel_KCD.dtype)
-    return (_join(sums) if need_feats else None), grad_kernel
+    grad_feats = None
+    if need_feats:
+        grad_feats = torch.cat(sums) if len(sums) > 1 else sums[0]
+    return grad_feats, grad_kernel
 
 
 def _differentiable_gradients(
@@ -265,10 +248,6 @@ def pairs_by_offset(kernel_map: KernelMap) -> list[tuple[Tensor, Tensor]]:
     outputs = exists_KM.nonzero()[:, 1].split_with_sizes(sizes)
     inputs = rows_KM[exists_KM].long().split_with_sizes(sizes)
     return list(zip(outputs, inputs, strict=True))
-
-
-def _join(blocks: list[Tensor]) -> Tensor:
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
@@ -314,22 +293,19 @@ def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple
         first += len(rows)
 
 
-def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
-    count = rows_P.shape[0]
+def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> Tensor:
+    """Rows of ``source``, by default the block's own, with spare rows of zeros if rounded up."""
+    if rows_P is None:
+        rows = source[block.first : block.last]
+        if _product_rows(len(rows), source) == len(rows):
+            return rows
+    count = block.last - block.first if rows_P is None else len(rows_P)
     out = workspace.take(name, (_product_rows(count, source), source.shape[1]), source)
-    torch.index_select(source, 0, rows_P, out=out[:count])
+    if rows_P is None:
+        out[:count] = rows
+    else:
+        torch.index_select(source, 0, rows_P, out=out[:count])
     out[count:].zero_()
-    return out
-
-
-def _own_rows(name: str, source: Tensor, block: RowBlock) -> Tensor:
-    """The rows of ``source`` that belong to the block, padded as ``_gather`` pads them."""
-    rows = source[block.first : block.last]
-    if _product_rows(len(rows), source) == len(rows):
-        return rows
-    out = workspace.take(name, (_product_rows(len(rows), source), source.shape[1]), source)
-    out[: len(rows)] = rows
-    out[len(rows) :].zero_()
     return out
 
 

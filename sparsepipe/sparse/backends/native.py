@@ -32,20 +32,19 @@ class NativeBackend:
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
-        """See :class:`~sparsepipe.sparse.Backend`.
-
-        Raises:
-            BackendError: the kernel does not fit the features or the window.
-            CoordinateError: the coordinates are not valid.
-        """
-        feats, kernel, bias = _cast_for_autocast(x.feats, kernel, bias)
+        """See :class:`~sparsepipe.sparse.Backend`; BackendError: the kernel does not fit."""
+        feats = x.feats
+        if torch.is_autocast_enabled(feats.device.type) and feats.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(feats.device.type)
+            feats, kernel = feats.to(dtype), kernel.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
         check_kernel_shape(feats, kernel, spec)
         if kernel.dtype != feats.dtype:
             raise BackendError(
                 f"features are {feats.dtype}, the kernel is {kernel.dtype}",
                 remedy="convert the tensor first, x.to(kernel.dtype), or run under torch.autocast",
             )
-        if spec.is_pointwise:
+        if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
             out = feats @ kernel[0]
             output = x.cache
         else:
@@ -61,9 +60,6 @@ class NativeBackend:
 
         Where several inputs share the maximum, the gradient goes to the first one in
         (x, y, z) order, as in dense max pooling.
-
-        Raises:
-            CoordinateError: the coordinates are not valid.
         """
         kernel_map = x.cache.kernel_map(spec)
         return at_level(x, max_pool(x.feats, kernel_map), kernel_map.output or x.cache, spec)
@@ -84,16 +80,6 @@ def at_level(
         batch_size=x.batch_size,
         cache=level,
     )
-
-
-def _cast_for_autocast(
-    feats: Tensor, kernel: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    device_type = feats.device.type
-    if not torch.is_autocast_enabled(device_type) or feats.dtype == torch.float64:
-        return feats, kernel, bias
-    dtype = torch.get_autocast_dtype(device_type)
-    return feats.to(dtype), kernel.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
@@ -134,7 +120,10 @@ def build_rounds(kernel_map: KernelMap) -> list[Round]:
 
     On a surface most windows hold one or two inputs, so that only the first rounds are long.
     """
-    order = torch.tensor(_scan_order(kernel_map.spec), device=kernel_map.neighbours_KM.device)
+    # Offsets (x fastest) in the scan order of dense pooling (z fastest).
+    sx, sy, sz = map(range, kernel_map.spec.size)
+    places = [(z * len(sy) + y) * len(sx) + x for x in sx for y in sy for z in sz]
+    order = torch.tensor(places, device=kernel_map.neighbours_KM.device)
     rows_MK = kernel_map.neighbours_KM.index_select(0, order).t().contiguous()
     exists_MK = rows_MK >= 0
     outputs_P, places_P = exists_MK.nonzero().unbind(1)
@@ -147,12 +136,6 @@ def build_rounds(kernel_map: KernelMap) -> list[Round]:
     columns = (outputs_P, inputs_P, order[places_P].short()[:, None])
     sections = (column[by_round_P].split_with_sizes(sizes) for column in columns)
     return [Round(*section) for section in zip(*sections, strict=True)]
-
-
-def _scan_order(spec: KernelSpec) -> list[int]:
-    """Indices of the offsets (x fastest) in the scan order of dense pooling (z fastest)."""
-    sx, sy, sz = spec.size
-    return [(z * sy + y) * sx + x for x in range(sx) for y in range(sy) for z in range(sz)]
 
 
 class _MaxPool(torch.autograd.Function):
@@ -180,15 +163,11 @@ class _MaxPool(torch.autograd.Function):
             own_NC = winner_MC.index_select(0, kernel_map.parent_N)
             own_NC = own_NC == kernel_map.offset_N.short()[:, None]
             return grad_MC.index_select(0, kernel_map.parent_N).mul_(own_NC), None
-        return _overlapping_gradient(grad_MC, winner_MC, kernel_map), None
-
-
-def _overlapping_gradient(grad_MC: Tensor, winner_MC: Tensor, kernel_map: KernelMap) -> Tensor:
-    """For each input, the sum of the gradients of all windows in which it is the maximum."""
-    grad_NC = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
-    for k, (outputs_P, inputs_P) in enumerate(kernel_map.derived("pairs", pairs_by_offset)):
-        is_winner_PC = winner_MC.index_select(0, outputs_P) == k
-        share_PC = grad_MC.index_select(0, outputs_P).mul_(is_winner_PC)
-        # At one offset each input is read by at most one window, so that rows never collide.
-        grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
-    return grad_NC
+        # For each input, the sum of the gradients of all windows in which it is the maximum.
+        grad_NC = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
+        for k, (outputs_P, inputs_P) in enumerate(kernel_map.derived("pairs", pairs_by_offset)):
+            is_winner_PC = winner_MC.index_select(0, outputs_P) == k
+            share_PC = grad_MC.index_select(0, outputs_P).mul_(is_winner_PC)
+            # At one offset each input is read by at most one window, so that rows never collide.
+            grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
+        return grad_NC, None

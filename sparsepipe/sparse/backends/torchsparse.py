@@ -55,7 +55,6 @@ class TorchSparseBackend:
         Raises:
             BackendError: the tensor is not on CUDA, torchsparse cannot be imported or is older
                 than 2.1, or the dtype or shape is not supported.
-            CoordinateError: the coordinates are not valid.
         """
         if x.device.type != "cuda":
             raise BackendError(
@@ -87,14 +86,9 @@ class TorchSparseBackend:
 def convolve(
     module: Any, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
 ) -> SparseTensor:
-    """Convolve by the torchsparse that ``module`` is, or natively where its result would differ.
-
-    Raises:
-        BackendError: the dtype or shape is not supported.
-        CoordinateError: the coordinates are not valid.
-    """
+    """Convolve by the torchsparse that ``module`` is, or natively where its result would differ."""
     is_dilated = any(d > 1 and k > 1 for d, k in zip(spec.dilation, spec.size, strict=True))
-    if not spec.is_symmetric or is_dilated or spec.is_pointwise or not len(x):
+    if not spec.is_symmetric or is_dilated or spec.volume == 1 or not len(x):
         return _NATIVE.conv3d(x, kernel, bias, spec)
     feats = x.feats
     if torch.is_autocast_enabled(x.device.type):
@@ -159,17 +153,10 @@ class _DifferentiableOnce(torch.autograd.Function):
 
 
 def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
-    """A kernel saved by torchsparse 2.0 or 2.1, in the order of ``Conv3d.kernel``.
+    """A kernel [K, Cin, Cout] saved by torchsparse 2.0 or 2.1, in the order of ``Conv3d.kernel``.
 
-    Args:
-        kernel: [K, Cin, Cout].
-        kernel_size: one int or (x, y, z).
-
-    Returns:
-        [K, Cin, Cout], x fastest; torchsparse has z fastest where K is even.
-
-    Raises:
-        BackendError: an even size above 2, whose offsets differ between torchsparse's versions.
+    That is x fastest; torchsparse has z fastest where K is even. Raises a BackendError for an even
+    size above 2, whose offsets differ between torchsparse's versions.
     """
     size = as_triple(kernel_size, name="kernel size")
     if math.prod(size) % 2:

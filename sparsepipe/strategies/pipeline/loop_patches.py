@@ -100,7 +100,7 @@ class LoopPatches:
 
     def stop_for_all(self) -> None:
         """Stops all ranks if one requests it; every rank must call this."""
-        requested = self._trainer.should_stop or self._stop.pending
+        requested = self._trainer.should_stop or self._stop.agreed is not None
         self._agreed = self._trainer.should_stop = bool(process_group.highest(requested))
 
     def _on_signal(self, signum: Any, _: Any) -> None:

@@ -21,7 +21,7 @@ from sparsepipe.runtime.base_worker import StageWorker, merge_in_order
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.halo import ProcessGroup
 from sparsepipe.runtime.random_generators import KeyedRandomness
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.schedule import Plan
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
@@ -123,7 +123,7 @@ def make_stage(
     randomness: KeyedRandomness | None,
     recomputed: StageSpans,
     group: ProcessGroup | None,
-) -> Stage:
+) -> StageLayers:
     """A rank's stage, in which ``recomputed`` spans of layers run again in their backward.
 
     The layers of a stage that is a grid work on shards of the samples that they are given;
@@ -137,7 +137,7 @@ def make_stage(
         for layer in list(placement.layers)[first : last + 1]:
             spatialize_layers(layer, grid)
         around = partial(through_shards, grid)
-    return Stage(
+    return StageLayers(
         module,
         placement.layers,
         first=first,

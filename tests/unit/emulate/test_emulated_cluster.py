@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from sparsepipe.emulate import (
     set_limits,
 )
 from sparsepipe.emulate.hosts import remove_leftovers
-from sparsepipe.emulate.layout import Layout, Station, lifting
+from sparsepipe.emulate.layout import Layout, Station
 from sparsepipe.errors import HardwareError
 from tests.support.namespace_cases import PROGRAMS, cluster, left, needs_namespaces, start
 
@@ -91,19 +90,6 @@ def test_bytes_take_the_time_of_the_link_both_ways_at_once() -> None:
 
 
 @needs_namespaces
-@pytest.mark.full
-def test_each_way_has_the_whole_rate() -> None:
-    """A busy machine may take longer, but not time and again."""
-    size = 4_000_000
-    with emulated_hosts(cluster(bytes_per_s=10 * RATE), time_scale=10) as layout:
-        due_s = (size - layout.burst_bytes) / RATE
-        tries: list[float] = []
-        while len(tries) < 10 and not (tries and tries[-1] < 1.5 * due_s):
-            tries.append(max(both_ways(layout, size)))
-        assert min(tries) < 1.5 * due_s, "two ways that shared it would take twice as long"
-
-
-@needs_namespaces
 def test_hosts_reach_the_launcher_and_no_other_machine() -> None:
     with emulated_hosts(cluster()) as layout:
         for station in layout.stations:
@@ -118,18 +104,6 @@ def test_hosts_reach_the_launcher_and_no_other_machine() -> None:
             with inside(station, "reach.py", *where) as process:
                 assert process.stdout is not None
                 assert process.stdout.read() == "launcher refuses, own address refuses"
-
-
-@needs_namespaces
-def test_the_fastest_link_that_is_not_refused_can_be_made() -> None:
-    with emulated_hosts(cluster(bytes_per_s=1.07e12)) as layout:
-        assert layout.burst_bytes > 0.99 * (2**32 - 2**22)
-        wider = [w for command in lifting(layout)[:1] for w in command]  # at its first interface
-        machine.do(tuple(wider))
-        bucket = ("root", "tbf", "rate", "1gbit", "burst", "65536", "limit", str(2**32))
-        at = ("dev", wider[wider.index("dev") + 1])
-        with pytest.raises(HardwareError, match='value for "limit"'):
-            machine.do(("tc", "-n", wider[2], "qdisc", "add", *at, *bucket))
 
 
 def disciplines(layout: Layout) -> list[str]:
@@ -160,7 +134,7 @@ def test_ranks_that_start_anew_find_links_limited_or_not() -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_stays_whatever_ends_the_block(error: type[BaseException]) -> None:
     sleepers = []
 
@@ -193,7 +167,7 @@ def test_nothing_stays_of_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_namespaces
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_removes_everything(signum: signal.Signals) -> None:
     with start("own_a_cluster.py") as process:
         assert process.stdout is not None
@@ -243,27 +217,6 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def blocks_of(names: Iterable[str]) -> set[str]:
-    """Blocks of addresses, of which the names of namespaces tell."""
-    return {name.split("-")[3] for name in names if "-" in name}
-
-
-@needs_namespaces
-def test_clusters_stand_beside_each_other() -> None:
-    with emulated_hosts(cluster()) as first:
-        with start("own_a_cluster.py") as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            theirs = left(process.pid)
-            assert len(theirs) == len(first.namespaces) + len(first.cables)
-            blocks, (taken,) = blocks_of(theirs), blocks_of(first.namespaces)
-            assert len(blocks) == 1
-            assert taken not in blocks, "of addresses"
-            process.terminate()
-            process.wait(60)
-        assert len(left(os.getpid())) == len(theirs)
 
 
 def test_without_permission_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:

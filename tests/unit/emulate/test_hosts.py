@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.emulate import clear, hosts, machine
+from sparsepipe.emulate import clear, machine
 from sparsepipe.emulate.hosts import signals_held
 from sparsepipe.emulate.layout import BLOCKS
-from sparsepipe.errors import HardwareError
 from tests.support.namespace_cases import needs_namespaces
 
 TERM, HUP = signal.SIGTERM, signal.SIGHUP
@@ -65,15 +64,6 @@ def test_the_first_of_several_signals_is_raised_later(
     assert heard == [TERM]
     signal.raise_signal(HUP)
     assert heard == [TERM, HUP], "as before"
-
-
-def test_ignored_signals_stay_ignored(heard: list[int]) -> None:
-    signal.signal(HUP, signal.SIG_IGN)  # as under nohup; it is the lower number
-    with signals_held():
-        os.kill(os.getpid(), HUP)
-        os.kill(os.getpid(), TERM)
-    assert heard == [TERM]
-    assert signal.getsignal(HUP) is signal.SIG_IGN
 
 
 def test_a_handler_that_raises_does_so_after_the_work(arrivals: socket.socket) -> None:
@@ -165,21 +155,3 @@ def test_missing_permission_to_remove_is_warned_of(
     with caplog.at_level("WARNING"):
         clear()
     check_told(caplog.text, DEAD, CABLE, why="this process may not make network namespaces")
-
-
-def test_leftovers_that_are_gone_in_spite_of_a_failed_command_are_not_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A cable goes with the namespace at its other end, maybe before it is removed itself."""
-    there = {CABLE}
-
-    def gone(command: tuple[str, ...]) -> None:
-        there.discard(command[-1])
-        raise HardwareError("Cannot find device", remedy="none")
-
-    monkeypatch.setattr(machine, "interfaces", lambda: sorted(there))
-    monkeypatch.setattr(machine, "do", gone)
-    with caplog.at_level("WARNING"):
-        hosts.remove([], [CABLE])
-    assert not there
-    assert not caplog.text

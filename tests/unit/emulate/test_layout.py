@@ -9,16 +9,12 @@ from sparsepipe.emulate.layout import (
     BLOCKS,
     Layout,
     Owner,
-    burst_bytes,
     free_block,
     lay_out,
     leftovers,
-    lifting,
     limiting,
     making,
-    owner_of,
     owners,
-    unmaking,
 )
 from sparsepipe.errors import HardwareError
 
@@ -79,37 +75,15 @@ def test_two_hosts_written_out() -> None:
     ]
 
 
-def test_removal_written_out() -> None:
-    layout = laid_out()
-    tag = "sparsepipe-4194304-123456789-3"
-    assert [" ".join(command) for command in unmaking(layout.namespaces, layout.cables)] == [
-        "ip link del spe4194304c0",
-        "ip link del spe4194304c1",
-        f"ip netns del {tag}-0",
-        f"ip netns del {tag}-1",
-        f"ip netns del {tag}-switch",
-    ]
-
-
 def test_limits_are_lifted_and_set_at_both_ends_of_each_link() -> None:
     layout = laid_out()
     a, b, s = layout.namespaces
     ends = [(a, "data"), (s, "port0"), (b, "data"), (s, "port1")]
-    assert [" ".join(command) for command in lifting(layout)] == [
+    assert [" ".join(command) for command in limiting(layout, lifted=True)] == [
         f"tc -n {namespace} qdisc replace dev {interface} root noqueue"
         for namespace, interface in ends
     ]
     assert limiting(layout) == [command for command in making(layout) if command[0] == "tc"]
-
-
-@pytest.mark.parametrize(
-    ("time_scale", "rate", "burst"),
-    [(1, 125e6, 565536), (10, 12.5e6, 115536), (0.5, 250e6, 1065536)],
-)
-def test_links_are_stretched_as_compute_is(time_scale: float, rate: float, burst: int) -> None:
-    layout = laid_out(time_scale=time_scale)
-    assert layout.rate_bytes_per_s == rate
-    assert layout.burst_bytes == burst
 
 
 def test_clusters_of_one_machine_have_nothing_in_common() -> None:
@@ -122,22 +96,6 @@ def test_clusters_of_one_machine_have_nothing_in_common() -> None:
     assert max(len(cable) for cable in most[0].cables) <= 15, "the kernel's limit"
 
 
-def test_a_link_too_fast_for_a_bucket_is_refused() -> None:
-    """The bucket and 4 MiB of queue are to be below 2^32 bytes."""
-    most = (2**32 - 1 - 2**22 - 2**16) / 0.004
-    largest = burst_bytes(0.999999 * most)
-    assert 4.28e9 < largest < 2**32 - 2**22
-    fast = inventory(2, bytes_per_s=2e9)
-    lay_out(fast, owner=OWNER, block=0, time_scale=0.002)
-    with pytest.raises(HardwareError, match=r"link of 2e\+09 bytes/s, at 2e\+12") as caught:
-        lay_out(fast, owner=OWNER, block=0, time_scale=0.001)
-    assert "32 bits" in caught.value.message
-    assert "larger hardware.time_scale" in caught.value.remedy
-    assert f"{most:.4g} bytes/s" in caught.value.remedy
-    with pytest.raises(HardwareError, match="faster than can be emulated"):
-        burst_bytes(float("inf"))
-
-
 LIVING = ["sparsepipe-70-1000-0-0", "sparsepipe-70-1000-0-1", "sparsepipe-70-1000-0-switch"]
 DEAD = ["sparsepipe-71-900-1-0", "sparsepipe-71-900-1-switch"]
 REUSED = ["sparsepipe-70-400-2-0"]  # the number was a killed process's before
@@ -146,9 +104,8 @@ ALL = [*LIVING, *DEAD, *REUSED, *OTHERS]
 
 
 def test_owners_are_read_from_names() -> None:
-    assert owner_of(LIVING[0]) == Owner(pid=70, started=1000)
-    assert [owner_of(name) for name in OTHERS] == [None] * 5
-    assert owners(ALL) == {
+    assert owners(OTHERS) == {}
+    assert set(owners(ALL).values()) == {
         Owner(pid=70, started=1000),
         Owner(pid=71, started=900),
         Owner(pid=70, started=400),
@@ -158,8 +115,7 @@ def test_owners_are_read_from_names() -> None:
 def test_only_what_killed_processes_made_is_left_over() -> None:
     interfaces = ["lo", "eth0", "spe70c0", "spe70c1", "spe71c0", "spe9c12", "spec", "spe70c0.1"]
     found = leftovers(ALL, interfaces, living={Owner(pid=70, started=1000)})
-    assert set(found.namespaces) == {*DEAD, *REUSED}
-    assert set(found.cables) == {"spe71c0", "spe9c12"}
+    assert found == (sorted([*DEAD, *REUSED]), ["spe71c0", "spe9c12"])
 
 
 def test_blocks_are_given_once() -> None:

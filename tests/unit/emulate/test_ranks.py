@@ -12,12 +12,10 @@ import torch.distributed as dist
 from sparsepipe.emulate import (
     announce_hosts,
     emulated_hosts,
-    emulated_layout,
     enter_host,
     lift_limits,
     set_limits,
 )
-from sparsepipe.emulate.layout import Layout
 from sparsepipe.emulate.ranks import _enter
 from sparsepipe.errors import HardwareError
 from sparsepipe.runtime.collectives import process_group
@@ -91,14 +89,6 @@ def test_gloo_goes_over_the_limited_link_and_the_store_does_not() -> None:
     assert first["set again"] >= due_s
     assert first["inside"] < due_s
     assert first["lifted"] < due_s
-
-
-def test_ranks_get_the_layout_of_the_whole_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Layout(stations=(), switch="s", rate_bytes_per_s=1.5, burst_bytes=2)
-    assert emulated_layout() is None
-    with announce_hosts(layout, []):
-        assert emulated_layout() == layout
-    assert emulated_layout() is None
 
 
 def test_without_a_network_ranks_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

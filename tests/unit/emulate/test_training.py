@@ -135,23 +135,6 @@ def test_the_steady_part_neither_fills_nor_drains() -> None:
     assert found.minibatches == 10
 
 
-def test_time_is_that_of_the_cluster() -> None:
-    found = rates(ENDS_S, begin_s=100, per_step=1, time_scale=10, ahead=3)
-    assert found.steady_per_s == pytest.approx(5)
-    assert found.epoch_s == 2
-
-
-def test_a_step_is_a_minibatch_of_each_replica() -> None:
-    found = rates(ENDS_S, begin_s=100, per_step=4, time_scale=1, ahead=3)
-    assert (found.steady_per_s, found.epoch_per_s, found.minibatches) == (2.0, 2.0, 40)
-
-
-def test_a_long_way_ahead_is_left_out() -> None:
-    found = rates(ENDS_S, begin_s=100, per_step=1, time_scale=1, ahead=6)
-    assert found.steady_steps == 1
-    assert found.steady_per_s == 0.5
-
-
 @pytest.mark.parametrize(("steps", "ahead"), [(1, 0), (4, 0), (10, 7)])
 def test_too_few_steps_are_refused(steps: int, ahead: int) -> None:
     with pytest.raises(ConfigError, match=f"{steps} steps has no steady part") as caught:

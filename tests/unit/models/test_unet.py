@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparsepipe import models
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 
 
 def test_its_parameters_are_the_papers_19069955() -> None:
@@ -54,7 +54,9 @@ def test_stages_of_a_pipeline_hand_skips_on(again: bool) -> None:
     expected = [p.grad for p in net.parameters()]
     for cut in range(1, len(net)):
         net.zero_grad()
-        stages = [Stage(net, net, first=a, last=b - 1) for a, b in ((0, cut), (cut, len(net)))]
+        stages = [
+            StageLayers(net, net, first=a, last=b - 1) for a, b in ((0, cut), (cut, len(net)))
+        ]
         first = stages[0].forward(x, minibatch=0)
         close = lambda run: (run().square().sum(), None)  # noqa: E731
         last = stages[1].forward(first.output, minibatch=0, close=close)

@@ -17,7 +17,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.profiling.activations import fresh
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.memory import Alive, Kept, border_bytes, saved_bytes
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 
 ROWS, WIDTH = 20, 16
 SIZE = 4 * ROWS * WIDTH
@@ -86,7 +86,7 @@ def test_layers_run_only_a_few_times(net: nn.Sequential) -> None:
 def test_a_stage_with_minibatches_in_flight(
     net: nn.Sequential, profile: Profile, first: int, last: int
 ) -> None:
-    stage, leaves = Stage(net, net, first=first, last=last), dict(net.named_parameters())
+    stage, leaves = StageLayers(net, net, first=first, last=last), dict(net.named_parameters())
     received = [before(net, first) for _ in range(1 + FLYING)]
     flights = [stage.forward(received.pop(), minibatch=0, leaves=leaves)]  # workspaces are made
     with Alive() as alive:

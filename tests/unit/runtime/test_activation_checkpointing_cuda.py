@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparsepipe.runtime.random_generators import KeyedRandomness
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 from tests.support.recomputation_cases import NETS, assert_equal, choices, generators, ran, spans_of
 
 DEVICE = torch.device("cuda", 0)
@@ -48,7 +48,9 @@ def test_keys_choose_the_draws_of_the_device() -> None:
     """Else the test above could not fail."""
     net = nn.Sequential(nn.Dropout(0.5))
     ones = torch.ones(1000, device=DEVICE)
-    stage = Stage(net, net, first=0, last=0, randomness=KeyedRandomness(seed=3, device=DEVICE))
+    stage = StageLayers(
+        net, net, first=0, last=0, randomness=KeyedRandomness(seed=3, device=DEVICE)
+    )
 
     def drawn(minibatch: int) -> torch.Tensor:
         return stage.forward(ones, minibatch=minibatch, leaves={}).output
@@ -75,7 +77,7 @@ def kept_bytes(recomputed: Sequence[range]) -> int:
     layers = [nn.Linear(WIDTH, WIDTH) if n % 2 == 0 else nn.Tanh() for n in range(LENGTH)]
     network = nn.Sequential(*layers).to(DEVICE)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
-    stage = Stage(network, network, first=0, last=LENGTH - 1, recomputed=recomputed)
+    stage = StageLayers(network, network, first=0, last=LENGTH - 1, recomputed=recomputed)
     value = torch.randn(ROWS, WIDTH, device=DEVICE, requires_grad=True)
     gradient = torch.ones(ROWS, WIDTH, device=DEVICE)
     for minibatch in range(2):  # libraries take what they work in at the first

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling.memory import Alive, border_bytes, saved_bytes
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.sparse import SparseTensor
 
 LENGTH = 12
@@ -72,7 +72,7 @@ class Kept:
             value = layer(value)
             self.border_bytes.append(feats_of(value).nbytes)
             self.coords_bytes.append(value.coords.nbytes if isinstance(value, SparseTensor) else 0)
-        stage = Stage(network, network, first=0, last=LENGTH - 1, recomputed=recomputed)
+        stage = StageLayers(network, network, first=0, last=LENGTH - 1, recomputed=recomputed)
         seen: dict[int, Tensor] = {}
 
         def pack(tensor: Tensor) -> Tensor:

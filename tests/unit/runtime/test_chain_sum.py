@@ -14,16 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsepipe.runtime.collectives.chain_sum import Act, Lane, lanes
-from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.collectives.ordered_sum import Act, Lane, OrderedSum, lanes
 from sparsepipe.runtime.failures.missing_ranks import collective, new_group
 from tests.support.processes import outcomes
 from tests.support.transport_cases import complaint
 from tests.support.waiting import LONG_S, shorten_limit
-
-
-def text(lane: Lane) -> str:
-    return " ".join(map(str, lane.steps))
 
 
 class Played:
@@ -91,7 +86,6 @@ def test_all_get_the_sum_in_order_and_none_waits_for_ever(
 
 
 Key = tuple[int, str]  # a rank's place, and which of its lanes
-Node = tuple[Key, int]  # a step of a lane
 State = tuple[int, ...]  # how many steps of each lane are done
 
 RANKS, CHUNKS, ROOMS = range(2, 7), range(1, 6), range(1, 6)
@@ -194,39 +188,6 @@ def test_all_end_in_every_order_of_their_steps(
     states, ends = endings(every, sends_wait=sends_wait)
     assert ends == {tuple(len(lane.steps) for lane in every.values())}
     assert states > max(len(lane.steps) for lane in every.values()), "there is more than one order"
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_search_of_all_orders_finds_deadlocks(ranks: int) -> None:
-    """Without room nothing is ever expected; so the tests here can fail."""
-    every = made(ranks, 1, 0)
-    _, ends = endings(every, sends_wait=False)
-    assert all(end != tuple(len(lane.steps) for lane in every.values()) for end in ends)
-
-
-# Larger chains. A step that can be done stays so, whatever others do: what it waits for has been
-# done, and only its own lane takes from where it takes. So all end in every order if what each step
-# waits for, and what that waits for in turn, leads nowhere back to it.
-
-
-def waits(every: Mapping[Key, Lane], *, sends_wait: bool) -> dict[Node, set[Node]]:
-    """Of each step, those that must be done before."""
-    place_of = {
-        (key, step.act, step.chunk): (key, at)
-        for key, lane in every.items()
-        for at, step in enumerate(lane.steps)
-    }
-    found: dict[Node, set[Node]] = {}
-    for key, lane in every.items():
-        for at, step in enumerate(lane.steps):
-            needs = {(key, at - 1)} if at else set()
-            if step.act == "take":
-                needs.add(place_of[key, "expect", step.chunk])
-                needs.add(place_of[sender(every, key), "send", step.chunk])
-            if step.act == "send" and sends_wait:
-                needs.add(place_of[receiver(every, key), "expect", step.chunk])
-            found[key, at] = needs
-    return found
 
 
 CHUNK = 1000

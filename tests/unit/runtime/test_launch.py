@@ -43,11 +43,6 @@ def test_killed_rank_is_named(ranks) -> None:
         ranks("os.kill(os.getpid(), 9) if rank else time.sleep(60)")
 
 
-def test_a_rank_that_was_terminated_before_its_report_is_named(ranks) -> None:
-    with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGTERM"):
-        ranks("os.kill(os.getpid(), signal.SIGTERM) if rank else time.sleep(60)")
-
-
 @pytest.mark.parametrize(
     "names",
     [pytest.param(["SIGHUP"], marks=pytest.mark.full), ["SIGTERM", "SIGINT", "SIGHUP"]],
@@ -293,63 +288,6 @@ def test_all_ranks_begin_again_and_meet_each_other(attempts, tmp_path: Path) -> 
     assert begun(tmp_path) == [2, 2]
 
 
-@pytest.mark.full
-def test_reports_of_an_earlier_attempt_do_not_mislead(attempts, tmp_path: Path) -> None:
-    with pytest.raises(SparsePipeError, match="rank 0 ended with exit code 3"):
-        attempts(
-            """
-            from sparsepipe.runtime.failures.rank_reports import exit_immediately
-            if number == 1 and rank == 1:
-                exit_immediately(ValueError("the first attempt's"))
-            if number == 2 and rank == 0:
-                sys.exit(3)
-            time.sleep(60)
-            """,
-            max_restarts=1,
-        )
-    assert begun(tmp_path) == [2, 2]
-
-
-def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not like this"):
-        attempts(
-            """
-            from sparsepipe.errors import ConfigError
-            from sparsepipe.runtime.failures.rank_reports import exit_immediately
-            if rank:
-                exit_immediately(ConfigError("not like this", remedy="but like that"))
-            time.sleep(60)
-            """,
-            max_restarts=3,
-        )
-    assert begun(tmp_path) == [1, 1]
-
-
-@pytest.mark.full
-def test_messages_that_cannot_be_sent_cause_no_restart(attempts, tmp_path: Path) -> None:
-    """The peer, which waits for it in vain, is not named, and its own report is left out."""
-    with pytest.raises(ConfigError, match="minibatch 0 holds what cannot be pickled"):
-        attempts(
-            """
-            from sparsepipe.runtime.collectives import process_group
-            from sparsepipe.runtime.failures.rank_reports import exit_immediately
-            from sparsepipe.runtime.transport import Kind, Message, Network
-            from sparsepipe.schedule import Plan
-            process_group.join("gloo", timeout_s=30)
-            plan = Plan.of(config="1-1", cuts=[1], num_layers=2)
-            network = Network(plan, rank, timeout_s=30)
-            try:
-                if rank:
-                    network.receive(Kind.ACTIVATION, 0, minibatch=0)
-                network.send(Kind.ACTIVATION, 1, Message(minibatch=0, tree=lambda: 3))
-            except Exception as error:
-                exit_immediately(error)
-            """,
-            max_restarts=3,
-        )
-    assert begun(tmp_path) == [1, 1]
-
-
 @pytest.mark.parametrize("kind", [SparsePipeError, TransportError, ConfigError, OutputError])
 def test_which_failures_may_pass(kind: type[SparsePipeError]) -> None:
     calls = []
@@ -361,18 +299,6 @@ def test_which_failures_may_pass(kind: type[SparsePipeError]) -> None:
     with pytest.raises(kind):
         run_with_restarts(fails, max_restarts=2)
     assert len(calls) == (3 if kind in (SparsePipeError, TransportError) else 1)
-
-
-def test_a_stop_is_no_failure() -> None:
-    calls = []
-
-    def stops() -> None:
-        calls.append(None)
-        raise Stopped(2)
-
-    with pytest.raises(Stopped):
-        run_with_restarts(stops, max_restarts=2)
-    assert len(calls) == 1
 
 
 NAME, OTHER, LEFT = "SPARSEPIPE_TEST_A", "SPARSEPIPE_TEST_B", "SPARSEPIPE_TEST_C"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +20,6 @@ from sparsepipe.runtime.collectives.meeting_point import (
     on_one_host,
 )
 from tests.support.listening import address_for_others, listening
-from tests.support.paths import environment
 from tests.support.processes import run
 from tests.support.waiting import LONG_S, held_port
 
@@ -111,22 +107,20 @@ def parameters(endpoint: str, *, nodes: int = 2, least: int | None = None, **mor
     "given",
     [
         parameters("192.0.2.1:5"),
-        parameters("", rank=0),
-        parameters("192.0.2.1:5", rank=2),
         parameters("192.0.2.1:5", rank=0, least=1),
         parameters("server1:x", rank=0),
     ],
 )
 def test_a_rendezvous_that_lacks_something(given: RendezvousParameters) -> None:
     with pytest.raises(ConfigError, match="--rdzv-backend=sparsepipe needs") as error:
-        rendezvous.create(given)
+        rendezvous.FixedRendezvous(given)
     assert "--rdzv-endpoint=ADDRESS:PORT" in error.value.remedy
 
 
 def test_agents_meet_again_after_a_restart() -> None:
     with held_port() as port:
         place = f"{address_for_others()}:{port}"
-    first, second = (rendezvous.create(parameters(place, rank=rank)) for rank in range(2))
+    first, second = (rendezvous.FixedRendezvous(parameters(place, rank=rank)) for rank in range(2))
     for _ in range(2):
         mine, theirs = first.next_rendezvous(), second.next_rendezvous()
         assert (mine.rank, theirs.rank, mine.world_size, theirs.world_size) == (0, 1, 2, 2)
@@ -159,33 +153,3 @@ def test_ranks_of_one_host_listen_on_the_loopback(keeps: bool) -> None:
     with held_port() as port:
         found = run(listens, 2, port if keeps else None, join_group=False)
     assert found == [{"127.0.0.1"}] * 2
-
-
-LAUNCH = """
-import os, sys, torch.distributed as dist
-from pathlib import Path
-from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.launch import launch
-from tests.support.listening import address_for_others, listening
-
-if "RANK" in os.environ:
-    process_group.join("gloo", timeout_s=60)
-    Path("rank" + os.environ["RANK"]).write_text(" ".join(listening([os.getpid(), os.getppid()])))
-    process_group.gather_objects(0)
-    process_group.leave()
-else:
-    launch([sys.executable, __file__], ranks=2, threads_per_rank=1, reports=Path("reports"))
-"""
-
-
-def test_a_launcher_and_its_ranks_listen_on_the_loopback(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(LAUNCH)
-    inherited = dict.fromkeys(INTERFACES, "")
-    subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment(**inherited),
-        check=True,
-        timeout=100,
-    )
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == ["127.0.0.1"] * 2

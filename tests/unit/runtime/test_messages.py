@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsepipe.runtime.transport.messages import Route, default_depth, routes
+from sparsepipe.runtime.transport.serialization import Route, default_depth, routes
 from tests.support.plans import plan_of
 from tests.support.transport_cases import A, B, G, R
 

@@ -66,15 +66,6 @@ def test_sparse_tensors_are_cut_by_sample_and_not_by_row(parts: int) -> None:
         x.check()
 
 
-def test_sparse_tensors_on_the_same_sites_share_these_in_each_part() -> None:
-    first = sparse_collate(sites(4), spatial_shape=None)
-    second = first.replace_feats(first.feats * 2)
-    for part in split([first, second], 2):
-        a, b = part.batch
-        assert a.coords is b.coords
-        assert torch.equal(b.feats, a.feats * 2)
-
-
 def test_values_without_samples_are_in_every_part() -> None:
     batch = Pair(
         image={"x": torch.arange(12.0).view(4, 3), "scale": torch.tensor(3.0), "names": [*"abcd"]},

@@ -83,24 +83,6 @@ def test_receive_buffers_are_used_again_and_none_leaks() -> None:
     assert 1 <= addresses <= made <= 2  # one in the worker's hands, one on its way
 
 
-def keeps_rank(rank: int) -> list[list[float]]:
-    """User code keeps views of what it received, as metrics do; later messages must not show."""
-    net = network("1-1", rank)
-    kept = []
-    for m in range(20):
-        if rank == 0:
-            net.send(A, 1, message(m, torch.full((50_000,), float(m))))
-        else:
-            kept.append(net.receive(A, 0, minibatch=m).tree[5:8])
-        net.release(m)
-    net.close()
-    return [view.tolist() for view in kept]
-
-
-def test_tensors_that_user_code_keeps_stay_unchanged() -> None:
-    assert run_shared(keeps_rank, 2)[1] == [[float(m)] * 3 for m in range(20)]
-
-
 def pipeline_rank(rank: int, config: str, minibatches: int) -> dict[int, Any]:
     """Forwards with all replicas, the batch past the middle, then gradients and replies."""
     net, plan = network(config, rank), plan_of(config)

@@ -67,20 +67,3 @@ def unsendable_rank(rank: int) -> bool:
 
 def test_a_refused_message_leaves_the_channel_whole() -> None:
     assert run(unsendable_rank, 2) == [True, True]
-
-
-def unread_rank(rank: int) -> None:
-    net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
-    if rank == 0:
-        for m in range(4):
-            net.send(A, 1, message(m, torch.zeros(3_000_000)))
-    else:
-        net.receive(A, 0, minibatch=0)
-    net.close()
-
-
-def test_closing_too_early_is_a_mistake_but_no_hang() -> None:
-    first, second = outcomes(unread_rank, 2)
-    assert first.good
-    assert isinstance(second.error, AssertionError)
-    assert "before everything was received" in str(second.error)

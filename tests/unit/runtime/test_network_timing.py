@@ -4,11 +4,7 @@ Every function named ``*_rank`` runs in each rank. What must overlap is shown by
 time limits are upper bounds that keep a hang from lasting, never measurements.
 """
 
-import gc
-import os
-import threading
 import time
-from collections.abc import Sequence
 
 import torch
 
@@ -58,42 +54,3 @@ def pressure_rank(rank: int) -> list[bool]:
 
 def test_a_full_channel_holds_the_sender_back() -> None:
     assert run(pressure_rank, 2) == [[], [False]]
-
-
-def used() -> tuple[int, int]:
-    """Threads and files of this process; what has ended may be counted a little longer."""
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-
-
-def grown(before: Sequence[tuple[int, int]]) -> bool:
-    """Whether there are more threads or files than at any of some earlier times."""
-    return any(now > min(then) for now, then in zip(used(), zip(*before, strict=True), strict=True))
-
-
-def reopened_rank(rank: int) -> tuple[list[int], bool]:
-    """Channels' threads after each network's end; whether anything grows from the second on."""
-    left, before = [], []
-    for number in range(4):
-        net = network("1-1-1", rank)
-        for m in range(6):  # alike, so that one more is asked for as the network closes
-            if rank < 2:
-                net.send(A, rank + 1, message(m, torch.zeros(40_000)))
-            if rank > 0:
-                net.receive(A, rank - 1, minibatch=m)
-                net.release(m)
-        net.close()
-        net.close()  # twice is no harm
-        left.append(len([t for t in threading.enumerate() if t.name.endswith(("-in", "-out"))]))
-        del net
-        gc.collect()  # sockets go with the groups
-        while number == 1 and len(before) < 20:
-            time.sleep(0.02)
-            before.append(used())
-    deadline_s = time.monotonic() + 20
-    while grown(before) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return left, grown(before)
-
-
-def test_closing_leaves_nothing_behind() -> None:
-    assert run(reopened_rank, 3) == [([0] * 4, False)] * 3

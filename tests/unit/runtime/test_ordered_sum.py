@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime.collectives import ordered_sum
-from sparsepipe.runtime.collectives.chain_sum import ChainSum
-from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.collectives.ordered_sum import ChainSum, OrderedSum
 from sparsepipe.schedule.communication import Way, way_of
 from tests.support.processes import run, run_shared
 
@@ -111,11 +110,3 @@ def test_processes_of_one_machine_are_on_one_host() -> None:
     said = run_shared(here, 2)
     assert said[0][0] == said[1][0] == ordered_sum._host_number()
     assert said[0][1] != said[1][1]
-
-
-def test_a_chain_refuses_memory_of_a_device() -> None:
-    """Before it asks anything of its group; ``meta`` stands for devices that are not here."""
-    vector = torch.empty(1000, device="meta")
-    with pytest.raises(ValueError, match="in host memory, and this one is on meta") as caught:
-        ChainSum(None, vector)  # type: ignore[arg-type]
-    assert "sum a copy there" in str(caught.value)

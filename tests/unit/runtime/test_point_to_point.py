@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sparsepipe.runtime.transport import channel
 from sparsepipe.runtime.transport.channel import (
     MOST_BYTES,
     RepeatedSizes,
     TransferMode,
 )
-from sparsepipe.runtime.transport.serialization import end_block, missing_bytes
+from sparsepipe.runtime.transport.serialization import LENGTH_BYTES
 from tests.support.processes import run
 from tests.support.transport_cases import A, message, network
 
-_PLAIN, _BEGINS = TransferMode(False, False), TransferMode(False, True)
-_AWAITED = TransferMode(True, True)
+_PLAIN, _BEGINS = TransferMode(0), TransferMode.AGAIN
+_AWAITED = TransferMode.POSTED | TransferMode.AGAIN
 
 
 @pytest.mark.parametrize(
@@ -43,14 +45,6 @@ def test_receives_are_posted_after_three_packets_of_the_same_sizes(sizes: str, h
     assert "".join(map(marks.__getitem__, found)) == how.replace(" ", ".")
 
 
-@pytest.mark.parametrize("how", [_PLAIN, _BEGINS, _AWAITED])
-def test_a_header_has_the_transfer_mode(how: TransferMode) -> None:
-    block = end_block()
-    how.write(block)
-    assert TransferMode.read(block) == how
-    assert missing_bytes(block) is None
-
-
 _ROWS = [10_000, 10_000, 10_000, 10_000, 70, 10_000, 3, 3, 3, 0, 10_000, 600_000, 10_000]
 """Of packets: under and over what goes into a header, what is pooled and what is asked for."""
 
@@ -59,13 +53,13 @@ def mixed_rank(rank: int) -> tuple[list[bool], int]:
     """Sends equal and unequal packets; those posted beforehand, and buffers left in use."""
     awaited = []
 
-    read = TransferMode.read
+    parse = channel.parse
 
-    def noted(block: Tensor) -> TransferMode:
-        awaited.append(read(block).posted)
-        return read(block)
+    def noted(blocks: list[Tensor]) -> Any:
+        awaited.append(TransferMode.POSTED in TransferMode(int(blocks[0][LENGTH_BYTES])))
+        return parse(blocks)
 
-    TransferMode.read = noted  # type: ignore[method-assign]
+    channel.parse = noted
     net = network("1-1", rank)
     for m, rows in enumerate(_ROWS * 2):
         values = torch.arange(rows) * (m + 1)
@@ -85,7 +79,8 @@ def test_packets_alike_and_not_arrive_in_their_order() -> None:
     awaited, left = run(mixed_rank, 2)[1]
     alike = RepeatedSizes()
     expected = [
-        alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4).posted
+        TransferMode.POSTED
+        in alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4)
         for m, rows in enumerate(_ROWS * 2)
     ]
     assert sum(expected) > 8

@@ -44,7 +44,7 @@ def test_a_rank_may_join_and_leave_again() -> None:
 def leaves_after_rank_0(rank: int, mark: str) -> bool:
     words = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     words.set(f"begun/{rank}", "1")
-    with process_group.rank_0_first():
+    with process_group.leader_first(of_host=False):
         if rank == 0:
             words.wait(["begun/1", "begun/2"])
             Path(mark).touch()
@@ -142,7 +142,7 @@ def test_restarted_ranks_do_not_meet_the_dead() -> None:
 
 
 def tells_once(rank: int) -> tuple[bool, bool]:
-    with process_group.local_rank_first():
+    with process_group.leader_first(of_host=True):
         pass
     process_group.join("gloo", timeout_s=LONG_S)
     found = process_group.first_to_fail(), process_group.first_to_fail()

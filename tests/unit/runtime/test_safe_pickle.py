@@ -250,7 +250,7 @@ def test_no_module_is_imported_for_a_stranger(
 def exchanged(rank: int) -> tuple[Any, ...]:
     own = None if rank == 1 else {"rank": rank, "state": torch.full((rank + 1,), float(rank))}
     everyone = process_group.gather_objects(own)
-    first = process_group.gather_to_rank_0((rank, "x" * rank))
+    first = process_group.gather_objects((rank, "x" * rank), everywhere=False)
     said = process_group.broadcast_object(f"of {rank}", source=1)
     try:
         process_group.gather_objects(Plain())

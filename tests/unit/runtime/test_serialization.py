@@ -203,15 +203,6 @@ def test_dense_tensors_are_not_copied_and_keep_their_layout() -> None:
     assert torch.equal(message.tree, image)
 
 
-def test_received_tensors_are_made_of_the_receive_buffer() -> None:
-    packet = packet_of(torch.randn(40, 50))
-    header = parse(packet.blocks)
-    buffer = torch.empty(10_000, dtype=torch.uint8)
-    ((_, message),) = header.assemble([buffer], [], device=HOST)
-    assert message.tree.data_ptr() == buffer.data_ptr()
-    assert not message.tree._is_view()
-
-
 def test_payload_is_the_tensors_and_overhead_the_header() -> None:
     coords = torch.randint(0, 9, (100, 4), dtype=torch.int32)
     wide, narrow = torch.randn(100, 64), torch.randn(100, 3)
@@ -236,14 +227,6 @@ def test_a_long_header_takes_a_second_block() -> None:
     assert len(packet.blocks) == 2
     ((_, message),) = received(packet)
     assert message.meta == meta
-
-
-def test_caches_of_sparse_tensors_stay_behind() -> None:
-    coords = torch.randint(0, 9, (600, 4), dtype=torch.int32).unique(dim=0)
-    x = SparseTensor(torch.zeros(len(coords), 1), coords, batch_size=9)
-    bare = packet_of(x).payload_bytes
-    x.check()
-    assert packet_of(x).payload_bytes == bare
 
 
 def test_gradients_have_the_same_order_on_both_sides() -> None:
@@ -305,17 +288,3 @@ def test_a_later_write_is_noticed_where_it_matters() -> None:
     assert not packet.changed()
     large.add_(1)
     assert packet.changed()
-
-
-def test_a_registered_class_travels_as_what_it_flattens_to() -> None:
-    weight, cached = torch.randn(600, requires_grad=True), torch.randn(9000)
-    node = Kept(weight, cached)
-    packet = packet_of([node, node])
-    assert packet.payload_bytes == (2400,)
-    ((_, message),) = received(packet)
-    found, again = message.tree
-    assert type(found) is Kept
-    assert found.weight.requires_grad
-    assert raw(found.weight) == raw(weight)
-    assert found.cached is None
-    assert again.weight is found.weight

@@ -138,16 +138,6 @@ def test_vertical_sync_keeps_versions_that_a_later_minibatch_may_need() -> None:
     assert 1 + runner.weights.memory.copies == 1
 
 
-def test_vertical_sync_counts_minibatches_not_updates() -> None:
-    """Two replicas: one update includes two minibatches."""
-    runner = Runner(CASES["mlp"], "vertical_sync", replicas=2)
-    for m, included in [(0, 0), (2, 1), (4, 2), (6, 5)]:
-        runner.forward(m, included=included)
-        runner.backward(m)
-        runner.update()
-    assert runner.weights.version_of_forward == {0: 0, 2: 0, 4: 1, 6: 2}
-
-
 def test_parameters_that_do_not_learn_are_not_copied() -> None:
     runner = Runner(CASES["mlp"], "stash")
     frozen = runner.network[3].weight.requires_grad_(False)
@@ -175,15 +165,6 @@ def test_a_change_under_minibatches_in_flight_is_refused(change: str, after: str
     with pytest.raises(ConfigError, match=r"3\.weight was changed between two updates"):
         {"begin": lambda: runner.forward(1), "again": lambda: runner.backward(0),
          "update": lambda: runner.update(runner.gradients)}[after]()  # fmt: skip
-
-
-def test_changes_between_segments_are_taken_up() -> None:
-    runner = Runner(CASES["mlp"], "stash")
-    list(alive_after(runner, "F0 B0 U0"))
-    with torch.no_grad():
-        runner.network[3].weight.mul_(2)
-    leaves = runner.forward(1)
-    assert torch.equal(leaves["3.weight"], runner.network[3].weight)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
@@ -216,21 +197,6 @@ def test_writes_to_parts_of_a_larger_tensor_are_found(at: int) -> None:
     flat[at] += 1
     with pytest.raises(ConfigError, match="a was changed between two updates"):
         weights.begin(1, version=0)
-
-
-def test_writes_through_data_are_let_be_where_nothing_is_in_flight() -> None:
-    layer = nn.Linear(3, 2)
-    weights = Weights(dict(layer.named_parameters()), Mode.STASH)
-    for minibatch in range(3):
-        leaves = weights.begin(minibatch, version=minibatch)
-        (leaves["weight"] * 2).sum().backward()
-        weights.begin_backward(minibatch)
-        weights.finish(minibatch)
-        with weights.updating():
-            layer.weight.data.add_(1)
-        weights.note_values()
-        layer.weight.data.mul_(2)
-        weights.check_values()
 
 
 @pytest.mark.parametrize("how", ["in place", "replaced"])

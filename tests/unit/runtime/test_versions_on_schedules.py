@@ -342,14 +342,6 @@ def test_the_delay_matters() -> None:
     assert not torch.allclose(ends[0][0].weight, ends[1][0].weight, rtol=1e-3)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_no_more_versions_than_forwards_ahead(config: str) -> None:
-    pipeline = compare("mlp", config, "stash", 25)
-    for number, rank in enumerate(pipeline.ranks):
-        stage = pipeline.plan.stage_of(number)
-        assert rank.weights.memory.peak_versions == pipeline.plan.warmup(stage) + 1
-
-
 @pytest.mark.parametrize("minibatches", [1, 6, 13])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_schedule_predicts_the_peak(config: str, minibatches: int) -> None:
@@ -362,14 +354,6 @@ def test_the_schedule_predicts_the_peak(config: str, minibatches: int) -> None:
         schedule = asynchronous(pipeline.plan, minibatches)
         found = [rank.worker.segments[0].peak_versions for rank in pipeline.ranks]
         assert found == [foretold(schedule, rank) for rank in range(len(found))]
-
-
-@pytest.mark.parametrize(
-    ("config", "peaks"), [("1-1", [2, 2]), ("1-1-1", [3, 3, 3]), ("1-3-1", [5, 3, 2, 2, 5])]
-)
-def test_vertical_sync_keeps_what_was_counted_by_hand(config: str, peaks: list[int]) -> None:
-    pipeline = compare("mlp", config, "vertical_sync", 20)
-    assert [rank.weights.memory.peak_versions for rank in pipeline.ranks] == peaks
 
 
 def test_each_segment_has_a_peak_of_its_own() -> None:

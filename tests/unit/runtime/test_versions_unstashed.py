@@ -138,18 +138,6 @@ def test_forwards_see_the_prediction_and_backwards_the_same(name: str) -> None:
     assert all(versions[m] == v for m, v in runner.weights.version_of_backward.items())
 
 
-def test_the_prediction_is_rounded_as_a_step_is() -> None:
-    """One step ahead under a constant momentum is where SGD's own arithmetic would go."""
-    runner = Runner(CASES["mlp"], "spectrain", optimizer=sgd)
-    list(alive_after(runner, "F0 B0 U0"))
-    state = runner.optimizer.state
-    expected = {
-        n: torch.add(p.detach(), state[p]["momentum_buffer"], alpha=-3 * 0.05)
-        for n, p in runner.network.named_parameters()
-    }
-    assert_same({n: t.detach() for n, t in runner.forward(1, ahead=3).items()}, expected)
-
-
 @pytest.mark.parametrize("when", ["before the first step", "nothing ahead"])
 def test_where_nothing_is_predicted_the_weights_are_the_present_ones(when: str) -> None:
     runner = Runner(CASES["mlp"], "spectrain", optimizer=sgd)
@@ -191,12 +179,3 @@ def test_the_backward_may_be_predicted_anew() -> None:
     assert not torch.allclose(found["0.weight"], once, rtol=1e-5)
     assert runner.weights.version_of_forward[1] == 1
     assert runner.weights.version_of_backward[1] == 2
-
-
-def test_each_minibatch_in_flight_holds_a_prediction() -> None:
-    """1-1-1, stage 0: three in flight at most, beside the parameters."""
-    runner = Runner(CASES["mlp"], "spectrain", optimizer=sgd)
-    actions = "F0 F1 F2 B0 U0 F3 B1 U1 B2 U2 B3 U3"
-    expected = [2, 3, 4, 3, 3, 4, 3, 3, 2, 2, 1, 1]
-    assert list(alive_after(runner, actions, ahead=lambda m: min(m, 2))) == expected
-    assert runner.weights.memory.peak_versions == 4

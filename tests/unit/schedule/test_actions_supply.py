@@ -20,12 +20,6 @@ from sparsepipe.schedule.actions import Schedule
 from tests.support.plans import plan_of
 
 
-def test_portions_have_the_requested_size_and_the_last_the_rest() -> None:
-    assert list(MinibatchSupply(7).portions(3)) == [3, 3, 1]
-    assert list(MinibatchSupply(6).portions(3)) == [3, 3]
-    assert list(MinibatchSupply(0).portions(3)) == []
-
-
 def test_a_lowered_limit_counts_for_every_rank() -> None:
     supply = MinibatchSupply(100)
     slow, fast = supply.portions(2), supply.portions(3)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.schedule import RankOrder, Schedule, asynchronous
+from sparsepipe.schedule import RankOrder, asynchronous
 from tests.support.plans import plan_of
 
 # Zhai et al., Fig. 3: four stages, one device each. Counted from 1, F5 of the first stage
@@ -56,12 +56,6 @@ def test_literal_tables(config, minibatches, table):
     assert asynchronous(plan_of(config), minibatches).text().strip() == table.strip()
 
 
-def test_text_is_read_back():
-    plan = plan_of("2-1")
-    schedule = asynchronous(plan, 6)
-    assert Schedule.parse(plan, schedule.text()) == schedule
-
-
 configs = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda r: "-".join(map(str, r)))
 
 
@@ -73,14 +67,6 @@ def test_however_minibatches_come_the_order_is_the_same(config, counts, data):
     told = [action for count in counts for action in order.feed(count)]
     told += order.drain()
     assert tuple(told) == asynchronous(plan, sum(counts)).actions[rank]
-
-
-@given(configs, st.integers(0, 20))
-def test_after_a_drain_everything_begins_anew(config, minibatches):
-    plan = plan_of(config)
-    order = RankOrder(plan, plan.num_ranks - 1)
-    first = [*order.feed(minibatches), *order.drain()]
-    assert [*order.feed(minibatches), *order.drain()] == first
 
 
 @given(configs, st.integers(0, 30))

@@ -67,17 +67,3 @@ def test_every_plan_can_be_carried_out(config):
         check(one_f_one_b(plan, 2, microbatches=microbatches), outbox=1)
         check(eager_one_f_one_b(plan, 2, microbatches=microbatches), outbox=1)
     check(naive(plan, 5), outbox=1)
-
-
-def test_one_f_one_b_keeps_fewer_microbatches_in_flight_than_gpipe():
-    def peak(schedule):
-        in_flight, most = 0, 0
-        for action in schedule.actions[0]:
-            in_flight += {"F": 1, "B": -1, "U": 0}[action.kind]
-            most = max(most, in_flight)
-        return most
-
-    plan = plan_of("1-1-1-1")
-    assert peak(gpipe(plan, 1, microbatches=16)) == 16
-    assert peak(one_f_one_b(plan, 1, microbatches=16)) == 4
-    assert peak(eager_one_f_one_b(plan, 1, microbatches=16)) == 7

@@ -159,17 +159,6 @@ def test_peaks_counted_by_hand(config, stashed, vertical, predicted):
     assert [peak_predicted(schedule, rank) for rank in ranks] == predicted
 
 
-def test_a_version_is_kept_for_a_next_minibatch_that_never_comes():
-    """1-1-1, the last stage: after F0 B0 U0 minibatch 1 could still ask for version 0."""
-    schedule = asynchronous(plan_of("1-1-1"), 1)
-    assert [peak_vertical(schedule, rank) for rank in range(3)] == [1, 1, 2]
-
-
-def test_what_stage_0_includes_is_what_later_stages_may_use():
-    assert [included_at(plan_of("1-1-1"), m) for m in range(6)] == [0, 0, 0, 1, 2, 3]
-    assert [included_at(plan_of("2-1"), m) for m in range(6)] == [0, 0, 0, 0, 2, 2]
-
-
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_the_updates_until_a_minibatch_is_back_are_those_of_a_clock(stages):
     """Forwards and backwards of one tick, a new minibatch every second one, in steady state.

@@ -123,18 +123,6 @@ def test_only_the_required_gradients():
     assert torch.equal(grad, both[3])
 
 
-def test_does_not_depend_on_the_order_of_rows():
-    spec = KernelSpec.of(3, stride=2)
-    case = Case((9, 9, 9), 2, 0.2, 6, 4, spec, seed=3)
-    x, kernel = case.tensor(), case.kernel()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    shuffled = SparseTensor(
-        x.feats[order], x.coords[order], spatial_shape=x.spatial_shape, batch_size=x.batch_size
-    )
-    one, other = (BACKEND.conv3d(t, kernel, None, spec) for t in (x, shuffled))
-    torch.testing.assert_close(one.dense(), other.dense(), rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize("channels", [1, 16])
 @pytest.mark.usefixtures("two_threads")
 def test_two_runs_give_the_same_bits(channels):
@@ -175,18 +163,6 @@ def test_the_kernels_gradient_is_as_exact_in_many_blocks_as_in_one(dtype, spec, 
         errors.append(relative_error(grad_kernel, expected))
         assert grad_kernel.dtype == dtype
     assert errors[1] < 2 * errors[0]
-
-
-def test_autocast_runs_in_its_dtype_and_keeps_float32_gradients():
-    case = Case((8, 8, 8), 2, 0.3, 6, 8, KernelSpec.of(3), seed=7)
-    x = case.tensor(torch.float32)
-    conv = Conv3d(6, 8, bias=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = conv(x)
-    assert y.feats.dtype == torch.bfloat16
-    y.feats.float().sum().backward()
-    assert conv.kernel.grad.dtype == torch.float32
-    assert relative_error(y.feats.detach(), conv(x).feats.detach().double()) < 0.02
 
 
 def test_a_sample_without_sites_and_a_batch_without_any():

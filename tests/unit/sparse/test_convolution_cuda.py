@@ -14,20 +14,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("channels", [1, 16])
-def test_matches_cpu_and_repeats_its_bits(stride, channels):
-    case = Case((16, 16, 16), 3, 0.2, channels, 24, KernelSpec.of(3, stride=stride), seed=9)
-    expected = run(case, torch.float64)
-    one, two = run(case, torch.float32, DEVICE), run(case, torch.float32, DEVICE)
-    assert torch.equal(one[1].coords.cpu(), expected[1].coords)
-    found = (one[1].feats, *one[3:]), (two[1].feats, *two[3:]), (expected[1].feats, *expected[3:])
-    for a, b, reference in zip(*found, strict=True):
-        assert a.device.type == DEVICE
-        assert torch.equal(a, b)
-        assert relative_error(a, reference) < 1e-4
-
-
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.02)],

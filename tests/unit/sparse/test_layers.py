@@ -1,7 +1,6 @@
 """Layers as modules: states, copies, weights of other libraries, small batches."""
 
 import copy
-import math
 import pickle
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import (
-    Backend,
     BatchNorm,
     Conv3d,
     Dropout,
@@ -19,7 +17,6 @@ from sparsepipe.sparse import (
     KernelSpec,
     Linear,
     MaxPool3d,
-    NativeBackend,
     ReLU,
     SparseTensor,
 )
@@ -82,15 +79,6 @@ def test_a_tensor_first_used_for_inference_can_be_trained_on(layer):
     assert feats.grad.any()
 
 
-def test_state_names():
-    assert list(network().state_dict()) == [
-        "0.kernel", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var",
-        "1.num_batches_tracked", "4.kernel", "5.weight", "5.bias",
-    ]  # fmt: skip
-    other = network()
-    other.load_state_dict(network().state_dict())
-
-
 @pytest.mark.parametrize("kernel_shape", [(4, 5), (1, 4, 5)])
 @pytest.mark.parametrize("bias_shape", [(5,), (1, 5)])
 def test_weights_of_other_libraries_load(kernel_shape, bias_shape):
@@ -116,27 +104,10 @@ def test_kernel_order_is_x_fastest_cross_correlation():
         assert y.feats[0].item() == offset
 
 
-def test_initial_variance_suits_relu():
-    torch.manual_seed(0)
-    conv = Conv3d(32, 64, bias=True)
-    assert conv.kernel.std().item() == pytest.approx(math.sqrt(2 / (27 * 32)), rel=0.02)
-    assert not conv.bias.any()
-
-
-def test_printed_layers():
-    assert "kernel_size=(3, 3, 3), stride=(2, 2, 2)" in repr(Conv3d(3, 4, stride=2))
-    assert "stride=(2, 2, 2)" in repr(MaxPool3d(2))
-
-
 @pytest.mark.parametrize("kwargs", [{"stride": 0}, {"kernel_size": 0}, {"dilation": (1, 2)}])
 def test_impossible_windows(kwargs):
     with pytest.raises(ConfigError, match="at least 1"):
         Conv3d(1, 1, **kwargs)
-
-
-def test_native_backend_keeps_the_protocol():
-    assert isinstance(NativeBackend(), Backend)
-    assert Conv3d(1, 1).backend == NativeBackend()
 
 
 @pytest.mark.parametrize(
@@ -150,12 +121,6 @@ def test_pointwise_layers_are_the_plain_ones(x, ours, plain):
     assert ours(x).cache is x.cache
     plain.load_state_dict(ours.state_dict())
     assert torch.equal(ours(x.feats), plain(x.feats))
-
-
-def test_dropout_only_in_training(x):
-    drop = Dropout(0.5)
-    assert (drop(x).feats == 0).any()
-    assert torch.equal(drop.eval()(x).feats, x.feats)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -63,17 +63,6 @@ def test_gradcheck(stride):
     )
 
 
-def test_layer_divides_coordinates_and_multiplies_the_stride():
-    coords = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1], [0, 4, 4, 2]], dtype=torch.int32)
-    feats = torch.tensor([[-3.0], [-2.0], [5.0]])
-    pool = MaxPool3d(2)
-    y = pool(pool(SparseTensor(feats, coords, spatial_shape=(5, 5, 5))))
-    assert y.stride == (4, 4, 4)
-    assert y.spatial_shape == (2, 2, 2)
-    assert y.coords.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0]]
-    assert y.feats.flatten().tolist() == [-2.0, 5.0]
-
-
 def test_not_a_number_is_passed_on():
     coords = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.int32)
     feats = torch.tensor([[torch.nan], [1.0]])

@@ -42,9 +42,3 @@ def test_products_in_16_bits_come_in_few_shapes(size, stride):
     assert len(later) >= 8 * 2 * size**3
     new = [shape for shape in later if shape not in known]
     assert len(new) <= 0.03 * len(later)
-
-
-def test_products_in_32_bits_have_no_spare_rows():
-    layer = Conv3d(CHANNELS, 12)
-    rows = {shape[0][0] for shape in training_step(layer, 0)} - {CHANNELS}
-    assert any(count % 16 for count in rows)

@@ -1,15 +1,11 @@
 """The tensor between host and CUDA device: pinned, in trees, in pickles, from a loader."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor
+from sparsepipe.sparse import KernelSpec, SparseTensor
 from tests.support.sparse_references import Case, same
 
 DEVICE = "cuda"
@@ -38,39 +34,12 @@ def test_moves_to_cuda_and_back(x, non_blocking):
     assert same(moved.to("cpu"), x)
 
 
-def test_a_cache_stays_with_its_coordinates(x):
-    moved = x.to(DEVICE)
-    Conv3d(4, 2).to(DEVICE)(moved)
-    assert moved.to(DEVICE).cache is moved.cache
-    assert moved.to(torch.float16).cache is moved.cache
-    assert moved.to("cpu").cache is not moved.cache
-    assert same(moved.to("cpu"), x)
-
-
 def test_a_tree_of_it_moves_leaf_by_leaf(x):
     moved = pytree.tree_map(lambda leaf: leaf.to(DEVICE), {"x": x, "y": [x.feats]})
     assert isinstance(moved["x"], SparseTensor)
     assert there(moved["x"])
     assert same(moved["x"].to("cpu"), x)
     assert torch.equal(moved["y"][0].cpu(), x.feats)
-
-
-@pytest.mark.parametrize("clone", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
-def test_copies_stay_on_the_device_and_leave_the_cache_behind(x, clone):
-    moved = x.to(DEVICE)
-    Conv3d(4, 2).to(DEVICE)(moved)
-    other = clone(moved)
-    assert there(other)
-    assert same(other, moved)
-    assert other.feats.data_ptr() != moved.feats.data_ptr()
-    assert not other.cache._maps
-
-
-def test_what_was_saved_on_a_device_loads_on_the_host(x):
-    file = io.BytesIO()
-    torch.save(x.to(DEVICE), file)
-    file.seek(0)
-    assert same(torch.load(file, map_location="cpu", weights_only=False), x)
 
 
 def test_a_loader_pins_it(x):

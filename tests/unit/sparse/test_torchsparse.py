@@ -1,14 +1,12 @@
 """The adapter on a statement of what torchsparse computes, against the native backend."""
 
-import copy
-import pickle
 import sys
 
 import pytest
 import torch
 
 from sparsepipe.errors import BackendError, CoordinateError
-from sparsepipe.sparse import Backend, Conv3d, KernelSpec, SparseTensor
+from sparsepipe.sparse import KernelSpec, SparseTensor
 from sparsepipe.sparse.backends import torchsparse as adapter
 from sparsepipe.sparse.backends.torchsparse import TorchSparseBackend, convolve, from_torchsparse
 from tests.support.torchsparse_cases import NATIVE, SPECS, gradients, scattered, weights
@@ -28,14 +26,6 @@ def test_sites_features_and_gradients_are_the_native_ones(spec):
     torch.testing.assert_close(theirs.feats, ours.feats)
     for their_grad, our_grad in zip(their_grads, our_grads, strict=True):
         torch.testing.assert_close(their_grad, our_grad)
-
-
-@pytest.mark.parametrize("extent", [(4, 4, 4), (5, 5, 5), (1, 1, 1), (8, 3, 2)])
-def test_full_grids_of_even_and_odd_extent_lose_no_site(extent):
-    x, spec = scattered(extent, share=1.1), KernelSpec.of(3)
-    ours = NATIVE.conv3d(x, weights(spec)[0], None, spec)
-    theirs = convolve(statement(), x, weights(spec)[0], None, spec)
-    torch.testing.assert_close(theirs.feats, ours.feats)
 
 
 def test_kernel_maps_are_built_once_for_a_level_and_go_with_it():
@@ -62,12 +52,6 @@ def test_maps_made_for_inference_are_not_used_for_training():
         convolve(module, x, kernel, None, spec)
     convolve(module, x, kernel, None, spec).feats.sum().backward()
     assert kernel.grad.abs().sum() > 0
-
-
-def test_empty_tensors_keep_working():
-    for spec in (KernelSpec.of(3), KernelSpec.of(2, stride=2)):
-        out = convolve(statement(), scattered(share=0.0), weights(spec)[0], None, spec)
-        assert out.feats.shape == (0, 3)
 
 
 def test_bad_operands_and_coordinates_are_refused():
@@ -114,15 +98,6 @@ def test_where_torchsparse_cannot_serve_the_error_has_a_remedy(monkeypatch, tmp_
     assert "backend=native" in caught.value.remedy
 
 
-def test_it_is_a_backend_that_pools_natively_and_can_be_copied(monkeypatch):
-    monkeypatch.setattr(adapter.importlib.util, "find_spec", lambda name: object())
-    backend, x, spec = TorchSparseBackend(), scattered(), KernelSpec.of(2, stride=2)
-    assert torch.equal(backend.max_pool3d(x, spec).feats, NATIVE.max_pool3d(x, spec).feats)
-    assert isinstance(backend, Backend)
-    assert backend.name == "torchsparse"
-    assert pickle.loads(pickle.dumps(backend)) == copy.deepcopy(backend) == backend
-
-
 def labelled(offsets):
     """A kernel [K, 1, 3] whose entries say which offset they belong to."""
     return torch.tensor(offsets, dtype=torch.float32)[:, None, :]
@@ -148,13 +123,6 @@ def test_kernels_of_minkowski_engine_have_our_order_of_offsets(size):
             offset.append(digit if k % 2 == 0 else digit - k // 2)
         offsets.append(tuple(offset))
     assert offsets == KernelSpec.of(size).offsets()
-
-
-def test_kernels_without_offset_axis_and_two_dimensional_biases_load_into_the_layer():
-    layer = Conv3d(3, 5, kernel_size=1, bias=True)
-    layer.load_state_dict({"kernel": torch.ones(3, 5), "bias": torch.arange(5.0)[None]})
-    assert torch.equal(layer.kernel[0], torch.ones(3, 5))
-    assert layer.bias.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_sizes_that_torchsparse_reads_in_several_ways_are_refused():

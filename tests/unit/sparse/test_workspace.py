@@ -16,7 +16,6 @@ from sparsepipe.sparse import (
     MaxPool3d,
     ReLU,
     SparseTensor,
-    sparse_collate,
 )
 from sparsepipe.sparse.backends import convolution
 from sparsepipe.sparse.backends.convolution import _Workspace
@@ -83,31 +82,11 @@ def net(request):
     return NETWORKS[request.param]()
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_two_runs_over_several_blocks_give_the_same_bits(net):
-    assert_same_bits(step(net, batch()), step(net, batch()))
-
-
 def test_a_larger_batch_in_between_changes_nothing(net):
     net.eval()  # running statistics stay
     before = step(net, batch())
     step(net, batch(seed=1, extent=14))
     assert_same_bits(before, step(net, batch()))
-
-
-def test_two_graphs_alive_at_once_do_not_mix(net):
-    net.eval()
-    alone = step(net, batch())
-    x = batch()
-    feats = x.feats.clone().requires_grad_()
-    out = net(x.replace_feats(feats))
-    out = out.feats if isinstance(out, SparseTensor) else out
-    kept = out.detach().clone()
-    step(net, batch(seed=2))
-    assert torch.equal(out, kept)
-    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
-    grads = torch.autograd.grad((out * weights).sum(), [feats, *net.parameters()])
-    assert_same_bits(alone, (kept, *grads))
 
 
 def test_threads_do_not_share_it(net):
@@ -140,20 +119,3 @@ def test_scratch_memory_is_reused_and_follows_its_tensor():
     assert (first.shape, first.dtype) == ((4, 3), torch.float64)
     assert workspace.take("a", (2, 2), like).data_ptr() == first.data_ptr()
     assert workspace.take("b", (2, 2), like).data_ptr() != first.data_ptr()
-
-
-def test_a_default_device_does_not_capture_tensors_of_another():
-    torch.manual_seed(0)
-    net = whole_network().eval()
-    samples = [(x.coords[:, 1:], x.feats) for x in (batch(0), batch(1))]
-
-    def loss():
-        coords, feats = zip(*((c.unique(dim=0), f) for c, f in samples), strict=True)
-        pairs = [(c, f[: len(c)]) for c, f in zip(coords, feats, strict=True)]
-        x = sparse_collate(pairs, spatial_shape=(9, 9, 9))
-        return torch.autograd.grad(net(x).sum(), list(net.parameters()))
-
-    expected = loss()
-    with torch.device("meta"):
-        found = loss()
-    assert_same_bits(expected, found)

@@ -19,7 +19,7 @@ from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.profiling.memory import border_bytes, saved_bytes
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.result import kept_bytes, kept_values
 from sparsepipe.utils.files import read_json
@@ -111,7 +111,7 @@ def kept_by(
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
         return tensor
 
-    runs = Stage(stage, stage, first=0, last=len(stage) - 1, recomputed=spans)
+    runs = StageLayers(stage, stage, first=0, last=len(stage) - 1, recomputed=spans)
     with saved_tensors_hooks(note, lambda tensor: tensor):
         flights = [runs.forward(p, minibatch=n, leaves=leaves) for n, p in enumerate(parts)]
     outputs: list[Tensor] = [flight.output for flight in flights]
