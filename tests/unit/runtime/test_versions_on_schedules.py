@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.runtime.transport import Kind, Message
 from sparsepipe.runtime.weights import Weights
 from sparsepipe.schedule import Plan, asynchronous, peak_predicted, peak_stashed, peak_vertical
@@ -130,7 +130,7 @@ class Rank:
         self.worker = AsynchronousWorker(
             plan=plan,
             rank=number,
-            stage=Stage(self.network, self.network, first=first, last=last),
+            stage=StageLayers(self.network, self.network, first=first, last=last),
             weights=self.weights,
             replicas=replicas,  # type: ignore[arg-type]
             network=network,  # type: ignore[arg-type]

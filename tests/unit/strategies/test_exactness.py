@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from sparsepipe.runtime.collectives.chain_sum import ChainSum
 from torch import Tensor
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import announce_hosts, emulated_hosts, enter_host
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.ordered_sum import ChainSum
 from sparsepipe.schedule.communication import way_of
 from tests.support import accumulation, asynchronous_cases
 from tests.support.accumulation import Accumulation, Normed, distance, whole
