@@ -21,8 +21,14 @@ from sparsepipe.schedule import (
     asynchronous_order,
     naive_order,
 )
-from sparsepipe.simulate.cycles import Cycle, CycleDetector
-from sparsepipe.simulate.engine import Engine, Record, Setting, simulate
+from sparsepipe.simulate.engine import (
+    Cycle,
+    CycleDetector,
+    Engine,
+    Record,
+    Setting,
+    simulate,
+)
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 

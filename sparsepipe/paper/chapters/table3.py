@@ -16,20 +16,20 @@ _COMPUTED = "not printed: the paper's split with its best cuts, by our cost mode
 
 def _table3_blocks(rows: Sequence[Row]) -> list[Block]:
     """A block for each run, which has all rows."""
-    runs = [row for row in rows if row["task_name"] == "table3"]
-    return [_table3_block(run) for run in runs or [{}]]
-
-
-def _table3_block(run: Row) -> Block:
-    title = ""
-    if run:
+    blocks = []
+    for run in [row for row in rows if row["task_name"] == "table3"] or [{}]:
         title = (
-            f"{run['task.bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP by the cost "
-            f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
-            f"{run['task.order']}"
+            ""
+            if not run
+            else (
+                f"{run['task.bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP by the cost "
+                f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
+                f"{run['task.order']}"
+            )
         )
-    cells = tuple(cell for paper in printed("table3") for cell in _table3_cells(paper, run))
-    return Block(title=title, cells=cells)
+        cells = tuple(cell for paper in printed("table3") for cell in _table3_cells(paper, run))
+        blocks.append(Block(title=title, cells=cells))
+    return blocks
 
 
 def _table3_cells(paper: Mapping[str, str], run: Row) -> Iterator[Cell]:

@@ -98,13 +98,6 @@ def test_emulated_sums_inside_hosts_have_time(parallel: str, time_scale: float) 
     assert as_emulated(config).to_dict()["hardware"]["time_scale"] == time_scale
 
 
-def test_without_a_sweep_it_is_one_bar() -> None:
-    config = composed(FIG9)
-    assert config.task.get("link_bytes_per_s") == 125e6
-    assert config.parallel.search.search == "hete_mp"
-    assert sum(d["count"] for h in config.hardware.get("value")["hosts"] for d in h["devices"]) == 5
-
-
 @pytest.mark.full
 def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     """Real simulations, given to the callback as Hydra gives them."""

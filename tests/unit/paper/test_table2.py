@@ -10,7 +10,7 @@ import pytest
 from sparsepipe.paper.chapters.trainings import TABLE2
 from sparsepipe.report.chapter import Block, Compare
 from sparsepipe.runs.ledger_table import Row
-from tests.support.report_cases import cell, fitting, run, training, value
+from tests.support.report_cases import cell, fitting, training, value
 
 
 def blocks(*rows: Row) -> list[Block]:
@@ -129,10 +129,11 @@ def test_ranks_on_devices_of_their_own_give_one(more: dict[str, Any]) -> None:
         (4, 4, 1, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 4"),
         (8, 8, 1, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 8"),
         (16, 16, 4, "no speedup: 4 ranks compute on 16 cores in all, D-1 alone on 16"),
+        (4, None, None, "no speedup can be given: on how many cores was computed is not recorded"),
     ],
 )
 def test_ranks_on_no_more_cores_than_one_device_give_none(
-    cores: int, alone: int, of_a_rank: int, note: str
+    cores: int, alone: int | None, of_a_rank: int | None, note: str
 ) -> None:
     """One device computes on all cores by threads: that is the same silicon."""
     (block,) = blocks(
@@ -148,17 +149,6 @@ def test_ranks_on_no_more_cores_than_one_device_give_none(
     assert speedup.compared is None
     assert (time.ours.value, time.ours.note) == (10, note)
     assert value(block, "test_accuracy", *S4) == pytest.approx(85)
-
-
-def test_threads_that_are_not_recorded_give_none() -> None:
-    (block,) = blocks(
-        training("dense", 32, epoch_s=40, machine_cores=4, threads_per_rank=None),
-        training("sparse", 32, ranks=4, epoch_s=10, machine_cores=4, threads_per_rank=None),
-    )
-    speedup = cell(block, "speedup", *S4).ours
-    assert speedup is not None
-    assert speedup.value == "no speedup"
-    assert "not recorded" in speedup.note
 
 
 def test_one_device_of_more_threads_is_another_device() -> None:
@@ -237,11 +227,6 @@ def test_an_empty_ledger_has_every_cell_missing() -> None:
     assert len(block.cells) == 16 * 6
     assert all(each.missing for each in block.cells)
     assert block.sweep == "sparsepipe -m experiment=table2"
-
-
-def test_runs_of_other_tasks_do_not_count() -> None:
-    (block,) = blocks(run("report", "table2"), run("profile", "table2"))
-    assert not block.runs
 
 
 def test_cells_that_do_not_count_are_not_compared() -> None:

@@ -139,13 +139,6 @@ def test_the_time_is_that_which_pipedream_prints() -> None:
     assert explain(problem, solution).bottleneck_s == solution.expected_s
 
 
-def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
-    # Two hosts share the minibatches; inside a host one stage follows the other.
-    problem = problem_of(28, 2, 2)
-    stages = mp_by_levels(problem, device="gpu").stages
-    assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
-
-
 def test_too_many_layers_are_refused_with_a_remedy() -> None:
     many = np.linspace(0.0, 1.0, 801)
     spans = Spans(

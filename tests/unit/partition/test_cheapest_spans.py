@@ -158,30 +158,3 @@ def test_a_stage_of_a_profile() -> None:
     assert [layer.saved_bytes for layer in stage.layers] == [6.0, 10.0, 20.0]
     assert stage.kept_bytes(()) == 6 + 10 + 20 + 30
     assert stage.kept_bytes([range(1, 3)]) == 6 + 10 + 30
-
-
-@pytest.mark.parametrize("in_flight", [1, 4])
-def test_as_many_layers_as_a_whole_network_has(in_flight: int) -> None:
-    # As a VGG16: sizes fall by levels, convolutions take nearly all of the time.
-    rng = random.Random(1)
-    layers = []
-    for number in range(52):
-        size = 64.0 / 2 ** (number // 10) * rng.uniform(0.8, 1.2)
-        slow = number % 3 == 0
-        layers.append(
-            LayerCost(
-                forward_s=rng.uniform(5, 9) if slow else rng.uniform(0.1, 0.5),
-                saved_bytes=size,
-                begin_bytes=size * rng.uniform(0.5, 1.0),
-                end_bytes=0.0 if number % 3 == 2 else size,
-                output_bytes=size,
-            )
-        )
-    stage = StageCost(layers=tuple(layers), input_bytes=1.0, in_flight=in_flight)
-    full, before_s = stage.peak_bytes(()), 0.0
-    for share in (0.95, 0.65):
-        spans = spans_of(stage, share * full)
-        assert spans
-        assert stage.peak_bytes(spans) <= share * full * (1 + 1e-9)
-        assert before_s <= stage.time_s(spans) < stage.time_s([range(52)])
-        before_s = stage.time_s(spans)

@@ -38,35 +38,18 @@ def random_states(rng: random.Random, slower: float) -> list[State]:
 def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
     # The same graph on two kinds of devices, one of them slower.
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
-    pool = DevicePool(
-        kinds=(
-            DeviceKind(name="fast", host="h", count=2),
-            DeviceKind(name="slow", host="h", count=1),
-        ),
-        inside={"h": 4000.0},
-        between=4000.0,
+    kinds = (
+        DeviceKind(name="fast", host="h", count=2),
+        DeviceKind(name="slow", host="h", count=1),
     )
+    pool = DevicePool(kinds=kinds, inside={"h": 4000.0}, between=4000.0)
     model = cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3])
     problem = Problem(pool=pool, spans=state_spans(states), model=model)
-    found = bottleneck(problem, list(hete_mp(problem).stages))
-    assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], SLICES)))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_devices_for_each_stage(seed: int) -> None:
-    states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
-    pool = DevicePool(
-        kinds=(
-            DeviceKind(name="fast", host="h", count=2),
-            DeviceKind(name="slow", host="h", count=1),
-        ),
-        inside={"h": 4000.0},
-        between=4000.0,
-    )
-    problem = Problem(pool=pool, spans=state_spans(states), model=cost_model("pipedream"))
-    found = bottleneck(problem, list(exact(problem).stages))
-    groups = [list(division) for division in divisions(pool.counts)]
-    assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], groups)))
+    every = [list(division) for division in divisions(pool.counts)]
+    for search, groups in ((hete_mp, SLICES), (exact, every)):
+        found = bottleneck(problem, list(search(problem).stages))
+        least_s = min(bottleneck(problem, plan) for plan in all_plans(states[0], groups))
+        assert found == pytest.approx(least_s)
 
 
 def test_limits_of_memory_and_a_second_host() -> None:

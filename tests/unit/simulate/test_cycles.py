@@ -6,7 +6,7 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import MinibatchSupply
-from sparsepipe.simulate.cycles import CycleDetector, RunState, repetition
+from sparsepipe.simulate.engine import CycleDetector, RunState, repetition
 from sparsepipe.simulate.flows import EventQueue, Flows
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.sums import Sums

@@ -16,10 +16,7 @@ from sparsepipe.schedule import (
     RankOrder,
     Schedule,
     asynchronous,
-    gpipe,
     included_at,
-    naive,
-    one_f_one_b,
 )
 from sparsepipe.simulate.engine import Record, Setting, simulate
 from sparsepipe.simulate.network import ClusterNetwork
@@ -131,13 +128,3 @@ def test_other_schedules_keep_no_older_weights(schedule: str) -> None:
     ).record(3)
     updates = [span for span in found.spans if span.kind == "U"]
     assert [span.end - span.start for span in updates] == pytest.approx([UPDATE_S] * 6)
-
-
-@pytest.mark.parametrize("make", [naive, gpipe, one_f_one_b])
-def test_nothing_is_copied_where_all_minibatches_end_before_an_update(make) -> None:
-    workload = workload_of("1-1-1")
-    parts = {} if make is naive else {"microbatches": 3}
-    record = run(make(workload.plan, 4, **parts), workload)
-    updates = [span for span in record.spans if span.kind == "U"]
-    assert len(updates) == 3 * 4
-    assert all(span.end - span.start == pytest.approx(UPDATE_S) for span in updates)
