@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -20,19 +19,8 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
 }
 _BLOCK_CHANNELS = (64, 128, 256, 512, 512)
 _HEAD_CHANNELS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layers:
-    """The constructors of the layers in which the sparse and the dense form differ."""
-
-    conv: Callable[[int, int], nn.Module]
-    norm: Callable[[int], nn.Module]
-    relu: Callable[[], nn.Module]
-    pool: Callable[[], nn.Module]
-    global_pool: Callable[[], nn.Module]
-    linear: Callable[[int, int], nn.Module]
-    dropout: Callable[[float], nn.Module]
+_Layers = Mapping[str, Callable[..., nn.Module]]
+"""Constructors of the layers in which the sparse and the dense form differ."""
 
 
 def sparse_vgg(
@@ -54,15 +42,15 @@ def sparse_vgg(
         dropout: probability of both dropout layers.
         backend: backend of all layers; None is the native one.
     """
-    layers = _Layers(
-        conv=partial(sparse.Conv3d, kernel_size=3, backend=backend),
-        norm=sparse.BatchNorm,
-        relu=sparse.ReLU,
-        pool=partial(sparse.MaxPool3d, 2, backend=backend),
-        global_pool=sparse.GlobalMaxPool,
-        linear=sparse.Linear,
-        dropout=sparse.Dropout,
-    )
+    layers: _Layers = {
+        "conv": partial(sparse.Conv3d, kernel_size=3, backend=backend),
+        "norm": sparse.BatchNorm,
+        "relu": sparse.ReLU,
+        "pool": partial(sparse.MaxPool3d, 2, backend=backend),
+        "global_pool": sparse.GlobalMaxPool,
+        "linear": sparse.Linear,
+        "dropout": sparse.Dropout,
+    }
     return _build(depth, num_classes, layers, in_channels=in_channels, width=width, dropout=dropout)
 
 
@@ -88,18 +76,18 @@ def dense_vgg(
     dropout: float = 0.5,
 ) -> nn.Sequential:
     """Dense VGG of ``depth`` 11, 13, 16 or 19; arguments and errors as :func:`sparse_vgg`."""
-    layers = _Layers(
+    layers: _Layers = {
         # Without a bias, as in the sparse form: the norm that follows has one.
-        conv=partial(nn.Conv3d, kernel_size=3, padding=1, bias=False),
-        norm=nn.BatchNorm3d,
-        relu=nn.ReLU,
+        "conv": partial(nn.Conv3d, kernel_size=3, padding=1, bias=False),
+        "norm": nn.BatchNorm3d,
+        "relu": nn.ReLU,
         # ceil_mode keeps the last row of odd grids (50 -> 25 -> 13), as the sparse form does,
         # whose coordinates are divided by 2 and rounded down.
-        pool=partial(nn.MaxPool3d, 2, ceil_mode=True),
-        global_pool=DenseGlobalMaxPool,
-        linear=nn.Linear,
-        dropout=nn.Dropout,
-    )
+        "pool": partial(nn.MaxPool3d, 2, ceil_mode=True),
+        "global_pool": DenseGlobalMaxPool,
+        "linear": nn.Linear,
+        "dropout": nn.Dropout,
+    }
     return _build(depth, num_classes, layers, in_channels=in_channels, width=width, dropout=dropout)
 
 
@@ -125,16 +113,14 @@ def _build(
     for count, block_channels in zip(_BLOCKS[depth], _BLOCK_CHANNELS, strict=True):
         out_channels = scaled(block_channels, width)
         for _ in range(count):
-            entries += [
-                layers.conv(channels, out_channels),
-                layers.norm(out_channels),
-                layers.relu(),
-            ]
+            conv = layers["conv"](channels, out_channels)
+            entries += [conv, layers["norm"](out_channels), layers["relu"]()]
             channels = out_channels
-        entries.append(layers.pool())
-    entries.append(layers.global_pool())
+        entries.append(layers["pool"]())
+    entries.append(layers["global_pool"]())
     hidden = scaled(_HEAD_CHANNELS, width)
     for in_features in (channels, hidden):
-        entries += [layers.linear(in_features, hidden), layers.relu(), layers.dropout(dropout)]
-    entries.append(layers.linear(hidden, num_classes))
+        linear = layers["linear"](in_features, hidden)
+        entries += [linear, layers["relu"](), layers["dropout"](dropout)]
+    entries.append(layers["linear"](hidden, num_classes))
     return nn.Sequential(*entries)

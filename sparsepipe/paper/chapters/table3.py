@@ -18,15 +18,13 @@ def _table3_blocks(rows: Sequence[Row]) -> list[Block]:
     """A block for each run, which has all rows."""
     blocks = []
     for run in [row for row in rows if row["task_name"] == "table3"] or [{}]:
-        title = (
-            ""
-            if not run
-            else (
-                f"{run['task.bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP by the cost "
-                f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
-                f"{run['task.order']}"
+        title = ""
+        if run:
+            title = (
+                f"{run['task.bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP by the "
+                f"cost model {run['task.mp_cost_model']}; HETE-MP by "
+                f"{run['task.hete_cost_model']}, order {run['task.order']}"
             )
-        )
         cells = tuple(cell for paper in printed("table3") for cell in _table3_cells(paper, run))
         blocks.append(Block(title=title, cells=cells))
     return blocks

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sparsepipe.paper.chapters.multi_dsn import MULTI_DSN, MULTI_DSN_MEMORY
-from sparsepipe.report.chapter import Block
 from sparsepipe.report.dot_plot import beside_each_other
 from sparsepipe.runs.ledger_table import Row
 from sparsepipe.tasks.measure_steps import outcome
+from tests.support.report_cases import value
 from tests.support.reported_runs import made_by
 
 MB = 1_000_000
@@ -44,11 +42,6 @@ def measured(workers: int, peak_mb: int) -> Row:
     usual = {"hardware_accelerator": "cpu", "machine_cores": 2, "threads_per_rank": 1}
     made = made_by(*words, **outcome(sizes), **usual)
     return {**made, "ranks": workers, "run_id": f"on{workers}"}
-
-
-def value(block: Block, key: str, *row: str) -> Any:
-    (cell,) = [each for each in block.cells if each.column.key == key and each.row == row]
-    return None if cell.ours is None else cell.ours.value
 
 
 def test_gains_are_of_equal_seeds_and_the_labels_are_those_of_each_target() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from sparsepipe.paper.chapters.measured_steps import BIGCONV, CONVNEXT_TP
 from sparsepipe.paper.printed import printed
-from sparsepipe.report.chapter import Block, Cell
 from sparsepipe.runs.ledger_table import Row
 from sparsepipe.tasks.measure_steps import outcome
+from tests.support.report_cases import cell, value
 from tests.support.reported_runs import made_by
 
 WHOLE, HALF = (64, 128), (64, 64)
@@ -41,16 +41,6 @@ def measured(*overrides: str, name: str, ranks: int = 1, over: bool = False, **m
 def convnext(ranks: int, **more: Any) -> Row:
     words = (f"parallel.devices={ranks}", "model.checkpointing=false")
     return measured(*words, name="convnext_tp", ranks=ranks, over=ranks == 1, **more)
-
-
-def cell(block: Block, key: str, *row: str) -> Cell:
-    (found,) = [each for each in block.cells if each.column.key == key and each.row == row]
-    return found
-
-
-def value(block: Block, key: str, *row: str) -> Any:
-    ours = cell(block, key, *row).ours
-    return None if ours is None else ours.value
 
 
 def test_only_what_is_known_of_print_counts_as_printed() -> None:

@@ -49,27 +49,20 @@ def test_a_cycle_is_found_when_all_stands_as_before_and_cuts_the_run_short() -> 
     assert supply.limit == 14, "what is known of by now, and as even as 1000"
 
 
-def test_times_that_repeat_are_no_cycle_while_something_else_changes() -> None:
+@pytest.mark.parametrize(("in_queue", "later_s"), [(1, 0.0), (0, 1e-4)])
+def test_times_that_repeat_are_no_cycle_while_something_else_changes(
+    in_queue: int, later_s: float
+) -> None:
+    """What lies where, or when it ends."""
     supply = MinibatchSupply(1000)
     detector = CycleDetector(supply, 1)
     for number in range(40):
         if detector.needs_state(number, float(number)):
-            filling = min(number, 20)
-            detector.add_state(seen(number, ("in the queue", filling), time_s=float(number)))
+            place, end_s = in_queue * min(number, 20), 0.5 + later_s * min(number, 20)
+            detector.add_state(seen(number, place, time_s=float(number), end_s=end_s))
         assert detector.cycle is None or number > 20
     assert detector.cycle is not None
     assert supply.limit == 0
-
-
-def test_what_ends_at_another_time_is_no_cycle() -> None:
-    supply = MinibatchSupply(1000)
-    detector = CycleDetector(supply, 1)
-    for number in range(40):
-        if detector.needs_state(number, float(number)):
-            end_s = 0.5 + 1e-4 * min(number, 20)
-            detector.add_state(seen(number, "as ever", time_s=float(number), end_s=end_s))
-        assert detector.cycle is None or number > 20
-    assert detector.cycle is not None
 
 
 def test_the_phases_of_a_sum_are_distinguished() -> None:
