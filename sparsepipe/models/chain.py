@@ -131,12 +131,7 @@ def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tens
 
 
 def convolved(
-    dimensions: int,
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int = 3,
-    *,
-    norm: bool = True,
+    dimensions: int, in_channels: int, out_channels: int, kernel_size: int = 3, *, norm: bool = True
 ) -> list[nn.Module]:
     """A convolution that keeps sizes, batch norm if wanted, ReLU; initialised as in He et al.,
     "Delving Deep into Rectifiers".

@@ -68,12 +68,7 @@ class DenseGlobalMaxPool(nn.Module):
 
 
 def dense_vgg(
-    depth: int,
-    num_classes: int,
-    *,
-    in_channels: int = 1,
-    width: float = 1.0,
-    dropout: float = 0.5,
+    depth: int, num_classes: int, *, in_channels: int = 1, width: float = 1.0, dropout: float = 0.5
 ) -> nn.Sequential:
     """Dense VGG of ``depth`` 11, 13, 16 or 19; arguments and errors as :func:`sparse_vgg`."""
     layers: _Layers = {
@@ -98,13 +93,7 @@ dense_vgg19_bn = partial(dense_vgg, 19)
 
 
 def _build(
-    depth: int,
-    num_classes: int,
-    layers: _Layers,
-    *,
-    in_channels: int,
-    width: float,
-    dropout: float,
+    depth: int, num_classes: int, layers: _Layers, *, in_channels: int, width: float, dropout: float
 ) -> nn.Sequential:
     require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)

@@ -15,12 +15,7 @@ from pydantic import Field
 
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.paper.plans import paper_inventory
-from sparsepipe.planning.devices import (
-    find_device,
-    memory_of,
-    prepare_device,
-    words_of_machine,
-)
+from sparsepipe.planning.devices import find_device, memory_of, prepare_device, words_of_machine
 from sparsepipe.profiling.timing import Speed, copy_speed, multiply_speed
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task

@@ -66,10 +66,7 @@ _NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
 
 
 def unlike_notes(
-    rows: Sequence[Row],
-    matters: Callable[[str], bool],
-    *,
-    of_one_seed: str = "the mean is of all",
+    rows: Sequence[Row], matters: Callable[[str], bool], *, of_one_seed: str = "the mean is of all"
 ) -> list[str]:
     """Notes on runs that were averaged although they differ in more than their seeds."""
     by_seed: dict[Any, list[Row]] = {}

@@ -21,11 +21,7 @@ class Level:
 
 
 def memory_over_time(
-    record: Record,
-    workload: Workload,
-    model: MemoryModel,
-    *,
-    sizes: Sequence[float] | None = None,
+    record: Record, workload: Workload, model: MemoryModel, *, sizes: Sequence[float] | None = None
 ) -> list[tuple[Level, ...]]:
     """Bytes that each rank keeps, at each change.
 

@@ -21,14 +21,7 @@ from sparsepipe.schedule import (
     asynchronous_order,
     naive_order,
 )
-from sparsepipe.simulate.engine import (
-    Cycle,
-    CycleDetector,
-    Engine,
-    Record,
-    Setting,
-    simulate,
-)
+from sparsepipe.simulate.engine import Cycle, CycleDetector, Engine, Record, Setting, simulate
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 

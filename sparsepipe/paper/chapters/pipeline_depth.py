@@ -8,13 +8,7 @@ from typing import Any, NamedTuple
 from sparsepipe.paper.printed import CITATION_OF_DEPTH, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.measurements import mean_of, no_speedup, ratio_of, unlike_notes, words
-from sparsepipe.report.tables import (
-    Key,
-    cell_of,
-    of_training,
-    overrides_beside,
-    tables_of,
-)
+from sparsepipe.report.tables import Key, cell_of, of_training, overrides_beside, tables_of
 from sparsepipe.runs.ledger_table import Row, plan_text
 
 IMAGES = 42_000

@@ -282,12 +282,7 @@ _OF_TABLE2 = ("paper/network", "paper/trial", "data.resolution")
 Place = tuple[int, int, str, float]
 """Grid, devices, network and share of the points."""
 _PAPER_TABLE2: Mapping[Place, Mapping[str, str]] = {
-    (
-        int(row["resolution"]),
-        int(row["num_gpus"]),
-        row["network"],
-        float(row["point_ratio_p"]),
-    ): row
+    (int(row["resolution"]), int(row["num_gpus"]), row["network"], float(row["point_ratio_p"])): row
     for row in printed("table2")
 }
 _ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"

@@ -226,11 +226,7 @@ def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
 
 
 def _over(
-    problem: Problem,
-    counts: Sequence[Counts],
-    *,
-    adjacent: bool = False,
-    strategy: str,
+    problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False, strategy: str
 ) -> Solution:
     distinct = problem.distinct_stages
     lattice = Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=distinct)

@@ -31,9 +31,7 @@ from sparsepipe.partition.costs.model import EQUAL
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem, Solution, as_uniform
-from sparsepipe.partition.search.checkpointed_stages import (
-    check_memory,
-)
+from sparsepipe.partition.search.checkpointed_stages import check_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +148,7 @@ def _best_stages(
 
 
 def least_variance(
-    spans: Spans,
-    *,
-    stages: int,
-    memory: MemoryModel | None = None,
-    room: float | None = None,
+    spans: Spans, *, stages: int, memory: MemoryModel | None = None, room: float | None = None
 ) -> list[int] | None:
     """The places at which stages end, of the cuts with the least variance.
 

@@ -29,10 +29,7 @@ from sparsepipe.partition.costs.layers import Floats, Ints, Spans
 from sparsepipe.partition.costs.model import EXACT, CostModel
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search.checkpointed_stages import (
-    RecomputationCosts,
-    StageClass,
-)
+from sparsepipe.partition.search.checkpointed_stages import RecomputationCosts, StageClass
 from sparsepipe.partition.search.lattice import Lattice, Transitions
 
 

@@ -135,10 +135,7 @@ def test_a_sparse_network_trains_and_predicts_in_every_precision(
 def test_losses_of_all_splits_are_the_same_quantity(tmp_path, smoothing) -> None:
     layers = nn.Sequential(nn.Linear(2, 4))
     module = Classifier(
-        layers,
-        num_classes=4,
-        optimizer=partial(torch.optim.SGD, lr=0.0),
-        label_smoothing=smoothing,
+        layers, num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.0), label_smoothing=smoothing
     )
     batches = DataLoader(Samples(40), batch_size=10)
     run = trainer(tmp_path, max_epochs=1)

@@ -42,10 +42,7 @@ def published_shapes(channels: tuple[int, ...], blocks: tuple[int, ...]) -> dict
             }
         if stage < 3:
             name = f"features.{2 * stage + 2}"
-            found |= {
-                **affine(f"{name}.0", c),
-                **affine(f"{name}.1", channels[stage + 1], c, 2, 2),
-            }
+            found |= {**affine(f"{name}.0", c), **affine(f"{name}.1", channels[stage + 1], c, 2, 2)}
     return found | {
         **affine("classifier.0", channels[-1]),
         **affine("classifier.2", 1000, channels[-1]),

@@ -10,13 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparsepipe.models import DomainLosses
-from sparsepipe.models.domain_losses import (
-    MMD_WIDTHS,
-    ReversedGradient,
-    difference,
-    mmd,
-    si_mse,
-)
+from sparsepipe.models.domain_losses import MMD_WIDTHS, ReversedGradient, difference, mmd, si_mse
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

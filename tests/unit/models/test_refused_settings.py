@@ -24,11 +24,7 @@ DSN = partial(models.dsn_2d, 3, decoded=(8, 8))
         *("unet3d", "densenet3d", "convnext_tiny"),
     ],
 )
-@pytest.mark.parametrize(
-    "wrong",
-    [{"width": 0}, {"in_channels": 0}, {"num_classes": 0}],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"in_channels": 0}, {"num_classes": 0}], ids=str)
 def test_sizes_that_networks_share(make: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model.{next(iter(wrong))}=") as error:
         getattr(models, make)(**{"num_classes": 10, **wrong})

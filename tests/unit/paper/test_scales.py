@@ -75,10 +75,7 @@ def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> N
         optimizer = {k: config.optim.optimizer.arguments[k] for k in ("lr", "momentum", "nesterov")}
         assert optimizer == {"lr": 0.01, "momentum": 0.9, "nesterov": False}
         assert config.optim.schedule is None
-        assert (config.data.get("num_points"), config.data.get("cached_points")) == (
-            4096,
-            16384,
-        )
+        assert (config.data.get("num_points"), config.data.get("cached_points")) == (4096, 16384)
         assert config.data.get("augment")["enabled"] is False
         assert config.scale == "paper"
 

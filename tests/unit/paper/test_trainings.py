@@ -36,10 +36,7 @@ def lacking(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("limited_by", "why"),
-    [
-        ("most", "larger ones were not to be tried"),
-        ("data", "there are no more shapes"),
-    ],
+    [("most", "larger ones were not to be tried"), ("data", "there are no more shapes")],
 )
 def test_what_memory_has_not_ended_is_a_bound(limited_by: str, why: str) -> None:
     dense = fitting("dense", 32, batch=60)

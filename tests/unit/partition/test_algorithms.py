@@ -17,13 +17,7 @@ from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem, equal_kinds
 from sparsepipe.partition.search import exhaustive as brute
 from sparsepipe.partition.search.algorithms import exact, hete_mp
-from tests.support.instances import (
-    MODELS,
-    like_problem,
-    random_problem,
-    slices,
-    tight_problem,
-)
+from tests.support.instances import MODELS, like_problem, random_problem, slices, tight_problem
 
 QUICK, ALL = range(120), range(120, 500)
 
@@ -60,8 +54,7 @@ def check(seeds: range, draw: Draw = random_problem) -> int:
 
 
 @pytest.mark.parametrize(
-    "first",
-    [0, *(pytest.param(first, marks=pytest.mark.full) for first in (100, 200, 300, 400))],
+    "first", [0, *(pytest.param(first, marks=pytest.mark.full) for first in (100, 200, 300, 400))]
 )
 def test_searches_find_the_best_of_all_plans(first: int) -> None:
     assert 0 < check(range(first, first + 100)) < 100 / 3

@@ -9,14 +9,7 @@ import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.search.algorithms import (
-    dp,
-    exact,
-    exhaustive,
-    hete_mp,
-    mp,
-    variance,
-)
+from sparsepipe.partition.search.algorithms import dp, exact, exhaustive, hete_mp, mp, variance
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.reachability import PairReachability
 from tests.support.recomputing_instances import least_s, problem_of, seconds_of

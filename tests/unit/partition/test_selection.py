@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.activation_checkpointing.selection import (
-    RecomputedLayers,
-    choose_spans,
-)
+from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers, choose_spans
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_in_plan
 from sparsepipe.partition.memory import MemoryModel, Microbatches, sizes_of
 from sparsepipe.profiling import LayerProfile, Profile

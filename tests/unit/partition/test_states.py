@@ -38,10 +38,7 @@ def random_states(rng: random.Random, slower: float) -> list[State]:
 def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
     # The same graph on two kinds of devices, one of them slower.
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
-    kinds = (
-        DeviceKind(name="fast", host="h", count=2),
-        DeviceKind(name="slow", host="h", count=1),
-    )
+    kinds = (DeviceKind(name="fast", host="h", count=2), DeviceKind(name="slow", host="h", count=1))
     pool = DevicePool(kinds=kinds, inside={"h": 4000.0}, between=4000.0)
     model = cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3])
     problem = Problem(pool=pool, spans=state_spans(states), model=model)

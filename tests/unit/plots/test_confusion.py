@@ -4,11 +4,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from sparsepipe.plots import style
-from sparsepipe.plots.confusion import (
-    confusion_figure,
-    confusion_rows,
-    per_class_figure,
-)
+from sparsepipe.plots.confusion import confusion_figure, confusion_rows, per_class_figure
 from tests.support.picture_checks import texts_outside
 
 COUNTS = np.array([[8, 2, 0], [1, 3, 0], [0, 0, 0]])

@@ -2,11 +2,7 @@ import numpy as np
 from PIL import Image
 
 from sparsepipe.plots import style
-from sparsepipe.plots.shares import (
-    LayerShares,
-    accumulated_shares_figure,
-    share_rows,
-)
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure, share_rows
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 COSTS = LayerShares(

@@ -187,10 +187,7 @@ def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[FilledChapter]]) 
     lacking = row(grid="50³", devices="4", network="dense", quantity="speedup")
     assert (lacking["status"], lacking["ours"], lacking["compared"]) == ("missing", "", "")
     crowded = row(grid="32³", devices="4", network="sparse", p="1", quantity="speedup")
-    assert (crowded["ours"], crowded["note"]) == (
-        "no speedup",
-        "no speedup: 4 ranks share 2 cores",
-    )
+    assert (crowded["ours"], crowded["note"]) == ("no speedup", "no speedup: 4 ranks share 2 cores")
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,7 @@ def placed(*stages: str) -> Plan:
     return plan_on(*([f"{d[0]}/gpu/{d[1]}" for d in stage.split()] for stage in stages))
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        placed("a0", "a1"),
-        placed("a0 a1"),
-        placed("a0 b0", "b1 a1 b2"),
-    ],
-)
+@pytest.mark.parametrize("plan", [placed("a0", "a1"), placed("a0 a1"), placed("a0 b0", "b1 a1 b2")])
 def test_devices_of_a_host_that_talk_need_its_link(plan: Plan) -> None:
     with pytest.raises(HardwareError, match="the link of host a has no bandwidth") as caught:
         ClusterNetwork.of(inventory(None, INSIDE), plan)

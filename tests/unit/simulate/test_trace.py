@@ -26,10 +26,7 @@ ROUNDING_US = 1e-3  # a billionth of a second; times are microseconds in floatin
 def recorded(config: str, schedule: str, sends: Sends, *, bytes_per_s: float = 90.0) -> Record:
     plan = plan_of(config)
     workload = Workload.uniform(
-        plan,
-        scale=[1.0, 1.7, 0.6, 1.1][: plan.num_stages],
-        output_bytes=30.0,
-        parameter_bytes=50.0,
+        plan, scale=[1.0, 1.7, 0.6, 1.1][: plan.num_stages], output_bytes=30.0, parameter_bytes=50.0
     )
     network = ClusterNetwork.flat(plan.num_ranks, Link(bytes_per_s=bytes_per_s, latency_s=0.05))
     setting = Setting(network=network, sends=sends)
