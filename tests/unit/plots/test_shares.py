@@ -1,5 +1,4 @@
 import numpy as np
-from PIL import Image
 
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure, share_rows
@@ -46,13 +45,6 @@ def test_each_device_has_a_panel_with_all_cuts():
     assert told == ["compute time", "activation size", "parameter size", "cut before layer"]
     assert texts_outside(figure) == []
     assert has_colour(pixels(figure), style.VERMILION) > 100
-
-
-def test_the_picture_is_written(tmp_path):
-    style.save_png(accumulated_shares_figure({"A": COSTS}), tmp_path / "shares.png")
-    drawn = pixels(accumulated_shares_figure({"A": COSTS}))
-    with Image.open(tmp_path / "shares.png") as picture:
-        np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), drawn)
 
 
 def test_numbers_of_near_cuts_do_not_cover_one_another():
