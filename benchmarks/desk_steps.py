@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import markdown_table
 
 TABLE_2 = [
     (network, resolution)

@@ -14,7 +14,7 @@ import torch
 from pipeline_workloads import Images, Vgg
 
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.memory import user_decides
+from sparsepipe.utils.process import user_decides
 
 KINDS = ("dense", "sparse")
 """Of networks."""

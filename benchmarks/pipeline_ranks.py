@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsepipe.utils.memory import keep_freed_memory
+from sparsepipe.utils.process import keep_freed_memory
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Ranks are forked from a process that has imported these, hence start within milliseconds.

@@ -25,7 +25,7 @@ from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import hete_mp
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.ledger_table import plan_text
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import markdown_table
 
 TOTAL_GOAL, PLAN_GOAL, STEP_GOAL = 0.10, 0.03, 0.10
 

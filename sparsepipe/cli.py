@@ -32,7 +32,7 @@ from sparsepipe.sweep.composition import (
     refuse_within_torchrun,
 )
 from sparsepipe.sweep.record import SweptJob, refusal, scored
-from sparsepipe.utils.memory import no_garbage_collection
+from sparsepipe.utils.process import no_garbage_collection
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def main() -> None:
         options, arguments = compose.split_options(replayed(arguments, groups))
         admitted = compose.admit(arguments)
         sys.argv[1:] = [*options, *admitted]
-        if compose.is_sweep([*options, *arguments]):
+        if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & {*options, *arguments}:
             with no_garbage_collection():
                 refuse_several(arguments, compose.config_loader(given))
                 refuse_unknown_keys(admitted, compose.config_loader(given))

@@ -321,7 +321,7 @@ def _work(part: Part, options: argparse.Namespace) -> None:
     """Measures a part in this process, which ends with the one that has started it."""
     import torch
 
-    from sparsepipe.utils.parent import end_with_parent
+    from sparsepipe.utils.process import end_with_parent
 
     end_with_parent(options.parent)
     path, module = _path(options.out, part), importlib.import_module(part.name)

@@ -11,8 +11,7 @@ from typing import Any
 from records import Record, Row
 
 from sparsepipe.runs.ledger import CSV, gather
-from sparsepipe.utils.files import write_json, write_text_atomic
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import markdown_table, write_json, write_text_atomic
 
 
 def write_summary(out: Path, parts: Sequence[tuple[str, str]]) -> None:

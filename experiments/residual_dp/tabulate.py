@@ -20,7 +20,7 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import exact
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.ledger_table import plan_text
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv
 
 HERE = Path(__file__).parent
 DEVICES = 4

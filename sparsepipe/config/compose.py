@@ -155,11 +155,6 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for word in arguments if word not in overrides], overrides
 
 
-def is_sweep(arguments: Sequence[str]) -> bool:
-    """Whether a command with these arguments is a sweep."""
-    return bool({"-m", "--multirun", "hydra.mode=MULTIRUN"} & {*arguments})
-
-
 def admit(arguments: Sequence[str]) -> list[str]:
     """Command-line arguments such that every dotted ``key=value`` reaches the schema.
 
@@ -227,7 +222,7 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     job = HydraConfig.get() if HydraConfig.initialized() else None
     if given is None:
         given = [] if job is None else [str(word) for word in job.overrides.task]
-    raw = begun_from(_plain(config), given)
+    raw = begun_from(_unresolved(config), given)
     _refuse_misspelt(raw)
     source = raw.get("checkpoint")
     if isinstance(source, str) and getattr(_task_of(raw), "as_trained", False):
@@ -264,7 +259,7 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     return RunSpec.from_dict(plain)
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
+def _unresolved(config: DictConfig) -> dict[str, Any]:
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
     return {str(key): value for key, value in raw.items() if key != "hydra"}
@@ -366,7 +361,7 @@ def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str
     Raises:
         ConfigError: a key is unknown, or an argument of the task cannot be used.
     """
-    raw = _plain(config)
+    raw = _unresolved(config)
     _refuse_misspelt(raw)
     task = _task_of(raw)
     if not getattr(task, "prints_only", False):

@@ -309,19 +309,19 @@ class Difference:
 
 def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
     """Where a configuration differs from a training in what networks compute, and on what."""
-    ours, theirs = _compared(now), _compared(training.values)
+
+    def compared(values: Mapping[str, Any]) -> dict[str, Any]:
+        nodes = {group: _complete(values.get(group)) for group in GROUPS}
+        found = flatten({**nodes, **{name: values.get(name) for name in _VALUES}})
+        found[_PRECISION] = (values.get("trainer") or {}).get("precision")
+        return {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
+
+    ours, theirs = compared(now), compared(training.values)
     return [
         Difference(key, ours.get(key), theirs.get(key))
         for key in dict.fromkeys((*ours, *theirs))
         if ours.get(key) != theirs.get(key)
     ]
-
-
-def _compared(values: Mapping[str, Any]) -> dict[str, Any]:
-    nodes = {group: _complete(values.get(group)) for group in GROUPS}
-    found = flatten({**nodes, **{name: values.get(name) for name in _VALUES}})
-    found[_PRECISION] = (values.get("trainer") or {}).get("precision")
-    return {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
 
 
 def _complete(node: Any) -> dict[str, Any]:

@@ -76,22 +76,8 @@ class Measuring:
 class SearchChoice:
     """How a plan is searched for, by ``task=partition`` or for a training.
 
-    Attributes:
-        search: ``dp``, ``mp``, ``variance``, ``straight``, ``hete_mp``, ``exact``,
-            ``exhaustive`` or the dotted path of your own search; None: none, until one is chosen.
-        cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.costs.model`.
-        order: in which ``hete_mp`` takes devices.
-        device: whose profile counts for all devices in ``mp`` and ``variance``; None: that of the
-            fastest.
-        levels: ``mp`` partitions inside hosts first, then over hosts.
-        bandwidth_bytes_per_s: one for all links; None: those of the inventory.
-        profiles: files by the names of devices, in place of those that the inventory names.
-        memory: whether the memory of devices rules plans out.
-        stash: weights are stashed, a version for each minibatch in flight; None: they are.
-        optimizer_bytes: of optimizer state for each byte of parameters; None: what ``optim``
-            says.
-        reserved_bytes: of each device, for what else needs memory.
-        measure: how a training measures profiles that are missing.
+    ``conf/base/search.yaml`` says what the keys mean. Without a ``search`` there is none; the cost
+    model is one of :mod:`sparsepipe.partition.costs.model`.
     """
 
     __pydantic_config__ = _FIXED

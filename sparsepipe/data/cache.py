@@ -41,7 +41,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import replacing, write_plain_json
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.parent import exit_with_parent
+from sparsepipe.utils.process import exit_with_parent
 from sparsepipe.utils.progress import progress
 
 _VERSION = 2

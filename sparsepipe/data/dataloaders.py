@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from sparsepipe.data.points import IntArray
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.parent import exit_with_parent
+from sparsepipe.utils.process import exit_with_parent
 
 Access = tuple[int, int]
 """(epoch, index) of one read of one shape."""

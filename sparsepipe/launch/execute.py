@@ -25,7 +25,7 @@ from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.memory import keep_freed_memory
+from sparsepipe.utils.process import keep_freed_memory
 
 
 def execute(run: ResolvedRun) -> None:

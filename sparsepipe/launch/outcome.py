@@ -16,8 +16,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tracking.loggers import WandbRunLogger, end_tracking, wandb_logger
-from sparsepipe.utils.files import read_mapping
-from sparsepipe.utils.tables import read_csv
+from sparsepipe.utils.files import read_csv, read_mapping
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from sparsepipe.utils.memory import no_garbage_collection
-from sparsepipe.utils.parent import end_with_parent
+from sparsepipe.utils.process import end_with_parent, no_garbage_collection
 
 if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
     end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # torch takes seconds to be imported

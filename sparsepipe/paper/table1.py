@@ -19,8 +19,7 @@ from sparsepipe.planning.devices import find_device, memory_of, prepare_device, 
 from sparsepipe.profiling.timing import Speed, copy_speed, multiply_speed
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from sparsepipe.partition.search.algorithms import exact, hete_mp, mp
 from sparsepipe.planning.device_profiles import fingerprint_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from sparsepipe.planning.division import Division, own_or_shipped, read_plan_fil
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure, share_rows
 from sparsepipe.profiling import Profile, check_agreement, graph_profile, read_graph
-from sparsepipe.utils.files import expanded
+from sparsepipe.utils.files import expanded, write_csv
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 

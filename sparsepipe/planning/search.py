@@ -28,8 +28,7 @@ from sparsepipe.planning.recomputation import given_spans, log_chosen, synchrono
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 

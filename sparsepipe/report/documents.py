@@ -17,8 +17,7 @@ from sparsepipe.report.chapter import HOW_COMPARED, MISSING, Block, Cell, Chapte
 from sparsepipe.report.dot_plot import beside_each_other
 from sparsepipe.report.measurements import MeasuringPlace, letters
 from sparsepipe.runs.ledger_table import Row
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 NOTHING = "-"
 

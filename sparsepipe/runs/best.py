@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runs.ledger import load_results
+from sparsepipe.runs.ledger import load_results, run_directories
 from sparsepipe.runs.ledger_table import rows_of
-from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.utils.arguments import is_number
 from sparsepipe.utils.extensions import suggest
 from sparsepipe.utils.files import PathLike, expanded
@@ -115,12 +114,18 @@ def best(
             {key for row in rows for key, value in row.items() if is_number(value)},
             remedy="name another column of the ledger that has numbers",
         )
-    row = rows[places[0]]
-    directory = _directory_of(row, expanded(str(where)))
+    row, root = rows[places[0]], expanded(str(where))
+    found = [
+        RunDir(path.absolute())
+        for path in run_directories(root.parent if root.is_file() else root)
+        if path.name == row["run_id"]
+    ]
+    # The same computation under two names has one run id.
+    found.sort(key=lambda run: run.path.parent.name != row.get("name"))
     return BestRun(
         value=float(row[objective]),
-        directory=directory,
-        checkpoint=None if directory is None else RunDir(directory).kept_checkpoint,
+        directory=found[0].path if found else None,
+        checkpoint=found[0].kept_checkpoint if found else None,
         result=row,
         same=len(places) - 1,
     )
@@ -143,14 +148,3 @@ def without_figure(
     if objective.startswith("val/"):
         remedy = f"train with data.val_share above 0, or {remedy}"
     return ConfigError(f"{message}{suggest(objective, others)}", remedy=remedy)
-
-
-def _directory_of(row: Mapping[str, Any], where: Path) -> Path | None:
-    found = [
-        path
-        for path in run_directories(where.parent if where.is_file() else where)
-        if path.name == row["run_id"]
-    ]
-    # The same computation under two names has one run id.
-    found.sort(key=lambda path: path.parent.name != row.get("name"))
-    return found[0].absolute() if found else None

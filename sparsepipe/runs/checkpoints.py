@@ -18,16 +18,16 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor, nn
 from typing_extensions import override
 
-from sparsepipe.config.finished_run import CLASSES, RECORD
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.errors import CheckpointError, ConfigError, DataError
+from sparsepipe.errors import CheckpointError, ConfigError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
-from sparsepipe.utils.tables import read_csv
 from sparsepipe.utils.values_only import load_values, numpy_allowed
 
 _SHOWN = 3
+_FRONTS = ("", "model.", "net.", "network.", "backbone.", "layers.")
+"""Before the names of a network's layers, what other programs and our modules have."""
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
 """Of torch's error message, the name of what a checkpoint may not hold."""
 
@@ -52,7 +52,7 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
 
     Args:
         source: a file or a run directory.
-        best: of a run directory the best one; of those two the other where one is not kept.
+        best: of a run directory the best one; the other where it is not kept.
         outputs: the directory of experiments, whose runs with the id ``source`` the error names.
 
     Raises:
@@ -127,25 +127,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return {**(whole if below else {}), "state_dict": weights}
 
 
-def classes_of(path: Path, content: Mapping[str, Any]) -> list[str]:
-    """The classes that a checkpoint was trained on, in the order of its logits.
-
-    Those of a checkpoint that does not say them are the ones that its run was tested on; none where
-    nobody knows.
-    """
-    recorded = (content.get(RECORD) or {}).get(CLASSES)
-    return list(recorded) if recorded else _tested_classes(path)
-
-
-def _tested_classes(path: Path) -> list[str]:
-    file = RunDir(path.parent.parent).confusion
-    if path.parent.name != "checkpoints" or not file.is_file():
-        return []
-    remedy = "remove it: the checkpoint's classes are not checked then"
-    with reading.explained(file, "table of a test", error=DataError, remedy=remedy):
-        return list(dict.fromkeys(row["actual"] for row in read_csv(file, "actual")))
-
-
 _WEIGHTS = ("state_dict", "model_state_dict", "model")
 """Keys below which checkpoints of Lightning and of other programs have their weights."""
 
@@ -179,8 +160,6 @@ class LoadedWeights:
 
 
 LOADED, SKIPPED, MISSING = "loaded", "skipped", "missing"
-_WRAPPERS = ("_orig_mod.", "_forward_module.", "module.")
-"""Parts of names that torch.compile, Fabric and (at the front) DDP and DataParallel add."""
 
 
 def load_weights(
@@ -188,12 +167,12 @@ def load_weights(
 ) -> LoadedWeights:
     """Loads weights into a module, whose names a file may have with other prefixes.
 
-    First wrappers' parts are taken out of the file's names (``module.`` at the front, and
-    ``_orig_mod.`` and ``_forward_module.`` anywhere). Then one first part of these names, or none,
-    is replaced by one of the model's: of all ways the one by which most tensors fit. A tensor fits
-    where name and shape are the model's, ones in shapes aside. A 5-D ``weight`` in the place of a
-    ``kernel`` is one of spconv, [C_out, K, K, K, C_in] or in version 1 [K, K, K, C_in, C_out], with
-    indices as (batch, z, y, x); not with K = 1 in version 2, where releases disagree on the order.
+    ``module.`` at the front and ``_orig_mod.`` and ``_forward_module.`` anywhere are left out of
+    the file's names: DDP, torch.compile and Fabric add them. A name that the model lacks then gets
+    the model's own first part in place of one of :data:`_FRONTS`. A tensor fits where name and
+    shape are the model's, ones in shapes aside. A 5-D ``weight`` in the place of a ``kernel`` is
+    one of spconv, [C_out, K, K, K, C_in] or in version 1 [K, K, K, C_in, C_out], with indices as
+    (batch, z, y, x); not with K = 1 in version 2, where releases disagree on the order.
 
     Args:
         module: takes the weights; unchanged where an error is raised.
@@ -208,8 +187,8 @@ def load_weights(
     own = module.state_dict()
     if adapt := getattr(module, "adapt_weights", None):
         weights = adapt(weights)
-    names, notes = _names_in(own, weights)
-    fitting, rows = {}, []
+    names = _names_in(own, weights)
+    fitting, rows, notes = {}, [], []
     for name, value in own.items():
         theirs = names.get(name)
         found = None if theirs is None else _fitted(name, weights[theirs], value)
@@ -221,65 +200,35 @@ def load_weights(
         else:
             fitting[name] = found
             rows.append((name, theirs, LOADED))
+            if name != theirs:
+                notes.append(f"other names, such as '{theirs}' for '{name}'")
             if name.endswith("kernel") and theirs.endswith("weight"):
-                notes = [*notes, "weights of spconv's layout"]
+                notes.insert(0, "weights of spconv's layout")
     used = set(names.values())
     rows += [("", name, f"{SKIPPED}: not in the model") for name in weights if name not in used]
-    loaded = LoadedWeights(tuple(rows), tuple(dict.fromkeys(notes)))
+    loaded = LoadedWeights(tuple(rows), tuple(notes[:2]))
     if not (loaded.complete if strict else fitting):
         raise _of_another_model(loaded, source, strict=strict)
     module.load_state_dict({**own, **fitting})
     return loaded
 
 
-def _names_in(
-    own: Mapping[str, Tensor], weights: Mapping[str, Tensor]
-) -> tuple[dict[str, str], list[str]]:
-    """The file's names by the model's, and what was recognised in them."""
-    plain = {name: _unwrapped(name) for name in weights}
-    notes = [
-        f"names without '{wrapper}'"
-        for wrapper in _WRAPPERS
-        if any(name.startswith(wrapper) or f".{wrapper}" in name for name in weights)
-        and any(wrapper in name and wrapper not in short for name, short in plain.items())
-    ]
-    fronts = ["", *dict.fromkeys(_front(name) for name in plain.values())]
-    ours = ["", *dict.fromkeys(map(_front, own))]
-    best: tuple[int, dict[str, str], str, str] = (-1, {}, "", "")
-    for theirs in fronts:
-        for mine in ours:
-            found: dict[str, str] = {}
-            for name, short in plain.items():
-                if short.startswith(theirs):
-                    there = f"{mine}{short.removeprefix(theirs)}"
-                    found.setdefault(there if there in own else _as_kernel(there), name)
-            found = {name: there for name, there in found.items() if name in own}
-            score = sum(
-                _fitted(name, weights[there], own[name]) is not None
-                for name, there in found.items()
-            )
-            if score > best[0]:
-                best = (score, found, theirs, mine)
-    _, found, theirs, mine = best
-    if (theirs, mine) != ("", ""):
-        notes.append(f"'{mine}' in place of '{theirs}' before names")
-    return found, notes
-
-
-def _unwrapped(name: str) -> str:
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name.replace("_orig_mod.", "").replace("_forward_module.", "")
-
-
-def _front(name: str) -> str:
-    """The first part of a dotted name, with its dot."""
-    first, dot, _ = name.partition(".")
-    return first + dot if dot else ""
-
-
-def _as_kernel(name: str) -> str:
-    return f"{name.removesuffix('weight')}kernel" if f".{name}".endswith(".weight") else name
+def _names_in(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """The file's names by the model's."""
+    firsts = {name.partition(".")[0] for name in own}
+    front = f"{firsts.pop()}." if len(firsts) == 1 else ""
+    found: dict[str, str] = {}
+    for name in weights:
+        plain = name.replace("_orig_mod.", "").replace("_forward_module.", "")
+        while plain.startswith("module.") and plain not in own:
+            plain = plain.removeprefix("module.")
+        ways = [front + plain.removeprefix(each) for each in _FRONTS if plain.startswith(each)]
+        for way in (plain, *ways):
+            kernel = re.sub(r"\bweight$", "kernel", way)
+            if way in own or kernel in own:
+                found.setdefault(way if way in own else kernel, name)
+                break
+    return found
 
 
 def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
@@ -291,9 +240,7 @@ def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
         return value
     if name.endswith("kernel") and value.ndim == 5:  # spconv's; ours is [K^3, C_in, C_out]
         if shape[0] == 1 and tuple(value.shape[:3]) != (1, 1, 1):
-            return (
-                None  # spconv 2.x multiplies by it as [C_in, C_out] or transposed, by its version
-            )
+            return None  # spconv 2 has it as [C_in, C_out] or transposed, by its release
         if value.shape[0] == shape[2] and value.shape[4] == shape[1]:
             value = value.permute(1, 2, 3, 4, 0)
         spread = value.reshape(-1, *value.shape[3:])

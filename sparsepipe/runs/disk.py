@@ -6,18 +6,16 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from sparsepipe.config.schema import KeptCheckpoints
 from sparsepipe.errors import ConfigError, NoRunsError
+from sparsepipe.runs.ledger import run_directories
 from sparsepipe.runs.lock import locked
-from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.utils.files import expanded, writing
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import expanded, markdown_table, writing
 
 
 def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
@@ -76,52 +74,6 @@ def keep_checkpoints(directory: RunDir, keep: KeptCheckpoints) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removable:
-    """Checkpoints of a finished run that are to be removed, and what that frees."""
-
-    run: RunDir
-    files: tuple[Path, ...]
-    freed_bytes: int
-
-
-def removable(runs: Iterable[RunDir], *, keep: KeptCheckpoints) -> list[Removable]:
-    """Checkpoints of those runs that are finished; ``keep`` is as ``trainer.checkpoints``."""
-    found = []
-    for run in runs:
-        files = superfluous(run, keep) if run.done.exists() else []
-        if files:
-            others = {path for path in run.checkpoints.glob("*.ckpt") if path not in files}
-            freed = size_bytes([*files, *others]) - size_bytes(others)
-            found.append(Removable(run=run, files=tuple(files), freed_bytes=freed))
-    return found
-
-
-def _runs(where: Path, experiment: str | None) -> list[RunDir]:
-    runs = [RunDir(path.absolute()) for path in run_directories(where)]
-    if experiment is None:
-        return runs
-    names = sorted({run.path.parent.name for run in runs})
-    chosen = [run for run in runs if run.path.parent.name == experiment]
-    if not chosen:
-        raise NoRunsError(
-            f"{where} has no runs of the experiment {experiment!r}",
-            remedy=f"name one of {', '.join(names) or 'its experiments'}",
-        )
-    return chosen
-
-
-def unfinished(runs: Iterable[RunDir]) -> str:
-    """What unfinished runs keep, as a line below a list of checkpoints; empty if they keep none."""
-    files = [[*run.checkpoints.glob("*.ckpt")] for run in runs if not run.done.exists()]
-    count = sum(map(bool, files))
-    if not count:
-        return ""
-    size = size_text(size_bytes([path for each in files for path in each]))
-    several = f"{count} unfinished runs keep" if count > 1 else "1 unfinished run keeps"
-    return f"\n\n{several} {size} of checkpoints, from which the same commands go on"
-
-
 def clean(
     directories: Sequence[Traversable],
     *,
@@ -142,7 +94,7 @@ def clean(
         ask: before anything is removed.
 
     Returns:
-        What was done.
+        A line that says what was removed.
 
     Raises:
         ConfigError: nobody can be asked; nothing is removed.
@@ -152,67 +104,75 @@ def clean(
     del directories, width
     place = expanded(where)
     if not place.is_dir():
+        raise NoRunsError(f"directory of runs {place} not found", remedy="name it as paths.outputs")
+    runs = [RunDir(path.absolute()) for path in run_directories(place)]
+    names = sorted({run.path.parent.name for run in runs})
+    if experiment is not None and experiment not in names:
         raise NoRunsError(
-            f"there is no directory of runs {place}", remedy="name it as paths.outputs"
+            f"{place} has no runs of the experiment {experiment!r}",
+            remedy=f"name one of {', '.join(names) or 'its experiments'}",
         )
-    runs = _runs(place, experiment)
-    found, others = removable(runs, keep=keep), unfinished(runs)
+    runs = [run for run in runs if experiment in (None, run.path.parent.name)]
+    found = {run: files for run in runs if run.done.exists() and (files := superfluous(run, keep))}
+    others = _of_unfinished(run for run in runs if not run.done.exists())
     if not found:
         return f"no finished run in {place} has a checkpoint to remove{others}"
-    sys.stdout.write(f"{_listing(found)}{others}\n\n")
+    freed = {run: _freed_bytes(run, files) for run, files in found.items()}
+    rows = [
+        [os.path.relpath(run.path), ", ".join(path.name for path in files), _megabytes(freed[run])]
+        for run, files in found.items()
+    ]
+    head, total = ["finished run", "checkpoints", "MB"], sum(freed.values())
+    table = markdown_table(head, [*rows, ["together", "", _megabytes(total)]])
+    sys.stdout.write(f"{table}{others}\n\n")
     sys.stdout.flush()
-    total = size_text(sum(each.freed_bytes for each in found))
-    if ask and not _agrees(f"remove these checkpoints ({total})? [y/N] "):
+    if ask and not sys.stdin.isatty():
+        raise ConfigError(
+            "nothing is removed: there is no terminal to ask in",
+            remedy="task.ask=false removes what is listed without a question",
+        )
+    answer = "n" if ask else "y"
+    with suppress(EOFError):
+        if ask:
+            answer = input(f"remove these checkpoints ({size_text(total)})? [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
         return "nothing is removed"
-    counts = Counter(_remove(each) for each in found)
+    counts = Counter(_removed(run, files) for run, files in found.items())
     done = f"removed checkpoints of {counts[True]} run{'' if counts[True] == 1 else 's'}"
-    if not counts[False]:
-        return done
-    left = "1 is left, which another process works on"
-    if counts[False] > 1:
-        left = f"{counts[False]} are left, which other processes work on"
-    return f"{done}; {left}"
+    left = f"; {counts[False]} left, which other processes work on" if counts[False] else ""
+    return done + left
 
 
 clean.prints_only = True  # type: ignore[attr-defined]
 
 
-def _listing(found: Sequence[Removable]) -> str:
-    rows = [
-        [
-            os.path.relpath(each.run.path),
-            ", ".join(path.name for path in each.files),
-            f"{each.freed_bytes / 1e6:,.1f}",
-        ]
-        for each in found
-    ]
-    total = sum(each.freed_bytes for each in found)
-    return markdown_table(
-        ["finished run", "checkpoints", "MB"], [*rows, ["together", "", f"{total / 1e6:,.1f}"]]
-    )
+def _of_unfinished(runs: Iterable[RunDir]) -> str:
+    """A line below a list of checkpoints on those of unfinished runs; empty without any."""
+    files = [each for run in runs if (each := [*run.checkpoints.glob("*.ckpt")])]
+    size = size_text(size_bytes(path for each in files for path in each))
+    several = f"{len(files)} unfinished runs keep" if len(files) > 1 else "1 unfinished run keeps"
+    line = f"\n\n{several} {size} of checkpoints, from which the same commands go on"
+    return line if files else ""
 
 
-def _agrees(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "nothing is removed: there is no terminal to ask in",
-            remedy="task.ask=false removes what is listed without a question",
-        )
+def _freed_bytes(run: RunDir, files: Sequence[Path]) -> int:
+    others = [path for path in run.checkpoints.glob("*.ckpt") if path not in files]
+    return size_bytes([*files, *others]) - size_bytes(others)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
+
+
+def _removed(run: RunDir, files: Sequence[Path]) -> bool:
+    """Whether checkpoints of a run were removed, on which no other process works."""
     try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
+        with locked(run):
+            if not run.done.exists():
+                return False
+            with writing(run.checkpoints):
+                for path in files:
+                    path.unlink(missing_ok=True)
+            return True
+    except ConfigError:
         return False
-
-
-def _remove(each: Removable) -> bool:
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(each.run))
-        except ConfigError:
-            return False
-        if not each.run.done.exists():
-            return False
-        with writing(each.run.checkpoints):
-            for path in each.files:
-                path.unlink(missing_ok=True)
-        return True

@@ -1,8 +1,7 @@
-"""The ledger: the results of many runs as one table, in memory and as files.
+"""The ledger: the results of many finished runs as one table, in memory and as files.
 
-:func:`load_results` is the one way to read results, from a tree of run directories or from a
-ledger's file; :func:`gather` writes the ledger of an experiment. Only finished runs are in it, and
-none of ``task=report``, which has no figures of its own.
+A run's directory has ``config.yaml`` from its beginning and ``result.json`` towards its end;
+``DONE.json`` is written last, so that a run with it is whole.
 """
 
 from __future__ import annotations
@@ -10,24 +9,26 @@ from __future__ import annotations
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.runs.ledger_table import Row, cell_text, cell_value, frame_of, rows_of
-from sparsepipe.runs.run_tree import Tree, identity_text, read_tree
+from sparsepipe.runs.rundir import moment
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import (
     LockHeldError,
     PathLike,
     expanded,
-    explained_errors,
     file_lock,
+    read_mapping,
     write_bytes_atomic,
+    write_csv,
+    writing,
 )
-from sparsepipe.utils.tables import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +43,10 @@ _LIMIT_S = 60.0
 Kind = Literal["measured", "emulated", "simulated"]
 PARQUET, CSV = "ledger.parquet", "ledger.csv"
 _NEEDED = {"run_id", "kind"}
+_BEGUN, _RESULT, _DONE = "config.yaml", "result.json", "DONE.json"
+_RUN = "run {1} of experiment {0}"
+_REPORT = "report"
+"""The task whose runs describe other runs and have no figures of their own."""
 
 
 def load_results(
@@ -95,11 +100,11 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
     source = expanded(experiment_dir)
     if not source.is_dir():
         raise DataError(
-            f"there is no directory {source}",
+            f"directory {source} not found",
             remedy="give the directory of an experiment's runs, such as outputs/demo",
         )
     directory = source if to is None else expanded(to)
-    with explained_errors(directory), ExitStack() as held:
+    with writing(directory, error=DataError), ExitStack() as held:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             with suppress(OSError, NotImplementedError):  # a file system without locks
@@ -201,8 +206,8 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
             raise ValueError(str(error).partition("\n")[0]) from error
         if lacking := _NEEDED - set(rows[0] if rows else ()):
             raise ValueError(f"it has no {' and no '.join(sorted(lacking))}")
-        counts = Counter(identity_text(row) for row in rows)
-        if twice := [text for text, count in counts.items() if count > 1]:
+        counts = Counter((str(row.get("name")), str(row.get("run_id"))) for row in rows)
+        if twice := [_RUN.format(*run) for run, count in counts.items() if count > 1]:
             raise ValueError(f"it has {twice[0]} more than once")
     return rows
 
@@ -211,10 +216,8 @@ def _chosen(
     rows: list[dict[str, Any]], key: str, value: str | None, source: Path
 ) -> list[dict[str, Any]]:
     """Rows with a value of a key; all rows for None. Some must have it."""
-    if value is None:
-        return rows
-    found = [row for row in rows if row.get(key) == value]
-    if not found:
+    found = [row for row in rows if value is None or row.get(key) == value]
+    if value is not None and not found:
         what = "experiment" if key == "name" else key
         there = sorted({str(row.get(key)) for row in rows})
         raise NoRunsError(
@@ -222,3 +225,106 @@ def _chosen(
             remedy=f"choose one of {', '.join(there)}, or run what is missing",
         )
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Finished runs of a tree by directory, and its other directories.
+
+    Attributes:
+        rows: results of finished runs.
+        unfinished: directories of unfinished runs.
+        broken: directories of finished runs whose result cannot be read.
+        others: directories that belong to no run.
+    """
+
+    rows: Mapping[Path, dict[str, Any]]
+    unfinished: Sequence[Path]
+    broken: Sequence[Path]
+    others: Sequence[Path]
+
+
+def read_tree(root: Path) -> Tree:
+    """Reads all finished runs at or below a directory.
+
+    A result that cannot be read is skipped with a warning. Runs may begin, end and be removed
+    while the tree is read.
+
+    Raises:
+        DataError: a directory cannot be read, or one run lies in two of them.
+    """
+    rows: dict[Path, dict[str, Any]] = {}
+    unfinished, broken, others, first = [], [], [], dict[tuple[str, str], Path]()
+    for path, is_run in _walk(root):
+        if not is_run:
+            others.append(path)
+            continue
+        row = None
+        try:
+            row = _result_of(path) if (path / _DONE).exists() else None
+        except DataError as error:
+            if (path / _DONE).exists():  # else it was started anew meanwhile
+                broken.append(path)
+                log.warning(
+                    "%s; the run is left out. remedy: remove %s and give the run's command again, "
+                    "which then writes its result anew",
+                    error.message,
+                    path / _DONE,
+                )
+                continue
+        if row is None:
+            unfinished.append(path)
+        elif row.get("task_name") != _REPORT:
+            rows[path] = row
+            run = str(row["name"]), str(row["run_id"])
+            if (other := first.setdefault(run, path)) != path:
+                raise DataError(
+                    f"{_RUN.format(*run)} is in {other} and in {path}",
+                    remedy="remove the copy, move it out of the tree, or give a directory that has "
+                    "one of them",
+                )
+    return Tree(rows=rows, unfinished=unfinished, broken=broken, others=others)
+
+
+def _result_of(path: Path) -> dict[str, Any]:
+    """The content of ``result.json``, with its name, id and end where it lacks them."""
+    found = read_mapping(path / _RESULT)
+    try:
+        ended = moment(read_mapping(path / _DONE, time=reading.amount)["time"])
+    except (DataError, ValueError, OverflowError, OSError):
+        ended = None  # that the file exists is all that counts
+    known = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": ended}
+    return {**found, **{key: item for key, item in known.items() if found.get(key) is None}}
+
+
+def run_directories(root: Path) -> Iterator[Path]:
+    """The directories of runs at or below a directory, in order of their names.
+
+    Hidden ones, in which runs are removed, are left out; a directory that links lead to as well
+    comes once. Raises a DataError where a directory cannot be read.
+    """
+    return (path for path, is_run in _walk(root) if is_run)
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Directories by name, and whether each is a run's; runs are not entered."""
+    ahead, seen = [root], set()
+    while ahead:
+        path = ahead.pop()
+        place = path.resolve()
+        if place in seen:
+            continue
+        seen.add(place)
+        is_run = (path / _BEGUN).is_file() or (path / _RESULT).is_file()
+        yield path, is_run
+        try:
+            inner = [] if is_run else list(path.iterdir())
+        except FileNotFoundError:
+            continue  # removed since it was found
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read: {error.strerror or error}",
+                remedy="check its permissions, or give another directory of runs",
+            ) from error
+        found = sorted(item for item in inner if item.name[0] != "." and item.is_dir())
+        ahead.extend(reversed(found))

@@ -134,19 +134,12 @@ def ordered(names: Iterable[str]) -> list[str]:
     return [*known, *(name for name in others if name not in config), *config]
 
 
-def known_dtype(name: str) -> Dtype | None:
-    """The type of a column whose values are all of it; None where the values decide."""
-    if name in _KNOWN:
-        return _KNOWN[name].dtype
-    return "float64" if "/" in name else None  # most are metrics: test/accuracy/chair
-
-
 Row = Mapping[str, Any]
 _LARGEST = 2**63 - 1
-_FITTING: Mapping[Dtype, frozenset[Dtype]] = {
-    "boolean": frozenset({"boolean"}),
-    "Int64": frozenset({"Int64"}),
-    "float64": frozenset({"Int64", "float64"}),
+_TAKES: Mapping[Dtype, frozenset[type]] = {
+    "boolean": frozenset({bool}),
+    "Int64": frozenset({int}),
+    "float64": frozenset({int, float}),
 }
 """Types of values that a column of a type takes as they are; text takes all."""
 
@@ -160,9 +153,30 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
 
     names = ordered(name for row in rows for name in row)
     columns = {name: _column(name, [_finite(row.get(name)) for row in rows]) for name in names}
-    return pd.DataFrame(
-        {name: pd.Series(cells, dtype=dtype) for name, (dtype, cells) in columns.items()}
-    )
+    return pd.DataFrame(columns)
+
+
+def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
+    """The values of a column in the type that is known of it, else in the first that fits."""
+    import pandas as pd
+
+    kinds = {
+        str if isinstance(value, int) and abs(value) > _LARGEST else type(value)
+        for value in values
+        if value is not None
+    }
+    known: Dtype | None = _KNOWN[name].dtype if name in _KNOWN else None
+    if known is None and "/" in name:
+        known = "float64"  # most are metrics: test/accuracy/chair
+    fitting = (dtype for dtype, taken in _TAKES.items() if kinds and kinds <= taken)
+    dtype = known if known and kinds <= _TAKES.get(known, kinds) else next(fitting, "string")
+    if dtype == "string":
+        texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+        # Files take no half characters.
+        values = [v and v.encode("utf-8", "replace").decode("utf-8") for v in texts]
+    elif dtype == "float64":
+        values = [None if value is None else float(value) for value in values]
+    return pd.Series(values, dtype=dtype)
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -180,9 +194,7 @@ def cell_text(value: Any) -> str:
     """A value of a table as text that :func:`cell_value` reads back equal."""
     if value is None:
         return ""
-    if not isinstance(value, str):
-        return json.dumps(value)
-    as_it_stands = value.isprintable() and cell_value(value) == value
+    as_it_stands = isinstance(value, str) and value.isprintable() and cell_value(value) == value
     return value if as_it_stands else json.dumps(value)
 
 
@@ -199,37 +211,6 @@ def cell_value(text: str) -> Any:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _column(name: str, values: Sequence[Any]) -> tuple[Dtype, list[Any]]:
-    """The type of a column, and its values in that type."""
-    kinds = {_kind(value) for value in values if value is not None}
-    dtype = _dtype(known_dtype(name), kinds)
-    if dtype == "string":
-        return dtype, [None if value is None else _text(value) for value in values]
-    if dtype == "float64":
-        return dtype, [None if value is None else float(value) for value in values]
-    return dtype, list(values)
-
-
-def _dtype(known: Dtype | None, kinds: Iterable[Dtype]) -> Dtype:
-    found = set(kinds)
-    if known is not None and found <= _FITTING.get(known, found):
-        return known
-    return next((dtype for dtype, taken in _FITTING.items() if found and found <= taken), "string")
-
-
-def _kind(value: Any) -> Dtype:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int) and -_LARGEST <= value <= _LARGEST:
-        return "Int64"
-    return "float64" if isinstance(value, float) else "string"
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text.encode("utf-8", "replace").decode("utf-8")  # files take no half characters
 
 
 def plan_text(config: str, cuts: Sequence[int]) -> str:

@@ -12,14 +12,14 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
 from sparsepipe.utils import reading
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import read_csv
+from sparsepipe.utils.files import read_csv, write_text_atomic
 
 Row = Mapping[str, Any]
 _KEYS = ("epoch", "step")
@@ -43,23 +43,11 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
         DataError: the file is missing, unreadable or empty.
     """
     source = Path(path)
-    try:
+    remedy = "give the metrics.csv of a run that finished at least one epoch"
+    with reading.explained(source, "metrics file", error=DataError, remedy=remedy):
         rows = read_csv(source, "epoch")
-    except OSError as error:
-        raise DataError(
-            f"metrics file {source} cannot be read: {error.strerror or error}",
-            remedy="Give the metrics.csv of a run that finished at least one epoch.",
-        ) from error
-    except ValueError as error:
-        raise DataError(
-            f"metrics file {source} is not a CSV table: {error}",
-            remedy="Give the metrics.csv of a run, or run again with force=true.",
-        ) from error
-    if not rows:
-        raise DataError(
-            f"metrics file {source} has no rows",
-            remedy="Give the metrics.csv of a run that finished at least one epoch.",
-        )
+        if not rows:
+            raise ValueError("it has no rows")
     return rows
 
 
@@ -72,20 +60,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = read_metrics(path) if path.exists() else []
     for line, row in enumerate(rows, 2):
         for name, cell in row.items():
-            if not (cell.isdecimal() if name == "epoch" else _is_number_or_blank(cell)):
+            is_number = cell.isdecimal()
+            with suppress(ValueError):
+                is_number |= name != "epoch" and isinstance(float(cell or 0), float)
+            if not is_number:
                 raise DataError(
                     f"metrics file {path}, line {line}: {name} is {reading.shown(cell)}, "
                     "not a number",
                     remedy="correct it, or give force=true, which runs anew",
                 )
     return list(rows)
-
-
-def _is_number_or_blank(cell: str) -> bool:
-    try:
-        return not cell or isinstance(float(cell), float)
-    except ValueError:
-        return False
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -121,19 +105,14 @@ def epoch_series(rows: Iterable[Row], name: str) -> Series:
 
 
 def last_value(rows: Iterable[Row], name: str) -> float | None:
-    """The value of ``name`` logged last, or None when there is none."""
-    found = None
-    for row in rows:
-        value = _number(row.get(name))
-        found = found if value is None else value
-    return found
+    """The value of ``name`` logged last, or None without one."""
+    values = [value for row in rows if (value := _number(row.get(name))) is not None]
+    return values[-1] if values else None
 
 
 def _number(cell: Any) -> float | None:
-    if cell is None or isinstance(cell, bool):
-        return None
     try:
-        value = float(cell)
+        value = math.nan if isinstance(cell, bool) else float(cell)
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None

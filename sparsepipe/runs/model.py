@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,13 @@ from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import nn
 
-from sparsepipe.config.finished_run import Training, training_of
+from sparsepipe.config.finished_run import CLASSES, RECORD, Training, training_of
 from sparsepipe.config.target import Target
 from sparsepipe.data import ShapeDataModule
 from sparsepipe.data.files import FOUND
 from sparsepipe.data.preprocessing import Preprocessing
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.runs.checkpoints import (
-    classes_of,
     find_checkpoint,
     load_weights,
     read_checkpoint,
@@ -97,6 +98,7 @@ class Model:
         """
         return self.predict_samples([self.preprocess.sample(shape)])[0]
 
+    @torch.inference_mode()
     def predict_samples(self, samples: Sequence[dict[str, Any]]) -> list[Prediction]:
         """The classes of samples that ``preprocess.sample`` has made, computed as one batch.
 
@@ -105,16 +107,6 @@ class Model:
         """
         if not samples:
             return []
-        found = []
-        for probabilities_K in self._probabilities(samples):
-            order_K = np.argsort(-probabilities_K, kind="stable")
-            ranked = {self.classes[k]: float(probabilities_K[k]) for k in order_K}
-            name = next(iter(ranked))
-            found.append(Prediction(name, ranked[name], ranked))
-        return found
-
-    @torch.inference_mode()
-    def _probabilities(self, samples: Sequence[dict[str, Any]]) -> NDArray[np.floating[Any]]:
         logits_BK = self._precise(self.preprocess.batch(samples)["input"])
         logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
         probabilities_BK: NDArray[np.floating[Any]] = logits_BK.softmax(dim=1).cpu().numpy()
@@ -124,7 +116,13 @@ class Model:
                 remedy="its training diverged, as metrics.csv shows: train with a smaller learning "
                 "rate or another trainer.precision",
             )
-        return probabilities_BK
+        found = []
+        for probabilities_K in probabilities_BK:
+            order_K = np.argsort(-probabilities_K, kind="stable")
+            ranked = {self.classes[k]: float(probabilities_K[k]) for k in order_K}
+            name = next(iter(ranked))
+            found.append(Prediction(name, ranked[name], ranked))
+        return found
 
 
 def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Model:
@@ -140,10 +138,12 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
         ConfigError: it does not say what it was trained with, or was not trained to classify
             shapes; or no such device exists.
     """
-    if not isinstance(run, str | os.PathLike):
+    there, found = {"cpu": 1, "cuda": torch.cuda.device_count()}, None
+    with suppress(RuntimeError, TypeError):
+        found = torch.device(device)
+    if found is None or (found.index or 0) >= there.get(found.type, 0):
         raise ConfigError(
-            f"{run!r} is not the path of a run",
-            remedy="give the directory of a run, or a checkpoint, as text or as a pathlib.Path",
+            f"device {str(device)!r} not found", remedy="give cpu, or cuda where torch finds a GPU"
         )
     path = find_checkpoint(os.fspath(run), best=True)
     training = training_of(os.fspath(run))
@@ -154,7 +154,7 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
         )
     preprocess = preprocessing_of(training)
     content = read_checkpoint(path)
-    classes = classes_of(path, content)
+    classes = list((content.get(RECORD) or {}).get(CLASSES) or ())
     if not classes:
         raise ConfigError(
             f"nothing says which classes {path} was trained on",
@@ -165,7 +165,7 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
     )
     load_weights(network, content["state_dict"], path)
     precision = (training.values.get("trainer") or {}).get("precision")
-    return Model(network, classes, preprocess, precision=precision, device=_checked_device(device))
+    return Model(network, classes, preprocess, precision=precision, device=device)
 
 
 def preprocessing_of(training: Training) -> Preprocessing:
@@ -213,17 +213,13 @@ class _TestNumbers:
     def __init__(self, data: Target) -> None:
         self._data = data
         self._root = os.path.abspath(expanded(str(data.get("root"))))
-        self._known: dict[str, int] | None = None
 
     def __call__(self, path: Path) -> int | None:
         place = os.path.abspath(path)
-        if not place.startswith(self._root + os.sep):
-            return None
-        if self._known is None:
-            self._known = self._read()
-        return self._known.get(place)
+        return self._numbers.get(place) if place.startswith(self._root + os.sep) else None
 
-    def _read(self) -> dict[str, int]:
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
         was_disabled, FOUND.disabled = FOUND.disabled, True  # these data are only looked up
         try:
             files = self._data.build().samples("test").files
@@ -233,17 +229,3 @@ class _TestNumbers:
         finally:
             FOUND.disabled = was_disabled
         return {os.path.abspath(file): number for number, file in enumerate(files)}
-
-
-def _checked_device(device: str | torch.device) -> torch.device:
-    there = {"cpu": 1, "cuda": torch.cuda.device_count()}
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        found = None
-    if found is None or (found.index or 0) >= there.get(found.type, 0):
-        raise ConfigError(
-            f"there is no device {str(device)!r}",
-            remedy="give cpu, or cuda where PyTorch finds a GPU",
-        )
-    return found

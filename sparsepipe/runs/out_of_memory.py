@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ _OF_MACHINE = ("can't allocate memory", "not enough memory", "bad_alloc")
 """Words of errors, in lower case."""
 _OF_GPU = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
 """Words of errors of a GPU, also those of libraries."""
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _NO_ENGINE = "unable to find an engine"
 """cuDNN's error if no algorithm has enough workspace memory, or if none supports the operation."""
 
@@ -27,8 +30,8 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
     """
     if of_machine(error) or isinstance(error, torch.OutOfMemoryError):
         return True
-    text = str(error)
-    return _has(text, _OF_GPU) or (filled >= 0.5 and _has(text, (_NO_ENGINE,)))
+    lacks_engine = filled >= 0.5 and _has(str(error), (_NO_ENGINE,))
+    return lacks_engine or _has(str(error), _OF_GPU)
 
 
 def of_machine(error: BaseException) -> bool:
@@ -61,25 +64,17 @@ def empty_device() -> None:
 
 
 def _has(text: str, words: tuple[str, ...]) -> bool:
-    text = text.lower()
-    return any(each in text for each in words)
+    return any(each in text.lower() for each in words)
 
 
 def oom_kills() -> int | None:
     """Number of OOM kills in this process's control group, else on the machine, ever growing; None
     where unknown.
     """
-    try:
-        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-    except OSError:
-        own = ""
-    for path in (*counters(own), Path("/proc/vmstat")):
-        try:
-            count = kills_in(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
-            continue
-        if count is not None:
-            return count
+    for path in (*counters(), Path("/proc/vmstat")):
+        with suppress(OSError, UnicodeDecodeError):
+            if found := _KILLS.search(path.read_text(encoding="utf-8")):
+                return int(found[1])
     return None
 
 
@@ -89,16 +84,7 @@ def kills_since(before: int | None) -> int | None:
     return None if now is None or before is None else now - before
 
 
-def counters(own: str) -> list[Path]:
-    """Files that count OOM kills for the control groups of ``/proc/self/cgroup``, nearest first."""
-    names, before = ("memory.events",), ("memory.oom_control",)
-    return [path for (path,) in group_files(own, "memory", names=names, names_before=before)]
-
-
-def kills_in(text: str) -> int | None:
-    """The count in the text of such a file."""
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None
+def counters(own: str | None = None) -> list[Path]:
+    """Files that count OOM kills for the control groups of this process, nearest first."""
+    found = group_files("memory", ["memory.events"], ["memory.oom_control"], own=own)
+    return [path for (path,) in found]

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,17 @@ from sparsepipe.utils.files import expanded, free_name, read_json, write_json, w
 
 _LOGGED = ("wandb", "mlflow", "tensorboard")
 """Directories of trackers."""
-_ATTEMPT, _STARTS = ".attempt", ".starts"
+_STARTS = ".starts"
+
+
+class _InRun:
+    """A path within a run's directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,86 +42,41 @@ class RunDir:
 
     path: Path
 
+    config = _InRun("config.yaml")
+    metrics = _InRun("metrics.csv")
+    """One row for each epoch."""
+    result = _InRun("result.json")
+    plan = _InRun("plan.json")
+    """The plan by which a pipeline splits the network; written at the first training step."""
+    plan_table = _InRun("plan.txt")
+    """A plan that was searched for, as a table to read."""
+    plan_figures = _InRun("plan.csv")
+    """A plan that was searched for, with what to expect of each stage."""
+    shares = _InRun("shares.png")
+    """Accumulated costs over the layers, with the cuts of a plan that was searched for."""
+    confusion = _InRun("confusion.csv")
+    """Counts of test shapes by true and predicted class."""
+    predictions = _InRun("predictions.csv")
+    """The predicted class of each sample of a test, or of each file that was given."""
+    predictions_json = _InRun("predictions.json")
+    """The same of files, with their faults."""
+    gallery = _InRun("predictions.png")
+    """Pictures of some of these."""
+    first_weights = _InRun("first_weights.csv")
+    """What a training took from ``checkpoint``, and what it left, tensor by tensor."""
+    done = _InRun("DONE.json")
+    """Exists once the run is finished."""
+    checkpoints = _InRun("checkpoints")
+    last = _InRun("checkpoints/last.ckpt")
+    """The checkpoint to resume from."""
+    best = _InRun("checkpoints/best.ckpt")
+    """The checkpoint with the best monitored metric."""
+    fitted = _InRun("checkpoints/fitted.json")
+    """Written when training has ended by itself: its values."""
+
     @property
     def run_id(self) -> str:
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One row for each epoch."""
-        return self.path / "metrics.csv"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def plan(self) -> Path:
-        """The plan by which a pipeline splits the network; written at the first training step."""
-        return self.path / "plan.json"
-
-    @property
-    def plan_table(self) -> Path:
-        """A plan that was searched for, as a table to read."""
-        return self.path / "plan.txt"
-
-    @property
-    def plan_figures(self) -> Path:
-        """A plan that was searched for, with what to expect of each stage."""
-        return self.path / "plan.csv"
-
-    @property
-    def shares(self) -> Path:
-        """Accumulated costs over the layers, with the cuts of a plan that was searched for."""
-        return self.path / "shares.png"
-
-    @property
-    def confusion(self) -> Path:
-        """Counts of test shapes by true and predicted class."""
-        return self.path / "confusion.csv"
-
-    @property
-    def predictions(self) -> Path:
-        """The predicted class of each sample of a test, or of each file that was given."""
-        return self.path / "predictions.csv"
-
-    @property
-    def predictions_json(self) -> Path:
-        """The same of files, with their faults."""
-        return self.path / "predictions.json"
-
-    @property
-    def gallery(self) -> Path:
-        """Pictures of some of these."""
-        return self.path / "predictions.png"
-
-    @property
-    def first_weights(self) -> Path:
-        """What a training took from ``checkpoint``, and what it left, tensor by tensor."""
-        return self.path / "first_weights.csv"
-
-    @property
-    def done(self) -> Path:
-        """Exists once the run is finished."""
-        return self.path / "DONE.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        """The checkpoint to resume from."""
-        return self.checkpoints / "last.ckpt"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best monitored metric."""
-        return self.checkpoints / "best.ckpt"
 
     @property
     def kept_checkpoint(self) -> Path | None:
@@ -118,34 +84,24 @@ class RunDir:
         return next((path for path in (self.best, self.last) if path.is_file()), None)
 
     @property
-    def fitted(self) -> Path:
-        """Written when training has ended by itself: its values."""
-        return self.checkpoints / "fitted.json"
-
-    @property
-    def starts(self) -> tuple[float | None, ...]:
-        """When the run was begun and gone on with, as Unix times.
-
-        The first is None where a version began it that did not note that.
-        """
+    def starts(self) -> tuple[float, ...]:
+        """When the run was begun and gone on with, as Unix times."""
         try:
             return tuple(read_json(self.path / _STARTS))
         except (DataError, TypeError):
-            return (None,) if self.config.exists() else ()
+            return ()
 
     @property
     def attempt(self) -> int:
         """How often the run was started anew by force."""
-        for file in (self._attempts, self.path / _ATTEMPT):  # where older versions have it
-            try:
-                return int(file.read_text(encoding="ascii"))
-            except (OSError, ValueError):
-                continue
-        return 0
+        try:
+            return int(self._attempts.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
 
     @property
     def _attempts(self) -> Path:
-        return self.path.with_name(f".{self.run_id}{_ATTEMPT}")
+        return self.path.with_name(f".{self.run_id}.attempt")
 
     def open(self, spec: RunSpec) -> None:
         """Makes the directory ready for a run, anew where ``force`` is set."""
@@ -156,25 +112,21 @@ class RunDir:
             # Moved first: a directory that is half removed must not look like a run.
             self.path.rename(self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}"))
         for aside in self.path.parent.glob(f".{self.run_id}.[0-9]*.[0-9]*"):
-            self._keep_logged(aside)
+            for name in _LOGGED:
+                kept = self.path / f"{name}-earlier"
+                for logged in (*aside.glob(f"{name}-earlier/*"), *aside.glob(name)):
+                    kept.mkdir(parents=True, exist_ok=True)
+                    logged.rename(free_name(kept / logged.name))
             shutil.rmtree(aside)  # one that was killed may have left its own
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(
-            self.path / _STARTS, [*self.starts, time.time()]
-        )  # before there is a config.yaml
+        # Before there is a config.yaml.
+        write_json(self.path / _STARTS, [*self.starts, time.time()])
         write_text_atomic(self.config, spec.to_yaml())
-
-    def _keep_logged(self, aside: Path) -> None:
-        for name in _LOGGED:
-            kept = self.path / f"{name}-earlier"
-            for logged in (*aside.glob(f"{name}-earlier/*"), *aside.glob(name)):
-                kept.mkdir(parents=True, exist_ok=True)
-                logged.rename(free_name(kept / logged.name))
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
         plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
-        unused = {self.config.name, _ATTEMPT, _STARTS, *(path.name for path in plan)}
+        unused = {self.config.name, _STARTS, *(path.name for path in plan)}
         if {path.name for path in self.path.iterdir()} <= unused:
             shutil.rmtree(self.path)
 
@@ -196,8 +148,10 @@ def run_dir(spec: RunSpec, known: Mapping[str, Any]) -> RunDir:
 
 def file_fingerprint(path: Path) -> str:
     """SHA-256 of a file's content, shortened."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:16]
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def moment(time_s: float) -> str:
+    """A Unix time as text: UTC, to the second."""
+    return datetime.fromtimestamp(time_s, tz=UTC).isoformat(timespec="seconds")

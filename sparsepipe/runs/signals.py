@@ -62,21 +62,16 @@ class SignalWatch:
                 signal.signal(signum, signal.SIG_IGN if ignored else self._handle)
 
     def raise_if_stopped(self, broke: BaseException | None = None) -> None:
-        """Raises where a signal has come.
-
-        Args:
-            broke: what it may have broken in passing, kept as the cause.
-
-        Raises:
-            Stopped: one has.
-        """
+        """Raises Stopped where a signal has come; ``broke``, if anything, is kept as its cause."""
         if self.signum is not None:
             raise Stopped(self.signum) from broke
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame
-        if os.getpid() != self._process:
-            _as_child(signum)
+        if os.getpid() != self._process:  # a child, which Ctrl-C does not end
+            if signum != signal.SIGINT:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
             return
         if self.signum is not None:
             os._exit(128 + signum)
@@ -88,9 +83,3 @@ class SignalWatch:
                 "%s: writing a checkpoint after this step; once more ends at once",
                 signal.Signals(signum).name,
             )
-
-
-def _as_child(signum: int) -> None:
-    if signum != signal.SIGINT:
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)

@@ -50,7 +50,7 @@ def launch(
 
     A signal to this process, unless it ignores it, is passed to every rank once; they have
     ``grace_s`` to end. A second one ends this process at once, and the ranks with it (see
-    :func:`~sparsepipe.utils.parent.end_with_parent`). When a rank fails, the others are ended.
+    :func:`~sparsepipe.utils.process.end_with_parent`). When a rank fails, the others are ended.
 
     Args:
         command: program and arguments; each rank gets the environment variables that ``torchrun``

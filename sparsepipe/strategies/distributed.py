@@ -27,8 +27,7 @@ from sparsepipe.runtime.failures.missing_ranks import collective
 from sparsepipe.runtime.launch import LAUNCHER_VARIABLE, environment_variables
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.utils.memory import keep_freed_memory
-from sparsepipe.utils.parent import end_with_parent, outlive_parent
+from sparsepipe.utils.process import end_with_parent, keep_freed_memory, outlive_parent
 
 
 class RankEnvironment(LightningEnvironment):

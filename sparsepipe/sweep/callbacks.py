@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import re
@@ -10,8 +9,9 @@ import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ from sparsepipe.utils.files import (
     expanded,
     file_lock,
     read_mapping,
+    write_csv,
     write_text_atomic,
     writing,
 )
-from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 _TAIL_LINES = 12
@@ -68,14 +68,15 @@ class SweepEnd(Callback):
             sys.exit(error.exit_code)  # Hydra passes nothing else on from a callback
         announce(config)
         _running.append(config)
-        if "optuna" in str(OmegaConf.select(config, "hydra.sweeper._target_")):
-            with suppress(ImportError):  # Hydra says that it is not installed
-                importlib.import_module("optuna")
-                # Its own handler colours messages in files as well.
-                ours = logging.getLogger("sparsepipe").handlers
-                logging.getLogger("optuna").handlers[:] = ours
-        if (doubt := doubtful_direction(config)) is not None:
-            log.warning("%s", doubt)
+        objective, mode = _objective(config)
+        if None not in (objective, mode) and mode != mode_of(str(objective)):
+            # As Optuna, which minimizes by default, does of accuracies.
+            found, other = ("smallest", "maximize") if mode == "min" else ("largest", "minimize")
+            log.warning(
+                "this searches for the %s %s: hydra.sweeper.direction=%s searches for the other "
+                "end",
+                *(found, objective, other),
+            )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         _running.clear()
@@ -123,7 +124,7 @@ class SweepTable(Callback):
         )
         best = best_line(jobs, texts, objective)
         count = max(len(rows), expected_jobs(config, begun=len(rows)))
-        unfinished = _counts(Counter(row["status"] for row in rows), total=count)
+        unfinished = _counts([row["status"] for row in rows], total=count)
         log.info(
             "%s%s (%s%s)\n\n%s\n%s",
             "1 job" if count == 1 else f"{count} jobs",
@@ -176,20 +177,21 @@ class SweepSearch(Callback):
             return
         with reading.explained(file, "result of a search", error=DataError, remedy=_SEARCH_AGAIN):
             found = _without_plus(reading.parse_yaml(reading.read_text(file)))
-        run = None
-        if (job := _job_of_best(found, records_of(directory))) is not None and job.run:
-            run = found["best_run"] = near(Path(job.run))
+        value = found.get("best_value") if isinstance(found, dict) else None  # of one objective
+        same = [job for job in records_of(directory) if job.run and value in (job.value,)]
+        results = {place: _result_of(Path(job.run or "")) for place, job in enumerate(same)}
+        note = ""
+        for place in in_order(results)[:1] if value is not None else ():
+            job = same[place]
+            found["best_run"] = near(Path(job.run or ""))
+            note = f", run {found['best_run']}"
             given = dict(word.lstrip("+").split("=", 1) for word in job.overrides if "=" in word)
             params = found.get("best_params") or {}
             changed = {n for n, value in params.items() if given.get(n, str(value)) != str(value)}
             parse = OverridesParser.create().parse_override
             params.update({name: parse(f"{name}={given[name]}").value() for name in changed})
         write_text_atomic(file, yaml.safe_dump(found, sort_keys=False))
-        log.info(
-            "the best of the search: %s%s",
-            near(file),
-            "" if run is None else f", run {run}",
-        )
+        log.info("the best of the search: %s%s", near(file), note)
 
 
 def claim(sweep: Path) -> None:
@@ -236,14 +238,15 @@ def end_early(error: Exception) -> bool:
         Whether the sweeper is one that searches and jobs have failed, so that the error has been
         reported. Otherwise it is the caller's: Hydra's own sweeper does not use values.
     """
-    sweeps = list(_running)
-    for config in sweeps:
+    searches = False
+    for config in list(_running):
         for node in reversed(list(config.hydra.callbacks.values())):
             try:
                 instantiate(node).on_multirun_end(config=config)
             except Exception as other:  # the next callback runs all the same
                 log.warning("%s: %s", node._target_, other)
-        if exit_code_of_sweep() and _searches(config):
+        searches = not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
+        if exit_code_of_sweep() and searches:
             log.warning("%s", "".join(traceback.format_exception(error)).strip())
             log.error(
                 "the sweep ends here: its sweeper does not end without their values (%s: %s)"
@@ -251,22 +254,18 @@ def end_early(error: Exception) -> bool:
                 type(error).__name__,
                 error,
             )
-    return any(map(_searches, sweeps)) and exit_code_of_sweep() != 0
+    return searches and exit_code_of_sweep() != 0
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:
-    """Records the exit code of these jobs for the command."""
-    _exit_codes.append(exit_code(records))
+    """Records for the command the exit code of the first of these jobs that failed, if any."""
+    failed = (each.exit_code or 1 for each in records if each.status != "finished")
+    _exit_codes.extend(islice(failed, 1))
 
 
 def exit_code_of_sweep() -> int:
     """Exit code of the sweep that has ended in this process; 0 where none has."""
-    return next((code for code in _exit_codes if code), 0)
-
-
-def exit_code(records: Sequence[JobRecord]) -> int:
-    """Exit code of the first job that failed; 0 where none has."""
-    return next((record.exit_code or 1 for record in records if record.status != "finished"), 0)
+    return next(iter(_exit_codes), 0)
 
 
 def expected_jobs(config: DictConfig, *, begun: int) -> int:
@@ -284,11 +283,10 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
 
     Args:
         records: of the jobs that have one.
-        texts: what each of these is called.
+        texts: labels of these.
         total: jobs of the sweep; those without a record have not been started.
     """
-    counts = Counter[str](record.status for record in records)
-    yield f"{_counts(counts, total=total, failed=f'of {total} jobs failed')}:"
+    yield f"{_counts([each.status for each in records], total=total, failed='of {} jobs failed')}:"
     for record, text in zip(records, texts, strict=True):
         if record.status not in ("finished", "not started"):
             yield f"\njob {record.number + 1} ({text}): {record.error or record.status}"
@@ -297,19 +295,13 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
             yield from (f"  | {line}" for line in tail(Path(record.log), lines=_TAIL_LINES))
 
 
-def _counts(counts: Mapping[str, int], *, total: int, failed: str | None = None) -> str:
-    """How many jobs failed, were stopped and were not started; those that failed always with
-    ``failed``.
-    """
-    without_record = total - sum(counts.values())
-    not_started = counts.get("not started", 0) + without_record
-    parts = [f"{counts.get('failed', 0)} {failed or 'of them failed'}"]
-    if failed is None and not counts.get("failed"):
-        parts = []
-    if counts.get("stopped"):
-        parts.append(f"{counts['stopped']} stopped")
-    if not_started:
-        parts.append(f"{not_started} not started")
+def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
+    """How many jobs failed, which is always said with ``failed``, were stopped or not started."""
+    counts = Counter(statuses)
+    counts["not started"] += total - len(statuses)
+    parts = [f"{counts[each]} {each}" for each in ("stopped", "not started") if counts[each]]
+    if failed or counts["failed"]:
+        parts.insert(0, f"{counts['failed']} {(failed or 'of them failed').format(total)}")
     return ", ".join(parts)
 
 
@@ -318,24 +310,6 @@ def near(path: Path) -> str:
     absolute = Path(os.path.abspath(path))
     here = Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-
-
-def _searches(config: DictConfig) -> bool:
-    return not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
-
-
-def doubtful_direction(config: DictConfig) -> str | None:
-    """A warning where a search looks for the worst values, as Optuna, which minimizes by default,
-    does of accuracies; None elsewhere.
-    """
-    objective, mode = _objective(config)
-    if objective is None or mode is None or mode == mode_of(objective):
-        return None
-    found, other = ("largest", "minimize") if mode == "max" else ("smallest", "maximize")
-    return (
-        f"this searches for the {found} {objective}: hydra.sweeper.direction={other} searches for "
-        "the other end"
-    )
 
 
 def _objective(config: DictConfig) -> tuple[str | None, Mode | None]:
@@ -349,18 +323,6 @@ def _objective(config: DictConfig) -> tuple[str | None, Mode | None]:
     except OmegaConfBaseException:
         named = None  # jobs are refused for it
     return (None if named is None else str(named)), mode
-
-
-def _job_of_best(found: Any, records: Sequence[JobRecord]) -> JobRecord | None:
-    """The job whose run is the best of a search, by the rule of
-    :func:`sparsepipe.runs.best.best_of`; None where none is, as where an earlier sweep has
-    found the best value.
-    """
-    if not isinstance(found, dict) or "best_value" not in found:
-        return None  # of several objectives
-    same = [record for record in records if record.run and record.value == found["best_value"]]
-    results = {place: _result_of(Path(job.run)) for place, job in enumerate(same) if job.run}
-    return next((same[place] for place in in_order(results)), None)
 
 
 def _result_of(run: Path) -> dict[str, Any]:

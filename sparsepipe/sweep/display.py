@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,92 +33,40 @@ _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobProgress:
-    """Progress of a running job; ``share`` is done, from 0 to 1, and None where unknown."""
-
-    elapsed_s: float
-    share: float | None = None
-    share_before: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A job, numbered from 1. ``state`` is ``running``, ``before`` (the run was finished before) or
-    the record's status; ``detail`` is the last line of its log, or the error.
+    """A job, numbered from 1.
+
+    ``state`` is ``running``, ``before`` (the run was finished before) or the record's status.
+    ``detail`` is the last line of its log, or the error. ``share`` of a running job is done, from 0
+    to 1; None where unknown.
     """
 
     number: int
     text: str
     state: str
-    progress: JobProgress | None = None
+    share: float | None = None
     detail: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepState:
-    """A snapshot of a sweep. ``total`` counts the jobs that have not begun as well, ``done_s`` are
-    durations of jobs that this sweep has finished.
-    """
+    """A snapshot of a sweep. ``total`` counts the jobs that have not begun as well."""
 
     rows: Sequence[JobRow]
     total: int
-    done_s: Sequence[float]
 
     @property
     def running(self) -> list[JobRow]:
-        return [row for row in self.rows if row.progress is not None]
-
-    @property
-    def ended(self) -> list[JobRow]:
-        return [row for row in self.rows if row.progress is None]
+        return [row for row in self.rows if row.state == "running"]
 
     @property
     def summary(self) -> str:
-        """Numbers of jobs by state, and how long the sweep will still take, as text."""
-        ended, running, waiting = self.ended, self.running, self.total - len(self.rows)
-        done = sum(row.state in ("finished", "before") for row in ended)
-        parts = [f"{done} of {self.total} jobs done"]
-        for state in ("failed", "stopped"):
-            if count := sum(row.state == state for row in ended):
-                parts.append(f"{count} {state}")
-        if running:
-            parts.append(f"{len(running)} running")
-        left = sweep_left_s(self.done_s, [r.progress for r in running if r.progress], waiting)
-        if left and not any(row.state == "stopped" for row in ended):
-            parts.append(f"about {duration_text(left)} left")
-        return ", ".join(parts)
-
-
-def left_s(job: JobProgress, typical_s: float | None) -> float | None:
-    """Seconds that a job will still take: at its own pace, else as long as others did."""
-    if job.share is not None and job.share > job.share_before:
-        return job.elapsed_s * (1 - job.share) / (job.share - job.share_before)
-    return None if typical_s is None else max(0.0, typical_s - job.elapsed_s)
-
-
-def sweep_left_s(
-    done_s: Sequence[float], running: Sequence[JobProgress], waiting: int
-) -> float | None:
-    """Seconds that a sweep will still take, as many jobs at a time as now; None where unknown.
-
-    Args:
-        done_s: how long finished jobs took, without those that had been finished before.
-        running: progress of running jobs.
-        waiting: how many have not begun.
-    """
-    known = [*done_s] or [
-        job.elapsed_s + left for job in running if (left := left_s(job, None)) is not None
-    ]
-    if waiting and not known:
-        return None
-    typical_s = sum(known) / len(known) if known else None
-    rest = [left_s(job, typical_s) for job in running]
-    lefts = [left for left in rest if left is not None]
-    if len(lefts) < len(rest):
-        return None
-    total_s = sum(lefts) + waiting * (typical_s or 0.0)
-    return max(max(lefts, default=0.0), total_s / max(1, len(running)))
+        """Numbers of jobs by state, as text."""
+        counts = Counter(row.state for row in self.rows)
+        done = counts["finished"] + counts["before"]
+        others = [f"{counts[s]} {s}" for s in ("failed", "stopped", "running") if counts[s]]
+        return ", ".join([f"{done} of {self.total} jobs done", *others])
 
 
 class Lines:
@@ -200,10 +149,11 @@ class LiveView(Lines):
 def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
     """A table of jobs that run and of those that ended last, in at most ``room`` rows.
 
-    What jobs are called gets the columns that it needs of ``width``, before ends of their logs.
+    Labels of jobs get the columns that they need of ``width``, before ends of their logs.
     """
     running = state.running[:room]
-    rows = [*state.ended[len(state.ended) - max(0, room - len(running)) :], *running]
+    ended = [row for row in state.rows if row.state != "running"]
+    rows = [*ended[len(ended) - max(0, room - len(running)) :], *running]
     label = min(max((len(row.text) for row in rows), default=0), max(18, width - _BESIDE_LABEL))
     table = Table(
         Column("job", justify="right"),
@@ -211,24 +161,19 @@ def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
         Column("state", no_wrap=True),
         Column("time", justify="right", no_wrap=True),
         Column("progress", min_width=12),
-        Column("left", justify="right", no_wrap=True),
         Column("", ratio=1, no_wrap=True, overflow="ellipsis"),
         box=None,
         pad_edge=False,
         expand=True,
         header_style="dim",
     )
-    typical_s = sum(state.done_s) / len(state.done_s) if state.done_s else None
     for row in rows:
-        share = None if row.progress is None else row.progress.share
-        left = None if row.progress is None else left_s(row.progress, typical_s)
         table.add_row(
             str(row.number),
             Text(row.text),
             Text(row.state, style=_STYLES.get(row.state, "dim")),
             duration_text(row.seconds),
-            "" if share is None else ProgressBar(total=1.0, completed=share, width=12),
-            "" if left is None else duration_text(left),
+            "" if row.share is None else ProgressBar(total=1.0, completed=row.share, width=12),
             Text(row.detail, style="dim"),
         )
     return Group(table, Text(state.summary))

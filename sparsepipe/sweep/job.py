@@ -33,7 +33,7 @@ from sparsepipe.sweep.record import (
 )
 from sparsepipe.sweep.slots import WAIT_LIMIT_S
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
-from sparsepipe.utils.parent import end_with_parent
+from sparsepipe.utils.process import end_with_parent
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = 500

@@ -22,7 +22,7 @@ from sparsepipe.sweep.composition import (
 )
 from sparsepipe.sweep.record import JobRecord, SweptJob, own_texts, records_of, refusal, scored
 from sparsepipe.sweep.slots import Machine, Settings, Slots
-from sparsepipe.utils.memory import no_garbage_collection
+from sparsepipe.utils.process import no_garbage_collection
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,6 @@ def launch(
     return [_returned(one, records[one.job.number]) for one in composed]
 
 
-def _nothing(config: Any) -> None:
-    """Stands for the task function, which runs in another process."""
-
-
 def _refused(composed: Sequence[ComposedJob], context: HydraContext) -> dict[int, JobRecord]:
     """The records of jobs none of which can be run; empty where one can.
 
@@ -92,7 +88,14 @@ def _run_jobs(
     from sparsepipe.sweep.runner import Runner
 
     there = machine()
-    leaders, same = _distinct(composed)
+    leaders: list[ComposedJob] = []  # jobs that differ, and others with the same configuration
+    same: dict[int, list[SweptJob]] = {}
+    for one in composed:
+        twins = [other for other in leaders if one.spec and other.spec == one.spec]
+        if twins:
+            same.setdefault(twins[0].job.number, []).append(one.job)
+        else:
+            leaders.append(one)
     ready, refused = _ready(leaders, there, settings)
     first = min(one.job.number for one in composed)
     earlier = [each for each in records_of(sweep_directory(config)) if each.number < first]
@@ -104,7 +107,7 @@ def _run_jobs(
     # Hydra's callbacks of jobs, as if these ran in this process.
     def on_start(job: SweptJob) -> None:
         whole = by_number[job.number].whole
-        context.callbacks.on_job_start(config=whole, task_function=_nothing)
+        context.callbacks.on_job_start(config=whole, task_function=lambda config: None)
 
     def on_end(record: JobRecord) -> None:
         one = by_number[record.number]
@@ -123,21 +126,6 @@ def _run_jobs(
         return runner.run(ready, same=same, known=refused)
     except Stopped as stop:
         sys.exit(stop.exit_code)
-
-
-def _distinct(
-    composed: Sequence[ComposedJob],
-) -> tuple[list[ComposedJob], dict[int, list[SweptJob]]]:
-    """Jobs that differ, and by their numbers others with the same configuration."""
-    leaders: list[ComposedJob] = []
-    same: dict[int, list[SweptJob]] = {}
-    for one in composed:
-        twins = [other for other in leaders if one.spec and other.spec == one.spec]
-        if twins:
-            same.setdefault(twins[0].job.number, []).append(one.job)
-        else:
-            leaders.append(one)
-    return leaders, same
 
 
 def _ready(

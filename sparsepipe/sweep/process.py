@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -84,34 +84,27 @@ class JobProcess:
         """Passes a signal to the first process, which ends the others."""
         self.first.send_signal(signum)
 
+    def exit_code(self) -> int | None:
+        return self.first.poll()
+
     def kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             if self.first.poll() is None:
                 os.killpg(self.first.pid, signal.SIGKILL)
-        kill_marked(self.mark)
-
-    def exit_code(self) -> int | None:
-        return self.first.poll()
+        for process in marked(self.mark):
+            with suppress(psutil.Error):  # it has ended, and its number may be another's
+                process.kill()
 
     def alive(self) -> list[int]:
         first = [self.first.pid] if self.first.poll() is None else []
-        return sorted({*first, *marked(self.mark)})
+        return sorted({*first, *(process.pid for process in marked(self.mark))})
 
 
-def marked(mark: str) -> list[int]:
-    """Numbers of the processes with this mark, without this one."""
-    return [process.pid for process in _marked_processes(mark)]
-
-
-def kill_marked(mark: str) -> None:
-    """Kills the processes that have this mark now."""
-    for process in _marked_processes(mark):
-        with suppress(psutil.Error):  # it has ended, and its number may be another's
-            process.kill()
-
-
-def _marked_processes(mark: str) -> Iterator[psutil.Process]:
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes with this mark, without this one."""
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's
             if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == mark:
-                yield process
+                found.append(process)
+    return found

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import math
 import os
+import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from sparsepipe.config.check import check_fields
-from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.errors import REMEDY, DataError, SparsePipeError
 from sparsepipe.runs.best import without_figure
 from sparsepipe.utils import reading
 from sparsepipe.utils.arguments import is_number
@@ -155,12 +156,7 @@ def _without_run(job: SweptJob, **values: Any) -> JobRecord:
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
-    """Values of the record of a job whose run is finished.
-
-    Raises:
-        ConfigError: the result has no such figure.
-        DataError: the result cannot be read.
-    """
+    """Values of the record of a job whose run is finished and has its objective."""
     value = objective_value(run, objective)
     try:
         ended_s = read_mapping(run / "DONE.json", time=reading.amount)["time"]
@@ -170,11 +166,7 @@ def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict
 
 
 def read_record(path: Path) -> JobRecord:
-    """Reads a record.
-
-    Raises:
-        DataError: it is missing or broken.
-    """
+    """Reads a record; raises a DataError where it is missing or broken."""
     values = read_mapping(path)
     if problems := [*check_fields(values, JobRecord)]:
         raise DataError(
@@ -222,12 +214,7 @@ def scored(directory: str, value: float | None) -> str:
 
 
 def objective_value(directory: Path, objective: str | None) -> float | None:
-    """A figure of a finished run's result; None without an objective.
-
-    Raises:
-        ConfigError: the result has no such figure.
-        DataError: the result cannot be read.
-    """
+    """A figure of a finished run's result, which must have it; None without an objective."""
     if objective is None:
         return None
     result = read_mapping(directory / "result.json")
@@ -277,3 +264,73 @@ def tail(path: Path, *, lines: int) -> list[str]:
     # A progress bar writes its states over one another.
     shown = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
     return [line for line in shown if line][-lines:]
+
+
+EndedBy = Literal["limit", "stop", "lingering"]
+_OUT_OF_MEMORY = "killed by the OOM killer: the machine (or the container) ran out of memory"
+_LESS_MEMORY = (
+    "let jobs need less memory (data.batch_size), or run fewer at a time (hydra.launcher.max_jobs)"
+)
+_GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How the processes of a job ended.
+
+    Args:
+        exit_code: exit code of the first one.
+        ended_by: what ended them, where they did not end by themselves.
+        limit_s: the job's limit in seconds, where that has ended them.
+        oom_kills: processes of the machine that the OOM killer has ended since; None: unknown.
+        left: processes that still run although they were killed.
+    """
+
+    exit_code: int
+    ended_by: EndedBy | None = None
+    limit_s: float | None = None
+    oom_kills: int | None = None
+    left: tuple[int, ...] = ()
+
+
+def outcome(record: JobRecord | None, end: JobEnd) -> tuple[Status, str | None, int]:
+    """Status, error and exit code of a job, by its own record and the end of its processes."""
+    if record is not None and record.status == "finished":
+        return "finished", None, 0
+    status: Status = "failed"
+    code = 1 if record is None else record.exit_code or 1
+    remedies = [f"see its log; {_GO_ON}"]
+    if record is not None and record.status == "failed":
+        cause, _, remedy = (record.error or "it failed").partition(REMEDY)
+        remedies = [remedy] if remedy else []
+        if end.oom_kills and "SIGKILL" in cause:
+            cause, remedies = f"{cause}; {_OUT_OF_MEMORY}", [_LESS_MEMORY, *remedies]
+        if end.ended_by is not None:
+            cause += "; and its processes had to be ended"
+    elif end.ended_by == "stop":
+        status, cause, remedies = "stopped", "ended with the sweep", []
+    elif end.ended_by == "limit":
+        cause = f"it hung or was too slow: ended by hydra.launcher.job_limit_s={end.limit_s:g}"
+        code = 1
+    elif record is not None:
+        status, (cause, _, remedy) = record.status, (record.error or "").partition(REMEDY)
+        remedies = [remedy] if remedy else []
+    elif end.exit_code == -signal.SIGKILL:
+        code, remedies = 128 + signal.SIGKILL, [_LESS_MEMORY, _GO_ON]
+        killed = "its process was killed by SIGKILL, as the OOM killer does when memory runs out"
+        cause = _OUT_OF_MEMORY if end.oom_kills else killed
+    elif end.exit_code < 0:
+        code = 128 - end.exit_code
+        cause = f"its process was killed by {signal.Signals(-end.exit_code).name}"
+    else:
+        code = end.exit_code or 1
+        cause = f"its process ended with exit code {end.exit_code} and left no record"
+    if end.left:
+        cause, remedies = f"{cause}; {left_text(end.left)}", [*remedies, "see dmesg"]
+    return status, cause + (REMEDY + "; ".join(remedies) if remedies else ""), code
+
+
+def left_text(left: Sequence[int]) -> str:
+    """Names processes that still run though they were killed."""
+    which = "processes" if len(left) > 1 else "process"
+    return f"{which} {', '.join(map(str, left))} cannot be ended"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from operator import methodcaller
 from types import FrameType
 
 from sparsepipe.runs.signals import SIGNALS
@@ -21,11 +21,11 @@ from sparsepipe.sweep.display import (
     SweepState,
     print_run,
 )
-from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.record import (
     JobRecord,
     SweptJob,
     keep_record,
+    left_text,
     not_started,
     refusal,
     tail,
@@ -128,7 +128,7 @@ class Runner:
                 continue
             self._slots = self._slots.with_job(grant)
             self._running.append(job)
-            self._display.show(partial(_began, row=self._row(job), state=self._state))
+            self._display.show(methodcaller("began", self._row(job), self._state))
 
     def _stop(self, signum: int, *, at_once: bool) -> None:
         for ready in self._waiting:
@@ -153,7 +153,7 @@ class Runner:
         )
         known = len(signals)
         for job in self._running:
-            if not job.is_ending:
+            if job.ended_by is None:
                 with suppress(OSError):
                     job.end(signal.SIGTERM, by="stop")
         limit_s = time.monotonic() + max(job.ready.grace_s for job in self._running) + ENDING_S
@@ -183,11 +183,8 @@ class Runner:
     def _state(self) -> SweepState:
         found = [*self._earlier, *self._records.values()]
         ended = [self._row_of(record) for record in found if record.status != "not started"]
-        done = [one.seconds for one in found if one.status == "finished" and not one.before]
         return SweepState(
-            rows=[*ended, *(self._row(job) for job in self._running)],
-            total=self._total,
-            done_s=done,
+            rows=[*ended, *(self._row(job) for job in self._running)], total=self._total
         )
 
     def _row_of(self, record: JobRecord) -> JobRow:
@@ -207,14 +204,10 @@ class Runner:
             number=swept.number + 1,
             text=self._texts[swept.number],
             state="running",
-            progress=job.progress(),
+            share=job.share(),
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )
-
-
-def _began(view: Lines, *, row: JobRow, state: Callable[[], SweepState]) -> None:
-    view.began(row, state)
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import thread_variables
 from sparsepipe.errors import DataError
 from sparsepipe.runs.out_of_memory import kills_since, oom_kills
-from sparsepipe.sweep.display import JobProgress
-from sparsepipe.sweep.outcome import EndedBy, JobEnd, outcome
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import (
+    EndedBy,
+    JobEnd,
     JobRecord,
     SweptJob,
     keep_record,
+    outcome,
     read_record,
     record_of,
     started_run,
@@ -61,11 +62,10 @@ class RunningJob:
     grant: Grant
     process: JobProcess
     job_limit_s: float | None = None
-    epochs_before: int | None = None
     began: float = field(default_factory=time.time)
     _began_s: float = field(default_factory=time.monotonic)
     _oom_before: int | None = field(default_factory=oom_kills)
-    _ended_by: EndedBy | None = None
+    ended_by: EndedBy | None = None
     _kill_s: float | None = None
     _killed_s: float | None = None
     _process_ended: bool = False
@@ -94,38 +94,26 @@ class RunningJob:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    @property
-    def is_ending(self) -> bool:
-        return self._ended_by is not None
-
-    def progress(self) -> JobProgress:
-        """How far a training is, by the epochs of its run's ``metrics.csv``; called repeatedly.
-
-        Epochs that the run had before the job count as ``share_before``.
+    def share(self) -> float | None:
+        """Share of a training that is done, by the epochs of its run's ``metrics.csv``; None where
+        it is unknown.
         """
-        run, epochs, in_all = started_run(self.ready.job), None, self.ready.spec.trainer.max_epochs
-        if run is not None:
-            try:
-                with (run / "metrics.csv").open("rb") as stream:
-                    epochs = max(0, sum(1 for line in stream if line.strip()) - 1)  # its heading
-            except OSError:  # written at the end of the first epoch
-                epochs = None
-            if self.epochs_before is None:
-                self.epochs_before = epochs or 0
-        if self.ready.spec.force:  # the run's earlier epochs are about to be removed
-            self.epochs_before = 0
-        share, before = None, 0.0
-        if isinstance(in_all, int) and in_all > 0:
-            share = None if epochs is None else min(1.0, epochs / in_all)
-            before = min(1.0, (self.epochs_before or 0) / in_all)
-        return JobProgress(elapsed_s=self.elapsed_s, share=share, share_before=before)
+        run, in_all = started_run(self.ready.job), self.ready.spec.trainer.max_epochs
+        if run is None or in_all is None or in_all <= 0:
+            return None
+        try:
+            with (run / "metrics.csv").open("rb") as stream:
+                lines = sum(1 for line in stream if line.strip())  # one is its heading
+        except OSError:  # written at the end of the first epoch
+            return None
+        return min(1.0, max(0, lines - 1) / in_all)
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
         """Sends it a signal, and lets :meth:`supervise` kill what still runs after the grace."""
         limit_s = self.ready.grace_s if grace_s is None else grace_s
         self._kill_s = time.monotonic() + limit_s
         if self.process.exit_code() is None:
-            self._ended_by = self._ended_by or by
+            self.ended_by = self.ended_by or by
             self.process.interrupt(signum)
 
     def supervise(self) -> bool:
@@ -136,8 +124,15 @@ class RunningJob:
         """
         now_s = time.monotonic()
         ended = self.process.exit_code() is not None
-        if not ended and self._ended_by is None:
-            self._end_over_limit(now_s)
+        if not ended and self.ended_by is None:
+            if self.job_limit_s is not None and self.elapsed_s > self.job_limit_s:
+                self.end(signal.SIGTERM, by="limit")
+            elif self._recorded_s is None:
+                self._recorded_s = None if self._own_record() is None else now_s
+            elif now_s - self._recorded_s > _LINGER_S:
+                number = self.ready.job.number + 1
+                log.warning("job %d has left its record, but does not end: killing it", number)
+                self.end(signal.SIGTERM, by="lingering", grace_s=_CHILDREN_END_S)
         elif ended and not self._process_ended:
             self._process_ended = True
             self._kill_s = min(self._kill_s or math.inf, now_s + _CHILDREN_END_S)
@@ -149,18 +144,6 @@ class RunningJob:
             self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
         return self._killed_s is not None and now_s - self._killed_s > ENDING_S
 
-    def _end_over_limit(self, now_s: float) -> None:
-        if self.job_limit_s is not None and self.elapsed_s > self.job_limit_s:
-            self.end(signal.SIGTERM, by="limit")
-        elif self._recorded_s is None:
-            self._recorded_s = None if self._own_record() is None else now_s
-        elif now_s - self._recorded_s > _LINGER_S:
-            number = self.ready.job.number + 1
-            log.warning(
-                "job %d has left its record, but its process does not end: killing it", number
-            )
-            self.end(signal.SIGTERM, by="lingering", grace_s=_CHILDREN_END_S)
-
     def record(self) -> JobRecord:
         """The job's record, which is also left in the sweep's directory."""
         job = self.ready.job
@@ -169,24 +152,16 @@ class RunningJob:
         end = JobEnd(
             exit_code=-signal.SIGKILL if code is None else code,
             left=tuple(self.process.alive()),
-            ended_by=self._ended_by,
-            limit_s=self.job_limit_s if self._ended_by == "limit" else None,
+            ended_by=self.ended_by,
+            limit_s=self.job_limit_s if self.ended_by == "limit" else None,
             oom_kills=kills_since(self._oom_before),
         )
         own = self._own_record()
-        found = outcome(own, end)
+        status, error, exit_code = outcome(own, end)
         if own is None:
-            own = record_of(
-                job, status=found.status, run=None, began_s=self.began, ended_s=time.time()
-            )
-        record = replace(
-            own,
-            status=found.status,
-            error=found.error,
-            exit_code=found.exit_code,
-            log=str(job.log),
-        )
-        return keep_record(job, record)
+            own = record_of(job, status=status, run=None, began_s=self.began, ended_s=time.time())
+        found = replace(own, status=status, error=error, exit_code=exit_code, log=str(job.log))
+        return keep_record(job, found)
 
     def _own_record(self) -> JobRecord | None:
         """The record that the job itself has left; those of other processes do not count."""

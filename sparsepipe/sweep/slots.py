@@ -17,19 +17,8 @@ WAIT_LIMIT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How many jobs run at a time, on how many cores, and for how long: ``hydra.launcher``.
-
-    Args:
-        max_jobs: the most jobs at a time; None: as many as find cores and GPUs.
-        cores_per_rank: cores of each process of a job; None: a job's share of the machine, see
-            :func:`demand`.
-        job_limit_s: a job that takes longer is ended, whatever it does or waits for; None: no
-            limit.
-        wait_limit_s: how long a job waits for another process that works on the same run; None: no
-            limit.
-
-    Raises:
-        ConfigError: a number is too small.
+    """How many jobs run at a time, on how many cores, and for how long: ``hydra.launcher``, whose
+    class in ``hydra_plugins`` says what the keys mean. Raises a ConfigError for numbers below 1.
     """
 
     max_jobs: int | None = None
@@ -38,18 +27,11 @@ class Settings:
     wait_limit_s: float | None = WAIT_LIMIT_S
 
     def __post_init__(self) -> None:
-        for name in ("max_jobs", "cores_per_rank"):
+        for name in ("max_jobs", "cores_per_rank", "job_limit_s", "wait_limit_s"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and not value > 0:
                 raise ConfigError(
-                    f"hydra.launcher.{name}={value}", remedy="set it to 1 or more, or null"
-                )
-        for name in ("job_limit_s", "wait_limit_s"):
-            limit_s = getattr(self, name)
-            if limit_s is not None and not limit_s > 0:
-                raise ConfigError(
-                    f"hydra.launcher.{name}={limit_s}",
-                    remedy="set it to a number of seconds above 0, or null",
+                    f"hydra.launcher.{name}={value}", remedy="set it to a number above 0, or null"
                 )
 
 
@@ -141,11 +123,16 @@ class Slots:
         cores = tuple(core for core in self.machine.cores if core not in used_cores)
         used = {token for job in self.taken for token in job.gpus}
         free = [gpu for gpu in self.machine.gpus if gpu.token not in used]
-        gpus = _of_kinds(free, needed.gpus)
-        if gpus is None and not self.taken:  # nothing to wait for
-            gpus = tuple(gpu.token for gpu in free)
-        if len(cores) < needed.cores or gpus is None:
+        chosen: list[Gpu] = []
+        for kind in needed.gpus:
+            chosen += [gpu for gpu in free if gpu.kind == kind and gpu not in chosen][:1]
+        if len(chosen) < len(needed.gpus) and not self.taken:  # nothing to wait for
+            chosen = free
+        elif len(chosen) < len(needed.gpus):
             return None
+        if len(cores) < needed.cores:
+            return None
+        gpus = tuple(gpu.token for gpu in free if gpu in chosen)
         threads = max(1, needed.cores // needed.ranks)
         cores = cores[: needed.cores]
         return Grant(cores=cores, gpus=gpus, threads=threads, binds=self.machine.binds)
@@ -162,17 +149,6 @@ class Slots:
         """Whether a job has the machine to itself, and may see it as it is."""
         every_gpu = len(grant.gpus) in (0, len(self.machine.gpus))
         return every_gpu and len(grant.cores) == len(self.machine.cores)
-
-
-def _of_kinds(free: Sequence[Gpu], kinds: Sequence[str]) -> tuple[str, ...] | None:
-    """Tokens of free GPUs of these kinds, in the machine's order; None where some are missing."""
-    chosen: list[Gpu] = []
-    for kind in kinds:
-        alike = [gpu for gpu in free if gpu.kind == kind and gpu not in chosen]
-        if not alike:
-            return None
-        chosen.append(alike[0])
-    return tuple(gpu.token for gpu in free if gpu in chosen)
 
 
 def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> dict[str, str]:

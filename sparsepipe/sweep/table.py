@@ -10,7 +10,7 @@ from typing import Any
 from sparsepipe.runs.best import Mode, best_of, mode_of
 from sparsepipe.runs.ledger_table import plan_text
 from sparsepipe.sweep.record import Status
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import markdown_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,8 @@ from sparsepipe.runtime.bandwidth import (
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.files import write_json, write_text_atomic
+from sparsepipe.utils.files import markdown_table, write_csv, write_json, write_text_atomic
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 

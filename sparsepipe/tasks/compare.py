@@ -10,14 +10,13 @@ from typing import Any
 
 from sparsepipe.config.run_spec import flatten, read_settings
 from sparsepipe.errors import ConfigError, DataError, NoRunsError
+from sparsepipe.runs.ledger import run_directories
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
 from sparsepipe.runs.metrics import read_rows
-from sparsepipe.runs.run_tree import run_directories
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils import reading
 from sparsepipe.utils.arguments import is_number
-from sparsepipe.utils.files import expanded, read_mapping, write_text_atomic
-from sparsepipe.utils.tables import markdown_table
+from sparsepipe.utils.files import expanded, markdown_table, read_mapping, write_text_atomic
 
 _MOST = 7
 """Runs that lines in a picture can tell apart."""

@@ -26,7 +26,7 @@ from sparsepipe.planning.devices import are_there
 from sparsepipe.planning.division import read_plan_file
 from sparsepipe.profiling.activations import crossing_bytes, fresh
 from sparsepipe.profiling.timing import Clock
-from sparsepipe.runs.checkpoints import best_checkpoint, classes_of, load_weights, read_checkpoint
+from sparsepipe.runs.checkpoints import best_checkpoint, load_weights, read_checkpoint
 from sparsepipe.runs.metrics import write_rows
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
@@ -199,7 +199,7 @@ class Evaluate(Task):
     def _check_classes(
         self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
     ) -> None:
-        then = [str(name) for name in classes_of(path, content)]
+        then = [str(name) for name in (content.get(RECORD) or {}).get(CLASSES) or ()]
         now = [str(name) for name in getattr(data, "classes", ())]
         if then and now and then != now and not self._allows(CLASSES):
             order = "in another order than" if sorted(then) == sorted(now) else "not"

@@ -24,9 +24,8 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.files import expanded, write_json
+from sparsepipe.utils.files import expanded, write_csv, write_json
 from sparsepipe.utils.progress import progress
-from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 

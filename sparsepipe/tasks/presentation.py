@@ -28,7 +28,7 @@ from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import ResolvedRun
-from sparsepipe.utils.tables import write_csv
+from sparsepipe.utils.files import write_csv
 
 log = logging.getLogger(__name__)
 

@@ -47,9 +47,8 @@ from sparsepipe.strategies.pipeline.steps import run_until_layers
 from sparsepipe.tasks.domain_parts import of_domains, parts_of, state_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.files import markdown_table, write_text_atomic
 from sparsepipe.utils.progress import progress
-from sparsepipe.utils.tables import markdown_table
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.search import memory_model
 from sparsepipe.profiling import Profile
-from sparsepipe.runs.run_tree import moment
+from sparsepipe.runs.rundir import moment
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting

@@ -45,8 +45,7 @@ from sparsepipe.simulate.workload import Workload
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.simulate_domains import Domains, check_parallel
 from sparsepipe.tasks.task import ResolvedRun, Task
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 

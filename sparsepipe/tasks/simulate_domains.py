@@ -22,8 +22,7 @@ from sparsepipe.simulate.domains import DomainSteps, GradientSum, RankCosts
 from sparsepipe.simulate.network import Algorithm, ClusterNetwork
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.domain_parts import LOSSES, private_part
-from sparsepipe.utils.files import write_text_atomic
-from sparsepipe.utils.tables import markdown_table, write_csv
+from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 

@@ -52,8 +52,7 @@ from sparsepipe.tasks.presentation import (
 from sparsepipe.tasks.result import kept_values, peak_values, plan_values, versions, write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.tracking.loggers import WandbRunLogger
-from sparsepipe.utils.files import read_mapping, write_json, write_text_atomic, writing
-from sparsepipe.utils.tables import write_csv
+from sparsepipe.utils.files import read_mapping, write_csv, write_json, write_text_atomic, writing
 
 log = logging.getLogger(__name__)
 

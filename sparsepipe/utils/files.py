@@ -1,4 +1,4 @@
-"""Atomic writes, files that cannot be read or written, and locks between processes.
+"""Files that are written whole or not at all, locks between processes, JSON, CSV and tables.
 
 A write goes to a temporary file beside the target, is flushed to disk, and is renamed over the
 target: readers, also after a process was killed, find either the old content or the new.
@@ -6,30 +6,43 @@ target: readers, also after a process was killed, find either the old content or
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from sparsepipe.errors import DataError, OutputError
+from sparsepipe.errors import DataError, OutputError, SparsePipeError
 from sparsepipe.utils import reading
 
 PathLike = str | os.PathLike[str]
 
 _POLL_S = 0.1
+_NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)
+_ANEW = (
+    "Remove the file, and DONE.json beside it where there is one, and run again: it will be "
+    "written anew."
+)
+
+
+def expanded(path: PathLike) -> Path:
+    """The path that is meant, with ``~`` and environment variables filled in."""
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends well.
 
-    When the block raises, ``path`` is left as it was and no temporary file remains. The
-    caller explains errors of the file system.
+    When the block raises, ``path`` is left as it was and no temporary file remains. The caller
+    explains errors of the file system.
 
     Args:
         path: the file; its folder is made if it is missing.
@@ -107,65 +120,76 @@ def file_lock(
 
 
 @contextmanager
-def atomic_writer(path: PathLike) -> Iterator[BinaryIO]:
-    """Opens ``path`` for writing bytes; the file appears when the block ends well.
-
-    When the block raises, ``path`` is left as it was and no temporary file remains.
-    Missing parent directories are made.
-
-    Raises:
-        DataError: the file cannot be written (permissions, disk full).
-    """
-    target = Path(path)
-    with explained_errors(target), replacing(target) as temporary, temporary.open("wb") as stream:
-        yield stream
+def writing(path: Path, *, error: type[SparsePipeError] = OutputError) -> Iterator[None]:
+    """Turns errors of the file system into one that names ``path`` and a remedy."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(
+            f"{path} cannot be written: {problem.strerror or problem}",
+            remedy="free space and check permissions there, or set paths.outputs to another "
+            "directory",
+        ) from problem
 
 
 def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
-    """Writes ``content`` to ``path`` atomically and returns the path."""
-    with atomic_writer(path) as stream:
-        stream.write(content)
-    return Path(path)
+    """Writes ``content`` to ``path`` atomically and returns the path; raises a DataError where it
+    cannot be written.
+    """
+    target = Path(path)
+    with writing(target, error=DataError), replacing(target) as temporary:
+        temporary.write_bytes(content)
+    return target
 
 
 def write_text_atomic(path: PathLike, text: str) -> Path:
-    """Writes ``text`` as UTF-8 to ``path`` atomically and returns the path.
-
-    Half characters, as in names of folders that are not UTF-8, are written by
-    their numbers.
-    """
+    """As :func:`write_bytes_atomic`, in UTF-8, with half characters as their numbers."""
     return write_bytes_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: PathLike, value: Any) -> Path:
     """Writes ``value`` as indented JSON to ``path`` atomically and returns the path.
 
-    Beside JSON's own types, numpy and torch scalars and arrays (anything with
-    ``tolist``), paths, sets, mappings and dataclasses are written as their plain
-    counterparts. Numbers that are not finite become ``null``, since JSON has none.
+    Beside JSON's own types, numpy and torch scalars and arrays (anything with ``tolist``), paths,
+    sets, mappings and dataclasses are written as their plain counterparts. Numbers that are not
+    finite become ``null``, since JSON has none.
 
     Raises:
         TypeError: ``value`` holds something with no plain counterpart.
         DataError: the file cannot be written.
     """
-    plain, target = _plain(value), Path(path)
-    with explained_errors(target):
+    plain, target = _plain_json(value), Path(path)
+    with writing(target, error=DataError):
         write_plain_json(target, plain)
     return target
 
 
-_ANEW = (
-    "Remove the file, and DONE.json beside it where there is one, and run again: it will be "
-    "written anew."
-)
+def _plain_json(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            plain: Any = value
+        case float():
+            plain = value if math.isfinite(value) else None
+        case Mapping():
+            plain = {str(_plain_json(key)): _plain_json(item) for key, item in value.items()}
+        case list() | tuple():
+            plain = [_plain_json(item) for item in value]
+        case set() | frozenset():
+            plain = sorted(map(_plain_json, value), key=repr)
+        case os.PathLike():
+            plain = os.fspath(value)
+        case _ if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+            plain = {name: _plain_json(getattr(value, name)) for name in names}
+        case _ if callable(getattr(value, "tolist", None)):  # numpy and torch, scalars and arrays
+            plain = _plain_json(value.tolist())
+        case _:
+            raise TypeError(f"{type(value).__name__} has no JSON counterpart: {value!r}")
+    return plain
 
 
 def read_json(path: PathLike) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        DataError: the file is missing, no regular one, or not JSON with finite numbers.
-    """
+    """Reads a JSON file; raises a DataError where it is missing, not a regular one, or not JSON."""
     source = Path(path)
     try:
         return reading.parse_json(reading.read_text(source))
@@ -175,10 +199,7 @@ def read_json(path: PathLike) -> Any:
             remedy="Check the path; a run writes this file when it gets that far.",
         ) from error
     except ValueError as error:
-        raise DataError(
-            f"{source} cannot be read: {error}",
-            remedy=_ANEW,
-        ) from error
+        raise DataError(f"{source} cannot be read: {error}", remedy=_ANEW) from error
 
 
 def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[str, Any]:
@@ -199,66 +220,73 @@ def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[st
             check(values.get(key), f"'{key}'")
     except ValueError as error:
         raise DataError(
-            f"{path} does not hold what a run writes there: {error}",
-            remedy=_ANEW,
+            f"{path} does not hold what a run writes there: {error}", remedy=_ANEW
         ) from error
     return values
 
 
-@contextmanager
-def explained_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into one with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be written: {error.strerror or error}",
-            remedy="Check permissions and free space there, or choose another output directory.",
-        ) from error
+def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
+    r"""Writes rows with the same keys as CSV in UTF-8, atomically, and returns the path.
 
-
-_PLAIN: tuple[tuple[type | tuple[type, ...], Callable[[Any], Any]], ...] = (
-    ((type(None), bool, int, str), lambda value: value),
-    (float, lambda value: value if math.isfinite(value) else None),
-    (Mapping, lambda value: {_plain_key(key): _plain(item) for key, item in value.items()}),
-    ((list, tuple), lambda value: [_plain(item) for item in value]),
-    ((set, frozenset), lambda value: sorted(map(_plain, value), key=repr)),
-    (os.PathLike, os.fspath),
-)
-
-
-def _plain(value: Any) -> Any:
-    for kinds, convert in _PLAIN:
-        if isinstance(value, kinds):
-            return convert(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if callable(getattr(value, "tolist", None)):  # numpy and torch, scalars and arrays
-        return _plain(value.tolist())
-    raise TypeError(f"{type(value).__name__} has no JSON counterpart: {value!r}")
-
-
-def _plain_key(key: Any) -> str:
-    return key if isinstance(key, str) else str(_plain(key))
-
-
-def expanded(path: PathLike) -> Path:
-    """The path that is meant, with ``~`` and environment variables filled in."""
-    return Path(os.path.expanduser(os.path.expandvars(path)))
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Names ``path`` and the remedy when the block cannot write there.
+    Bytes of a file's name that are no text are written as ``\udcff``.
 
     Raises:
-        OutputError: no permission, no space, or no directory.
+        ValueError: no rows exist.
+        DataError: the file cannot be written.
     """
+    if not rows:
+        raise ValueError("a table without rows has no columns")
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return write_bytes_atomic(path, stream.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
+    """The rows of a CSV file with a line of names at its top; cells stay text, blanks stay blank.
+
+    Args:
+        path: the file.
+        needed: names of columns that it must have.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is no table, or one without these columns.
+    """
+    text = reading.read_text(path)
     try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}",
-            remedy="free space and check permissions there, or set paths.outputs to another "
-            "directory",
-        ) from error
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        rows = [{name: cell or "" for name, cell in row.items() if name} for row in table]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    if lacking := [name for name in needed if name not in (table.fieldnames or ())]:
+        raise ValueError(f"it has no column {' and none '.join(lacking)}")
+    return rows
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns are aligned; columns of numbers to the right.
+
+    Args:
+        head: names of the columns.
+        rows: cells, as many as there are columns.
+    """
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(3, *map(len, column)) for column in columns]
+    right = [
+        all(cell.strip() in ("", "-") or _NUMBER.fullmatch(cell.strip()) for cell in column[1:])
+        for column in columns
+    ]
+    rule = [
+        "-" * (width - 1) + ":" if to_right else "-" * width
+        for width, to_right in zip(widths, right, strict=True)
+    ]
+    lines = []
+    for cells in (head, rule, *rows):
+        padded = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(cells, widths, right, strict=True)
+        ]
+        lines.append(f"| {' | '.join(padded)} |")
+    return "\n".join(lines)

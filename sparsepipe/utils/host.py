@@ -8,9 +8,13 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 _GROUPS = Path("/sys/fs/cgroup")
+CPU_QUOTA = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+"""Files with a quota and its period, in version 2 of control groups and in version 1."""
 
 
 def usable_cores() -> int:
@@ -27,14 +31,6 @@ def usable_core_numbers() -> tuple[int, ...]:
     return _affinity()[: _cores_of_quotas()]
 
 
-def memory_bytes() -> int | None:
-    """Memory of this host; None where the platform does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
 def quota_limits() -> bool:
     """Whether a quota limits the number of cores; the kernel then chooses which at any time."""
     cores = _cores_of_quotas()
@@ -42,7 +38,6 @@ def quota_limits() -> bool:
 
 
 def _affinity() -> tuple[int, ...]:
-    """Numbers of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -51,62 +46,10 @@ def _affinity() -> tuple[int, ...]:
 def _cores_of_quotas() -> int | None:
     """Cores that the least quota of this process's control groups is worth; None without one."""
     found = []
-    try:
-        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-        quotas = quota_files(own)
-    except (OSError, UnicodeDecodeError):
-        return None  # not Linux
-    for files in quotas:
-        try:
-            text = " ".join(file.read_text(encoding="ascii") for file in files)
-        except (OSError, UnicodeDecodeError):
-            continue
-        found.append(cores_of_quota(text))
+    for files in group_files("cpu", *CPU_QUOTA):
+        with suppress(OSError, UnicodeDecodeError):
+            found.append(cores_of_quota(" ".join(file.read_text("ascii") for file in files)))
     return min((cores for cores in found if cores is not None), default=None)
-
-
-def quota_files(own: str) -> list[tuple[Path, ...]]:
-    """Files with a quota and its period for the control groups of ``/proc/self/cgroup``."""
-    before = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    return group_files(own, "cpu", names=("cpu.max",), names_before=before)
-
-
-def group_files(
-    own: str, controller: str, *, names: tuple[str, ...], names_before: tuple[str, ...]
-) -> list[tuple[Path, ...]]:
-    """Files of the control groups of ``/proc/self/cgroup`` and of all groups above.
-
-    The nearest come first; the least of their limits counts. A container mounts its own group as
-    the root, so that the named path need not exist.
-
-    Args:
-        own: the content of ``/proc/self/cgroup``.
-        controller: the cgroup controller of the limit, such as ``cpu`` or ``memory``.
-        names: names of the files that belong together in cgroup version 2.
-        names_before: the same in version 1.
-    """
-    found: list[tuple[Path, ...]] = []
-    for line in own.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:  # version 2
-            groups, files = _groups(_GROUPS, path), names
-        elif controller in controllers.split(","):
-            mounts = dict.fromkeys((_GROUPS / controller, _GROUPS / controllers))
-            groups = [group for mount in mounts for group in _groups(mount, path)]
-            files = names_before
-        else:
-            continue
-        found += [tuple(group / name for name in files) for group in groups]
-    return found
-
-
-def _groups(mount: Path, path: str) -> list[Path]:
-    """A group and those above it, as far as this process sees them."""
-    inner = PurePosixPath(path.lstrip("/"))
-    if ".." in inner.parts:  # outside of this process's root
-        return [mount]
-    return [mount / each for each in (inner, *inner.parents)]
 
 
 def cores_of_quota(text: str) -> int | None:
@@ -118,6 +61,47 @@ def cores_of_quota(text: str) -> int | None:
     """
     found = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text)
     return None if found is None else max(1, math.ceil(int(found[1]) / int(found[2])))
+
+
+def group_files(
+    controller: str, names: Sequence[str], names_before: Sequence[str], *, own: str | None = None
+) -> list[tuple[Path, ...]]:
+    """Files of this process's control groups and of all groups above.
+
+    The nearest come first; the least of their limits counts. A container mounts its own group as
+    the root, so that the named path need not exist.
+
+    Args:
+        controller: the cgroup controller of the limit, such as ``cpu`` or ``memory``.
+        names: names of the files that belong together in cgroup version 2.
+        names_before: the same in version 1.
+        own: the content of ``/proc/self/cgroup``; None: it is read, if there is one.
+    """
+    if own is None:
+        file = Path("/proc/self/cgroup")
+        own = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    found: list[tuple[Path, ...]] = []
+    for line in own.splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        mounts, files = [_GROUPS], names  # version 2, which names no controllers
+        if controllers:
+            is_it = controller in controllers.split(",")
+            both = dict.fromkeys((_GROUPS / controller, _GROUPS / controllers))
+            mounts, files = [*both] if is_it else [], names_before
+        inner = PurePosixPath(path.lstrip("/"))
+        if ".." in inner.parts:  # outside of this process's root
+            inner = PurePosixPath()
+        groups = [mount / each for mount in mounts for each in (inner, *inner.parents)]
+        found += [tuple(group / name for name in files) for group in groups]
+    return found
+
+
+def memory_bytes() -> int | None:
+    """Memory of this host; None where the platform does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def cpu_name() -> str:

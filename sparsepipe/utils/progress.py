@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 log = logging.getLogger(__name__)
 
@@ -124,42 +120,18 @@ def duration_text(seconds: float) -> str:
 def progress(what: str) -> Iterator[Callable[[int], None]]:
     """Shows how far the block is; yields a function ``advance(total)`` that counts one item."""
     from rich.console import Console  # takes a while, and most commands have nothing to show
+    from rich.progress import MofNCompleteColumn, Progress
 
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with _bar(console, what) as advance:
-            yield advance
-        return
-    count = Count(what)
+    console, count = Console(stderr=True), Count(what)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    shown = console.is_terminal
+    bar = Progress(*columns, console=console, transient=True, disable=not shown)
+    task = bar.add_task(what, total=None)
 
-    def advance_lines(total: int) -> None:
+    def advance(total: int) -> None:
         count.total = total
         count.add()
+        bar.update(task, advance=1, total=total)
 
-    with SILENCE.watched(lambda: str(count)):
-        yield advance_lines
-
-
-@contextmanager
-def _bar(console: Console, what: str) -> Iterator[Callable[[int], None]]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task(what, total=None)
-    with bar:
-        yield lambda total: bar.update(task, advance=1, total=total)
+    with bar, nullcontext() if shown else SILENCE.watched(lambda: str(count)):
+        yield advance

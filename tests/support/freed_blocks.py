@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsepipe.tasks.fitting.memory import status_bytes
-from sparsepipe.utils.memory import has_glibc, user_decides
+from sparsepipe.utils.process import has_glibc, user_decides
 
 BLOCKS, BLOCK_MIB = 4, 50
 """What is freed. Blocks of more than 32 MiB glibc never keeps by itself."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.utils.memory import give_freed_memory_back
+from sparsepipe.utils.process import give_freed_memory_back
 
 OVER_BUDGET, OUT_OF_MEMORY, TOO_FEW_SHAPES = 91, 92, 93
 """Exit statuses of probes: ended by the watch, for want of memory, of a batch of the size."""

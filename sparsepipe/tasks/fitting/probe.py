@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.tasks.fitting.memory import OUT_OF_MEMORY, TOO_FEW_SHAPES, prefer_as_victim
-from sparsepipe.utils.parent import end_with_parent
+from sparsepipe.utils.process import end_with_parent
 
 
 def main() -> None:

@@ -67,11 +67,6 @@ def test_every_group_and_option_has_a_line(group) -> None:
     assert not long, "the first sentence of their comments is to be one line"
 
 
-@pytest.mark.parametrize("group", OURS, ids=lambda group: group.name)
-def test_defaults_are_options(group) -> None:
-    assert group.default is None or group.default in [option.name for option in group.options]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -104,12 +99,6 @@ def test_own_options_beside_ours(tmp_path: Path) -> None:
     assert mine.name == "cluster"
     text = list_options([config_dir(), tmp_path], width=80, group="hydra/launcher")
     assert "cluster  (its file begins without a comment)" in text
-
-
-def test_lines_are_as_wide_as_the_terminal() -> None:
-    for width in (80, 100):
-        lines = list_options([config_dir()], width=width).splitlines()
-        assert max(map(len, lines[1:])) <= width
 
 
 def test_a_group_that_is_not_there() -> None:
@@ -156,8 +145,3 @@ def test_no_run_is_made_of_it() -> None:
     assert "task=train" in (printed_text(config, [source]) or "")
     with pytest.raises(ConfigError, match="every job of a sweep would print the same"):
         resolve_run(composed("task=list"))
-
-
-def test_other_tasks_print_no_list() -> None:
-    for target in ("sparsepipe.tasks.partition.Partition", "no.where", "???"):
-        assert printed_text(OmegaConf.create({"task": {"_target_": target}}), []) is None

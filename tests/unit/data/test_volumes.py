@@ -26,7 +26,7 @@ from sparsepipe.data.dataloaders import EvalSampler
 from sparsepipe.data.volumes import generated
 from sparsepipe.data.volumes.drawing import TEXTURES, draw_labels, draw_objects
 from sparsepipe.errors import ConfigError, DataError
-from sparsepipe.utils.memory import give_freed_memory_back
+from sparsepipe.utils.process import give_freed_memory_back
 from tests.support.processes import run
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.report.measurements import plain_rows
-from sparsepipe.runs.ledger import load_results
+from sparsepipe.runs.ledger import load_results, read_tree
 from sparsepipe.runs.ledger_table import rows_of
-from sparsepipe.runs.run_tree import read_tree
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 LEDGERS = sorted(EXPERIMENTS.glob("*/ledger.csv"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import logging
 import tempfile
@@ -94,19 +93,6 @@ def test_names_of_other_programs_are_recognised(kind: str, tmp_path: Path) -> No
     assert ("spconv" in str(loaded)) == ("spconv" in kind)
 
 
-def test_complex_weights_are_those_of_a_complex_model_alone(tmp_path: Path) -> None:
-    path = tmp_path / "weights.pt"
-    source = nn.ModuleDict({"layers": nn.Linear(3, 2, dtype=torch.complex64)})
-    module = copy.deepcopy(source).requires_grad_(False)
-    module["layers"].weight.zero_()
-    torch.save(source.state_dict(), path)
-    assert load_weights(module, read_checkpoint(path)["state_dict"], path).complete
-    assert torch.equal(module["layers"].weight, source["layers"].weight)
-    real = nn.ModuleDict({"layers": nn.Linear(3, 2)})
-    with pytest.raises(CheckpointError, match=r"layers\.weight"):
-        load_weights(real, read_checkpoint(path)["state_dict"], path)
-
-
 def test_weights_of_spconv_compute_what_a_dense_convolution_does(tmp_path: Path) -> None:
     """At all sites of a full grid, with another size along each axis."""
     torch.manual_seed(0)
@@ -192,15 +178,6 @@ def test_no_code_of_a_checkpoint_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 class Settings:
     """Somebody's own, which a callback keeps in a checkpoint."""
-
-
-def test_what_somebody_vouches_for_is_read(tmp_path: Path) -> None:
-    torch.save({"state_dict": {}, "extra": Settings()}, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match=r"holds a \S+\.Settings") as error:
-        read_checkpoint(tmp_path / "a.ckpt")
-    assert "add_safe_globals" in error.value.remedy
-    with torch.serialization.safe_globals([Settings]):
-        assert type(read_checkpoint(tmp_path / "a.ckpt")["extra"]) is Settings
 
 
 def test_numbers_of_numpy_are_values(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
     first, second = RunDir(outputs / "first" / "1"), RunDir(outputs / "second" / "3")
     with locked(first):
         text = cleaned(outputs, experiment="first", ask=False)
-    assert text == "removed checkpoints of 0 runs; 1 is left, which another process works on"
+    assert text == "removed checkpoints of 0 runs; 1 left, which other processes work on"
     assert (names(first), names(second)) == (["best", "last"], ["last"])
     assert cleaned(outputs, experiment="first", ask=False) == "removed checkpoints of 1 run"
     assert (names(first), names(second)) == ([], ["last"])
@@ -130,7 +130,7 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
     assert "has a checkpoint to remove\n\n1 unf" in cleaned(outputs, experiment="first")
     with pytest.raises(NoRunsError, match="name one of first, second"):
         cleaned(outputs, experiment="frist")
-    with pytest.raises(NoRunsError, match="no directory of runs"):
+    with pytest.raises(NoRunsError, match="not found"):
         cleaned(outputs / "nowhere")
 
 

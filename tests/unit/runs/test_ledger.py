@@ -17,7 +17,7 @@ from pandas.testing import assert_frame_equal
 
 from sparsepipe.errors import DataError
 from sparsepipe.runs.ledger import LOCK, gather, load_results
-from sparsepipe.utils.tables import write_csv
+from sparsepipe.utils.files import write_csv
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "experiments" / "modelnet40_points" / "result.json"
@@ -68,16 +68,6 @@ def test_finished_runs_only_and_nothing_beside_them(make: Make, tmp_path: Path) 
     assert ids(tmp_path / "outputs" / "a") == ["2", "3"]
     assert ids(tmp_path / "outputs" / "b" / "1") == ["1"]
     assert ids(tmp_path / "outputs", experiment="b") == ["1"]
-
-
-def test_where_is_outputs_and_may_name_variables(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make("a", "1")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUNS", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert ids() == ids("$RUNS/outputs") == ids("~/outputs") == ["1"]
 
 
 def test_kinds(make: Make, tmp_path: Path) -> None:
@@ -268,13 +258,6 @@ def test_runs_of_older_versions(make: Make, tmp_path: Path) -> None:
     assert second["test/accuracy"] == json.loads(RECORDED.read_text())["test/accuracy"]
     assert second["finished_at"] == "2001-09-09T01:46:40+00:00"
     assert json.loads(second["data.augment.scale"]) == [0.75, 1.25]
-
-
-def test_a_ledger_of_an_older_version_gets_the_columns_of_this_one(tmp_path: Path) -> None:
-    write_csv(tmp_path / "old.csv", [{"run_id": "ab", "kind": "measured", "seed": "3"}])
-    frame = load_results(tmp_path / "old.csv")
-    assert (frame["seed"][0], frame["seed"].dtype) == (3, "Int64")
-    assert frame["test/accuracy"].isna().all()
 
 
 def test_nobody_waits_for_pandas_who_reads_no_ledger() -> None:

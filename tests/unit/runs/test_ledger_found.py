@@ -10,7 +10,7 @@ import pytest
 
 from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.runs.ledger import gather, load_results
-from sparsepipe.utils.tables import write_csv
+from sparsepipe.utils.files import write_csv
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ROW = {"run_id": "7", "name": "theirs", "kind": "measured"}

@@ -56,9 +56,3 @@ def test_whoever_holds_it_for_ever_is_named(
             gather(tmp_path / "swept")
     assert not (tmp_path / "swept" / "ledger.csv").exists()
     assert len(gather(tmp_path / "swept")) == 1
-
-
-def test_where_no_runs_can_be_nothing_is_left(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no directory"):
-        gather(tmp_path / "none", to=tmp_path / "to")
-    assert not list(tmp_path.iterdir())

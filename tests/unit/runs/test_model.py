@@ -174,10 +174,8 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
     with pytest.raises(CheckpointError, match="no checkpoint at") as caught:
         sparsepipe.load(run.parent)
     assert str(run.parent) in caught.value.remedy.partition("such as ")[2], "the newest run"
-    with pytest.raises(ConfigError, match="5 is not the path of a run"):
-        sparsepipe.load(5)  # type: ignore[arg-type]
     for device in ("cuda:99", "cuda:x", "cuda:-1", "cpu:1", "tpu", torch.device("cuda", 99)):
-        with pytest.raises(ConfigError, match=f"there is no device '{device}'"):
+        with pytest.raises(ConfigError, match=f"device '{device}' not found"):
             sparsepipe.load(run, device=device)
     torch.save(checkpoint(run, "best")["state_dict"], place / "weights.pt")
     with pytest.raises(ConfigError, match="nothing says what"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.runs import run_tree
-from sparsepipe.runs.run_tree import read_tree, run_directories
+from sparsepipe.runs import ledger
+from sparsepipe.runs.ledger import read_tree, run_directories
 
 
 def leave(root: Path, name: str) -> Path:
@@ -36,14 +36,14 @@ def test_a_run_may_be_started_anew_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, anew = leave(tmp_path, "a/1"), leave(tmp_path, "a/2")
-    read = run_tree.read_mapping
+    read = ledger.read_mapping
 
     def while_others_work(path: Path, **needed: Any) -> Any:
         if anew in path.parents and anew.exists():
             shutil.rmtree(anew)
         return read(path, **needed)
 
-    monkeypatch.setattr(run_tree, "read_mapping", while_others_work)
+    monkeypatch.setattr(ledger, "read_mapping", while_others_work)
     with caplog.at_level(logging.WARNING):
         tree = read_tree(tmp_path)
     assert list(tree.rows) == [kept]

@@ -72,14 +72,6 @@ def test_what_was_logged_to_trackers_stays(directory: RunDir) -> None:
     assert not list(directory.path.parent.glob(f".{directory.run_id}.[0-9]*.[0-9]*"))
 
 
-def test_what_an_older_version_has_noted_counts(directory: RunDir) -> None:
-    (directory.path / ".attempt").write_text("3")
-    assert directory.attempt == 3
-    directory.open(AGAIN)
-    shutil.rmtree(directory.path)
-    assert directory.attempt == 3
-
-
 def test_other_runs_are_left_alone(directory: RunDir) -> None:
     """Another that is started anew is no business of this one."""
     others = directory.path.with_name(f".ba9876543210.{os.getpid()}.1")
@@ -119,11 +111,6 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
     assert not any(isinstance(value, dict) and value for value in result.values())
 
 
-def test_loaders_are_made_when_the_data_have_a_trainer(job: Job) -> None:
-    result = read_json(job("data._target_=tests.support.tinyhouse.SharedData") / "result.json")
-    assert (result["test_shapes"], result["train_shapes"]) == (9, 32)
-
-
 def test_finished_run_is_skipped_and_force_starts_anew(job: Job) -> None:
     run = job()
     written = (run / "metrics.csv").stat().st_mtime_ns
@@ -144,10 +131,6 @@ def test_data_without_a_fingerprint_are_known_by_settings_and_root(job: Job) -> 
     assert job(*settings, "data.root=here", "data.num_workers=1") == run
     assert job(*settings, "data.root=there") != run
     assert job(*settings, "data.root=here", "data.train_size=36") != run
-
-
-def test_longer_training_is_another_run(job: Job) -> None:
-    assert job("trainer.max_epochs=1") != job("trainer.max_epochs=2")
 
 
 def test_evaluate_reproduces_the_test(job: Job) -> None:
@@ -186,24 +169,6 @@ def test_missing_and_broken_checkpoints(job: Job, tmp_path: Path) -> None:
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
     with pytest.raises(CheckpointError, match="has no 'state_dict'"):
         job("task=evaluate", "checkpoint=other.ckpt")
-
-
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        (("task=evaluate",), ConfigError),
-        (("task=evaluate", "checkpoint=nowhere"), CheckpointError),
-        (("task=train", "checkpoint=nowhere"), CheckpointError),
-    ],
-)
-def test_a_missing_checkpoint_is_refused_before_data_are_prepared(
-    job: Job, settings: tuple[str, ...], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        job("data.prepare_s=0.01", *settings)
-    assert not Path("prepared").exists()
-    job("data.prepare_s=0.01", "trainer.max_epochs=1")
-    assert Path("prepared").exists()
 
 
 def test_training_from_a_checkpoint_starts_with_its_weights(job: Job) -> None:

@@ -197,7 +197,7 @@ launch([sys.executable, "rank.py"], ranks=2, threads_per_rank=1, reports=Path("r
 RANK = """
 import os, signal, time
 from pathlib import Path
-from sparsepipe.utils.parent import end_with_parent
+from sparsepipe.utils.process import end_with_parent
 rank = os.environ["RANK"]
 end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))
 signal.signal(signal.SIGTERM, lambda signum, frame: Path("heard" + rank).touch())

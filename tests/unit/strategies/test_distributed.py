@@ -23,7 +23,7 @@ from sparsepipe.strategies import (
     SynchronousPipelineStrategy,
 )
 from sparsepipe.strategies.distributed import check_ranks
-from sparsepipe.utils.memory import give_freed_memory_back
+from sparsepipe.utils.process import give_freed_memory_back
 from tests.support.command_line import wait_for
 from tests.support.freed_blocks import kept_mib, needs_glibcs_own
 from tests.support.paths import environment, run_python

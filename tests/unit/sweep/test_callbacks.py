@@ -238,13 +238,6 @@ def raised(text: str) -> Exception:
         return error
 
 
-def test_messages_of_optuna_are_written_as_ours(tmp_path: Path, said) -> None:
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.enable_default_handler()
-    begun(tmp_path)
-    assert logging.getLogger("optuna").handlers == logging.getLogger("sparsepipe").handlers
-
-
 def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
     tmp_path: Path, said
 ) -> None:

@@ -15,15 +15,12 @@ import pytest
 from rich.console import Console
 
 from sparsepipe.sweep.display import (
-    JobProgress,
     JobRow,
     Lines,
     LiveView,
     SafeDisplay,
     SweepState,
-    left_s,
     picture,
-    sweep_left_s,
 )
 from sparsepipe.sweep.record import own_texts
 from sparsepipe.utils.progress import Silence, duration_text
@@ -34,10 +31,10 @@ ROWS = [
     JobRow(number=3, text="seed=2", state="finished", seconds=60),
     JobRow(
         number=4, text="seed=3", state="running", seconds=30, detail="epoch 1/4 train/loss=0.7",
-        progress=JobProgress(elapsed_s=30, share=0.25),
+        share=0.25,
     ),
 ]  # fmt: skip
-STATE = SweepState(rows=ROWS, total=6, done_s=[60.0])
+STATE = SweepState(rows=ROWS, total=6)
 
 
 def drawn(state: SweepState, *, room: int, width: int = 110) -> list[str]:
@@ -49,7 +46,7 @@ def drawn(state: SweepState, *, room: int, width: int = 110) -> list[str]:
 
 def test_the_table() -> None:
     head, *jobs, summary = drawn(STATE, room=9)
-    assert head.split() == ["job", "state", "time", "progress", "left"]
+    assert head.split() == ["job", "state", "time", "progress"]
     assert [line.split()[:4] for line in jobs] == [
         ["1", "seed=0", "failed", "3"],
         ["2", "seed=1", "before", "0"],
@@ -57,19 +54,15 @@ def test_the_table() -> None:
         ["4", "seed=3", "running", "30"],
     ]
     assert "wrong [red]key[/red]" in jobs[0], "what a job says is no mark-up"
-    assert "90 s" in jobs[3], "three quarters are left"
     assert "epoch 1/4" in jobs[3]
-    assert summary.strip().startswith("2 of 6 jobs done, 1 failed, 1 running, about")
+    assert summary.strip().startswith("2 of 6 jobs done, 1 failed, 1 running")
 
 
 def test_what_runs_counts_where_room_is_short() -> None:
-    running = [
-        JobRow(number=n, text=f"seed={n}", state="running", progress=JobProgress(elapsed_s=1))
-        for n in range(10, 20)
-    ]
-    lines = drawn(SweepState(rows=[*ROWS[:3], *running[:2]], total=30, done_s=[]), room=3)
+    running = [JobRow(number=n, text=f"seed={n}", state="running") for n in range(10, 20)]
+    lines = drawn(SweepState(rows=[*ROWS[:3], *running[:2]], total=30), room=3)
     assert [line.split()[0] for line in lines[1:-1]] == ["3", "10", "11"]
-    lines = drawn(SweepState(rows=[*ROWS[:3], *running], total=30, done_s=[]), room=3)
+    lines = drawn(SweepState(rows=[*ROWS[:3], *running], total=30), room=3)
     assert [line.split()[0] for line in lines[1:-1]] == ["10", "11", "12"]
     assert "10 running" in lines[-1]
 
@@ -129,40 +122,10 @@ def test_elsewhere_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not isinstance(SafeDisplay()._view, LiveView)
 
 
-def test_time_left() -> None:
-    half = JobProgress(elapsed_s=30, share=0.5)
-    assert left_s(half, None) == 30
-    assert left_s(JobProgress(elapsed_s=30, share=0.75, share_before=0.5), None) == 30, (
-        "it was resumed"
-    )
-    assert left_s(JobProgress(elapsed_s=30), 100) == 70
-    assert left_s(JobProgress(elapsed_s=30), None) is None
-    assert left_s(JobProgress(elapsed_s=300), 100) == 0
-    assert sweep_left_s([], [], 3) is None
-    assert sweep_left_s([60, 120], [], 2) == 180
-    assert sweep_left_s([60], [half, half], 2) == 90, "two at a time"
-    assert sweep_left_s([], [half], 1) == 90, "by its own pace"
-    assert sweep_left_s([], [JobProgress(elapsed_s=1)], 0) is None
-    late = JobProgress(elapsed_s=10, share=0.01)
-    assert sweep_left_s([10], [late, half], 0) == pytest.approx(990), "as long as the last"
-
-
 def test_durations_in_words() -> None:
     assert [duration_text(s) for s in (0.2, 90, 120, 3600, 7200)] == [
         "0 s", "90 s", "2 min", "60 min", "2.0 h",
     ]  # fmt: skip
-
-
-def test_a_sweep_in_a_line() -> None:
-    rows = [
-        JobRow(number=1, text="a", state="failed", seconds=3),
-        JobRow(number=2, text="b", state="finished", seconds=60),
-        JobRow(number=3, text="c", state="running", progress=JobProgress(elapsed_s=20), seconds=20),
-    ]
-    state = SweepState(rows=rows, total=5, done_s=[60.0])
-    assert state.summary == "1 of 5 jobs done, 1 failed, 1 running, about 3 min left"
-    over = SweepState(rows=rows[:2], total=2, done_s=[60.0])
-    assert over.summary == "1 of 2 jobs done, 1 failed"
 
 
 def test_jobs_are_called_by_what_is_their_own() -> None:

@@ -6,8 +6,7 @@ import signal
 
 import pytest
 
-from sparsepipe.sweep.outcome import JobEnd, outcome
-from sparsepipe.sweep.record import JobRecord
+from sparsepipe.sweep.record import JobEnd, JobRecord, outcome
 
 KILLED = -signal.SIGKILL
 
@@ -145,9 +144,9 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
 def test_outcomes(
     record: JobRecord | None, end: JobEnd, status: str, words: str | None, exit_code: int
 ) -> None:
-    found = outcome(record, end)
-    assert (found.status, found.exit_code) == (status, exit_code)
-    assert (words is None) == (found.error is None)
-    assert words is None or words in found.error
+    found, error, code = outcome(record, end)
+    assert (found, code) == (status, exit_code)
+    assert (words is None) == (error is None)
+    assert words is None or words in error
     if status == "failed" and "wrong key" not in str(words):
-        assert "\n  remedy: " in found.error
+        assert "\n  remedy: " in error

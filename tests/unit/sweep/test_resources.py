@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -14,17 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from hydra.conf import HydraConf
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.sweep_environment import announce_hardware
 from sparsepipe.errors import ConfigError
-from sparsepipe.planning.devices import find_device
-from sparsepipe.sweep.composition import hydra_config
 from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
 from sparsepipe.utils.extensions import imported
@@ -76,19 +70,6 @@ def test_the_document_names_the_tasks_of_one_core() -> None:
 
 def _cores(target: str) -> int | None:
     return getattr(imported(target), "cores", None)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_hydra_config_is_the_given_one_within_the_block(fails: bool) -> None:
-    """And no other, once it is over, however it ended."""
-    before = HydraConfig.instance().cfg
-    config = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
-    config.hydra.job.num = 3
-    with contextlib.suppress(KeyError), hydra_config(config):
-        assert HydraConfig.get().job.num == 3
-        if fails:
-            raise KeyError
-    assert HydraConfig.instance().cfg is before
 
 
 def test_what_needs_no_process_to_be_refused() -> None:
@@ -173,18 +154,6 @@ def test_a_plan_finds_its_devices_among_the_gpus_of_its_job(
     found = gpu_indices(places, seen, host=inventory.hosts[0])
     assert [seen[index] for index in found] == [place.name for place in places]
     assert len(set(found)) == 2
-
-
-@pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize("kind", ["RTX", "TITAN"])
-def test_a_task_that_measures_a_gpu_finds_the_one_that_it_names(kind: str) -> None:
-    config = composed("task=paper/table1", f"task.device={kind}")
-    granted = Slots(machine=GPUS).grant(needs(config, GPUS, Settings()))
-    assert granted is not None
-    inventory = build_inventory(config)
-    seen = [gpu.kind for gpu in GPUS.gpus if gpu.token in granted.gpus]
-    (index,) = gpu_indices([find_device(inventory, kind)], seen, host=inventory.hosts[0])
-    assert seen[index] == kind
 
 
 @pytest.fixture

@@ -123,24 +123,6 @@ def test_what_was_emulated_beside_what_was_simulated() -> None:
     ]
 
 
-def test_epochs_of_one_length_need_no_word_of_it() -> None:
-    result = {"kind": "simulated", "simulated_shapes_per_s": 8.0, "epoch_minibatches": 154}
-    rows = sweep_rows([job("a", result, seed="0"), job("b", result, seed="1")])
-    assert "epoch_minibatches" not in rows[0]
-
-
-def test_minibatches_count_where_nobody_knows_their_size() -> None:
-    result = {"kind": "emulated", "minibatches": 24}
-    rows = sweep_rows(
-        [
-            job("a", {**result, "minibatches_per_s": 2.0}, seed="0"),
-            job("b", {**result, "minibatches_per_s": 3.0}, seed="1"),
-        ]
-    )
-    assert [row["minibatches_per_s"] for row in rows] == [2.0, 3.0]
-    assert [row["ratio_to_first"] for row in rows] == [1.0, 1.5]
-
-
 def test_ratios_are_to_the_first_job_that_trained() -> None:
     rows = sweep_rows(
         [

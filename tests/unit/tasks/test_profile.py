@@ -31,7 +31,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.profile import batches_of_training
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.memory import give_freed_memory_back
+from sparsepipe.utils.process import give_freed_memory_back
 from tests.support.command_line import composed
 from tests.support.freed_blocks import kept_mib, needs_glibcs_own
 

@@ -11,10 +11,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.utils.host import (
+    CPU_QUOTA,
     cores_of_quota,
     cpu_name,
+    group_files,
     plain_name,
-    quota_files,
     usable_core_numbers,
     usable_cores,
 )
@@ -69,7 +70,7 @@ def test_cores_of_a_quota(text: str, cores: int | None) -> None:
 )  # fmt: skip
 def test_files_with_quotas(own: str, groups: list[str]) -> None:
     """Of each group and of those above it, in either version of control groups."""
-    found = quota_files(own)
+    found = group_files("cpu", *CPU_QUOTA, own=own)
     assert [files[0] for files in found] == [Path("/sys/fs/cgroup") / each for each in groups]
     periods = [files[1].name for files in found if len(files) > 1]
     assert set(periods) <= {"cpu.cfs_period_us"}

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from sparsepipe.utils.memory import user_decides
+from sparsepipe.utils.process import user_decides
 from tests.support.freed_blocks import needs_glibc
 from tests.support.paths import environment
 
 STEPS = """
 from tests.support.freed_blocks import kept_mib, resident_mib
-from sparsepipe.utils.memory import give_freed_memory_back, keep_freed_memory
+from sparsepipe.utils.process import give_freed_memory_back, keep_freed_memory
 at_first_mib = kept_mib()
 give_freed_memory_back()
 given_back_mib = kept_mib()

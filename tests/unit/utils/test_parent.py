@@ -24,7 +24,7 @@ while not Path("over").exists():
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from sparsepipe.utils.parent import end_with_parent, outlive_parent
+from sparsepipe.utils.process import end_with_parent, outlive_parent
 Path("pid").write_text(f"{os.getpid()} {os.getppid()}")
 parent = os.getppid()
 if sys.argv[1] == "late":
@@ -41,7 +41,7 @@ time.sleep(60)
 SPAWNED = """
 import multiprocessing, os, time
 from pathlib import Path
-from sparsepipe.utils.parent import exit_with_parent
+from sparsepipe.utils.process import exit_with_parent
 
 def work():
     exit_with_parent()

@@ -1,4 +1,4 @@
-"""Files of users: what is no regular file, no text, too large, too deep or no finite number."""
+"""Files of users that are not regular, not a text, too large or nested too deeply."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,8 @@ from sparsepipe.utils import reading
 def test_special_files_are_refused_without_being_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    for path, kind in ((tmp_path / "pipe", "pipe"), (tmp_path / "zero", "device"), (tmp_path, "d")):
-        with pytest.raises(OSError, match=f"it is a {kind}"):
+    for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
             reading.read_text(path)
 
 
@@ -36,12 +36,6 @@ def test_a_text_may_begin_with_a_mark_and_is_limited(tmp_path: Path) -> None:
 def test_structures_that_no_parser_takes(parse, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(text)
-
-
-@pytest.mark.parametrize("text", ["[NaN]", "[-Infinity]", "[1e400]", f"[{'9' * 10_000}]"])
-def test_json_has_finite_numbers(text: str) -> None:
-    with pytest.raises(ValueError, match=r"finite|digits"):
-        reading.parse_json(text)
 
 
 def test_errors_name_the_file_once(tmp_path: Path) -> None:

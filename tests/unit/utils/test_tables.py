@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from sparsepipe.utils.tables import markdown_table, read_csv, write_csv
+from sparsepipe.utils.files import markdown_table, read_csv, write_csv
 
 
 def test_numbers_are_aligned_to_the_right_and_words_to_the_left():
@@ -47,7 +47,7 @@ def test_csv_without_rows_is_refused(tmp_path):
     [
         (b"predicted\nchair\n", "no column actual"),
         (b"", "no column actual"),
-        (b"actual\n\xff\n", "no text in UTF-8"),
+        (b"actual\n\xff\n", "not a text in UTF-8"),
         (b"actual\n" + b"a" * 200_000, "field larger than"),
     ],
 )
