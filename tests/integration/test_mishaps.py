@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from sparsepipe.cluster import Device, Host, Inventory
-from sparsepipe.config.compose import CONFIG_NAME, config_dir
-from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
+from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, fault, files_limited_to, rows
@@ -81,14 +76,6 @@ def test_a_monitor_that_is_logged_every_other_epoch(job: Job) -> None:
     assert checkpoint(run, "best")["callbacks"]["RunCheckpoint"]["epoch"] == 2
 
 
-def test_no_space_for_a_checkpoint(job: Job) -> None:
-    with files_limited_to(200_000), pytest.raises(SparsePipeError) as error:
-        job("model.width=20000")
-    assert "checkpoints cannot be written: File too large" in error.value.message
-    assert "set paths.outputs" in error.value.remedy
-    assert rows(job("model.width=20000", "trainer.max_epochs=1"))
-
-
 def test_no_space_for_the_checkpoint_of_a_stop(job: Job) -> None:
     with files_limited_to(200_000), pytest.raises(OutputError) as error:
         job("model.width=20000", fault([(3, signal.SIGINT)]))
@@ -111,17 +98,6 @@ def test_no_space_for_the_checkpoint_when_ranks_stop(shell: Shell) -> None:
     assert lost.err.count("remedy: free space") == 1
     assert "beginning again" not in lost.err
     assert "Traceback" not in lost.err
-
-
-def test_stop_of_a_forced_run_does_not_advise_to_force_again(job: Job) -> None:
-    first = job()
-    with pytest.raises(Stopped) as stop:
-        job("force=true", fault([(3, signal.SIGINT)]))
-    assert stop.value.message.endswith("run it again without force=true to go on")
-    with pytest.raises(Stopped) as stop:
-        job("seed=1", fault([(4, signal.SIGINT)]))
-    assert stop.value.message.endswith("run the same command again to go on")
-    assert first.exists()
 
 
 EARLY = (
@@ -177,30 +153,6 @@ def test_devices_of_several_nodes() -> None:
         resolved(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
 
 
-@pytest.mark.full
-def test_what_a_person_sees(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    login_node = shell.cwd / "bin"
-    login_node.mkdir()
-    (login_node / "srun").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(login_node), prepend=os.pathsep)
-    done = shell("trainer.max_epochs=1")
-    assert done.code == 0, done.err
-    lines = done.err.splitlines()
-    assert "mlp: 4 layers, 90 parameters, 2 classes; 1 process on" in lines[0]
-    assert "shapes: 32 to train on, 8 to validate, 9 to test" in lines[0]
-    assert "epoch 1/1" in lines[1]
-    result = read_json(done.run / "result.json")
-    accuracy = f"{100 * result['test/accuracy']:.1f} %"
-    assert "testing the weights of" in lines[2]
-    assert f"test accuracy {accuracy} (mean over classes" in lines[3]
-    assert re.search(r", 9 shapes, inference [\d,]+ shapes/s$", lines[3])
-    assert all(line.startswith("[sparsepipe] ") for line in lines), done.err
-    assert any(line.endswith(str(done.run / "confusion.png")) for line in lines)
-    assert {"test/accuracy/down", "test/accuracy/up"} <= result.keys()
-    assert done.out == f"{done.run}\n"
-    assert json.loads((done.run / "DONE.json").read_text())["run_id"] == done.run.name
-
-
 SMALL = ("trainer.max_epochs=1", "trainer.limit_train_batches=2")
 
 
@@ -226,13 +178,6 @@ def test_several_callbacks(job: Callable[..., Path], capsys: pytest.CaptureFixtu
         f"{stop}.mode=min",
     )
     assert "Trainable params" in capsys.readouterr().out
-
-
-def test_early_stopping_composes() -> None:
-    spec = composed("callbacks=early_stopping", "callbacks.early_stopping.patience=2")
-    assert spec.callbacks["early_stopping"].arguments["patience"] == 2
-    with pytest.raises(ConfigError, match=r"nearest: 'callbacks\.early_stopping\.patience'"):
-        composed("callbacks=early_stopping", "callbacks.early_stopping.patiense=2")
 
 
 @pytest.mark.parametrize(
@@ -283,12 +228,3 @@ def test_a_logger_that_is_not_installed(job: Callable[..., Path], logger: str) -
         pytest.skip(f"{logger} is installed")
     with pytest.raises(ConfigError, match=rf"sparsepipe\[{logger}\]"):
         job(*SMALL, f"logger={logger}")
-
-
-def test_search_by_optuna_composes() -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose(CONFIG_NAME, ["hparams_search=optuna"], return_hydra_config=True)
-    assert config.objective == "val/accuracy"
-    assert "OptunaSweeper" in config.hydra.sweeper._target_
-    assert list(config.hydra.sweeper.params) == ["optim.optimizer.lr"]

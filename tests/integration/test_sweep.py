@@ -16,10 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config import compose
 from sparsepipe.sweep.callbacks import SweepSearch, SweepTable
-from sparsepipe.sweep.record import records_of
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed
-from tests.support.emulated_cases import hosts
 from tests.support.sweep_cases import leave_record
 
 ONE_EPOCH = "trainer.max_epochs=1"
@@ -79,26 +77,6 @@ def test_trainings_of_a_sweep_beside_each_other(shell: Shell) -> None:
     assert [row["run"] for row in read(again)] == [rows[1]["run"], rows[0]["run"]]
 
 
-@pytest.mark.full
-def test_what_is_emulated_beside_what_is_simulated(shell: Shell) -> None:
-    *here, _ = hosts(shell.cwd)
-    plan = ("parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]")
-    swept = shell.sweep(*here, *plan, "task=simulate,emulate")
-    assert swept.code == 0, swept.err
-    runs = [Path(line) for line in swept.out.splitlines()]
-    results = [read_json(run / "result.json") for run in runs]
-    (table,) = tables(shell)
-    rows = read(table)
-    assert [row["kind"] for row in rows] == ["simulated", "emulated"]
-    keys = ("simulated_shapes_per_s", "samples_per_s")
-    assert [float(row[key]) for row, key in zip(rows, keys, strict=True)] == [
-        result[key] for result, key in zip(results, keys, strict=True)
-    ]
-    assert (rows[0]["samples_per_s"], rows[1]["simulated_shapes_per_s"]) == ("", "")
-    assert [row["ratio_to_first"] for row in rows] == ["1.0", "1.0"], "each of its kind"
-    assert [row["epoch_minibatches"] for row in rows] == ["154", "24"]
-
-
 def test_a_job_that_raises_is_a_failed_one_and_none_at_all_make_no_table(tmp_path: Path) -> None:
     write_json(tmp_path / "run" / "result.json", {"train_shapes_per_s": 2.0})
     sweep = tmp_path / "sweep"
@@ -120,12 +98,6 @@ def test_sweeps_that_begin_in_the_same_second_share_nothing() -> None:
             config = hydra_compose(compose.CONFIG_NAME, return_hydra_config=True)
         found.add(config.hydra.sweep.dir)
     assert len(found) == 3
-
-
-def test_jobs_stand_in_their_order(tmp_path: Path) -> None:
-    for number in (10, 9, 0):
-        leave_record(tmp_path, number, f"seed={number}", run=tmp_path / "run")
-    assert [record.number for record in records_of(tmp_path)] == [0, 9, 10]
 
 
 SWEPT = {"demo": 1, "table2": 3 * 2 * 4, "fig8": 4 * 2}

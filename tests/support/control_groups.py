@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.runs.out_of_memory import counters
-from sparsepipe.utils.host import quota_files
+from sparsepipe.utils.host import CPU_QUOTA, group_files
 
 _IN_GROUP = 'echo $$ > "$0/cgroup.procs" && exec "$@"'  # the shell moves itself
 _FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -28,7 +28,7 @@ def memory_group(limit_bytes: int) -> Iterator[tuple[str, ...]]:
     Yields:
         What a command is to begin with to run in the group.
     """
-    own = [path.parent for path in counters(Path("/proc/self/cgroup").read_text())]
+    own = [path.parent for path in counters()]
     for place in dict.fromkeys([*own, *(path.parent for path in own)]):
         with _made(place) as group:
             if group is not None and _limit_memory(group, limit_bytes):
@@ -57,11 +57,7 @@ def quota_group(cores: float) -> Iterator[tuple[str, ...]]:
     Yields:
         What a command is to begin with to run in the inner one.
     """
-    try:
-        own = Path("/proc/self/cgroup").read_text()
-    except OSError:
-        own = ""  # not Linux
-    place = next(iter(quota_files(own)), None)
+    place = next(iter(group_files("cpu", *CPU_QUOTA)), None)
     if place is None:
         pytest.skip("the kernel's control groups are not visible")
     with _made(place[0].parent) as outer:

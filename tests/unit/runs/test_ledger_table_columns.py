@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.runs.ledger import load_results
-from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, Column
+from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, LedgerColumn
 from sparsepipe.utils.files import write_json
 
 TEXT = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
@@ -23,7 +23,7 @@ def rows(heading: str) -> list[tuple[str, str]]:
     ("heading", "columns"),
     [("Columns of every ledger", ALWAYS), ("Columns of some tasks", OF_TASKS)],
 )
-def test_the_document_lists_the_columns(heading: str, columns: tuple[Column, ...]) -> None:
+def test_the_document_lists_the_columns(heading: str, columns: tuple[LedgerColumn, ...]) -> None:
     """All of them, in their order, with the unit of their numbers."""
     assert rows(heading) == [(column.name, column.unit) for column in columns]
 
