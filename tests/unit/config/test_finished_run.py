@@ -40,6 +40,7 @@ RUN = (
     *("model=dense_vgg11_bn", "model.width=0.25", "seed=3", "optim=adamw", "data.resolution=20"),
     *("parallel=gpipe", "parallel.devices=2", "hardware.cpu_devices=2", "tags=[a,'b c']"),
     *("callbacks=[early_stopping]", "hardware.accelerator=cpu", "name=first"),
+    *("checkpoint=first.ckpt", "input=parts"),
 )
 
 

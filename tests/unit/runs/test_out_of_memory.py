@@ -88,14 +88,6 @@ def test_an_emulated_device_is_not_said_to_be_short_of_memory(
     assert found.message.endswith(f" ran out of memory: {ALLOCATOR}")
 
 
-def test_the_device_that_a_task_measures_is_named(run: Callable[..., ResolvedRun]) -> None:
-    found = user_error(
-        torch.OutOfMemoryError(CUDA), run("task=paper/table1", GPUS, "task.device='TITAN Xp'")
-    )
-    assert found is not None
-    assert found.message == f"TITAN Xp ran out of memory: {CUDA}"
-
-
 def test_the_message_names_the_rank_and_the_operation(run: Callable[..., ResolvedRun]) -> None:
     error = MemoryError()
     error.add_note("rank 0, stage 0: forward of minibatch 3")
