@@ -106,25 +106,31 @@ def clean(
     if not place.is_dir():
         raise NoRunsError(f"directory of runs {place} not found", remedy="name it as paths.outputs")
     runs = [RunDir(path.absolute()) for path in run_directories(place)]
-    names = sorted({run.path.parent.name for run in runs})
-    if experiment is not None and experiment not in names:
+    experiments = sorted({run.path.parent.name for run in runs})
+    if experiment is not None and experiment not in experiments:
         raise NoRunsError(
             f"{place} has no runs of the experiment {experiment!r}",
-            remedy=f"name one of {', '.join(names) or 'its experiments'}",
+            remedy=f"name one of {', '.join(experiments) or 'its experiments'}",
         )
     runs = [run for run in runs if experiment in (None, run.path.parent.name)]
     found = {run: files for run in runs if run.done.exists() and (files := superfluous(run, keep))}
-    others = _of_unfinished(run for run in runs if not run.done.exists())
+    unfinished = [[*run.checkpoints.glob("*.ckpt")] for run in runs if not run.done.exists()]
+    others = ""
+    if count := sum(map(bool, unfinished)):
+        size = size_text(size_bytes(path for files in unfinished for path in files))
+        several = f"{count} unfinished runs keep" if count > 1 else "1 unfinished run keeps"
+        others = f"\n\n{several} {size} of checkpoints, from which the same commands go on"
     if not found:
         return f"no finished run in {place} has a checkpoint to remove{others}"
-    freed = {run: _freed_bytes(run, files) for run, files in found.items()}
-    rows = [
-        [os.path.relpath(run.path), ", ".join(path.name for path in files), _megabytes(freed[run])]
-        for run, files in found.items()
-    ]
-    head, total = ["finished run", "checkpoints", "MB"], sum(freed.values())
-    table = markdown_table(head, [*rows, ["together", "", _megabytes(total)]])
-    sys.stdout.write(f"{table}{others}\n\n")
+    rows, total = [], 0
+    for run, files in found.items():
+        kept = [path for path in run.checkpoints.glob("*.ckpt") if path not in files]
+        freed = size_bytes([*files, *kept]) - size_bytes(kept)
+        names = ", ".join(path.name for path in files)
+        rows.append([os.path.relpath(run.path), names, f"{freed / 1e6:,.1f}"])
+        total += freed
+    rows.append(["together", "", f"{total / 1e6:,.1f}"])
+    sys.stdout.write(f"{markdown_table(['finished run', 'checkpoints', 'MB'], rows)}{others}\n\n")
     sys.stdout.flush()
     if ask and not sys.stdin.isatty():
         raise ConfigError(
@@ -146,26 +152,7 @@ def clean(
 clean.prints_only = True  # type: ignore[attr-defined]
 
 
-def _of_unfinished(runs: Iterable[RunDir]) -> str:
-    """A line below a list of checkpoints on those of unfinished runs; empty without any."""
-    files = [each for run in runs if (each := [*run.checkpoints.glob("*.ckpt")])]
-    size = size_text(size_bytes(path for each in files for path in each))
-    several = f"{len(files)} unfinished runs keep" if len(files) > 1 else "1 unfinished run keeps"
-    line = f"\n\n{several} {size} of checkpoints, from which the same commands go on"
-    return line if files else ""
-
-
-def _freed_bytes(run: RunDir, files: Sequence[Path]) -> int:
-    others = [path for path in run.checkpoints.glob("*.ckpt") if path not in files]
-    return size_bytes([*files, *others]) - size_bytes(others)
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f}"
-
-
 def _removed(run: RunDir, files: Sequence[Path]) -> bool:
-    """Whether checkpoints of a run were removed, on which no other process works."""
     try:
         with locked(run):
             if not run.done.exists():

@@ -64,7 +64,14 @@ def scratch() -> Iterator[Path]:
     it.
     """
     place = Path(tempfile.gettempdir())
-    _remove_left(place)
+    for path in place.glob(f"{_PREFIX}*"):
+        # Somebody else's, one in use, or one that another process has just removed.
+        with suppress(OSError, LockHeldError):
+            if (path / _IN_USE).exists():
+                with file_lock(path / _IN_USE):
+                    for left in _SHARED_MEMORY.glob(f"sem.{_SEMAPHORES}{path.name}-*"):
+                        left.unlink(missing_ok=True)
+                    shutil.rmtree(path, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
     with file_lock(made / _IN_USE):
         # Renamed only now, so that no process removes it as a leftover.
@@ -96,14 +103,3 @@ def keep_temporary_files_apart() -> None:
             settings["tempdir"] = str(directory)
         # As multiprocessing removes its own: when loaders have ended.
         multiprocessing.util.Finalize(None, _kept.close, exitpriority=-100)
-
-
-def _remove_left(place: Path) -> None:
-    for path in place.glob(f"{_PREFIX}*"):
-        # Somebody else's, one in use, or one that another process has just removed.
-        with suppress(OSError, LockHeldError):
-            if (path / _IN_USE).exists():
-                with file_lock(path / _IN_USE):
-                    for left in _SHARED_MEMORY.glob(f"sem.{_SEMAPHORES}{path.name}-*"):
-                        left.unlink(missing_ok=True)
-                    shutil.rmtree(path, ignore_errors=True)

@@ -206,7 +206,7 @@ def best_line(
     if not places:
         return None
     place, same = places[0], len(places) - 1
-    extreme = "largest" if _mode(objective) == "max" else "smallest"
+    extreme = "largest" if (objective.mode or mode_of(objective.key)) == "max" else "smallest"
     others = f"; {same} more with the same value" if same else ""
     text = _figures_with(objective)[0].text(jobs[place].result[objective.key])
     return (
@@ -227,11 +227,9 @@ def _figures_with(objective: Objective | None) -> list[_Figure]:
 def _best_places(jobs: Sequence[SweepJob], objective: Objective | None) -> list[int]:
     if objective is None:
         return []
-    return best_of([job.result for job in jobs], objective.key, mode=_mode(objective))
-
-
-def _mode(objective: Objective) -> Mode:
-    return objective.mode or mode_of(objective.key)
+    return best_of(
+        [job.result for job in jobs], objective.key, mode=objective.mode or mode_of(objective.key)
+    )
 
 
 def _figures(job: SweepJob) -> dict[str, Any]:

@@ -71,12 +71,17 @@ def checked(target: C) -> C:
     function = target.__init__ if inspect.isclass(target) else target
     signature = inspect.signature(function)
 
+    @functools.cache
+    def adapters() -> dict[str, TypeAdapter[Any] | None]:
+        hints = typing.get_type_hints(target, include_extras=True)
+        return {name: _adapter(hint) for name, hint in hints.items() if _has_limits(hint)}
+
     @functools.wraps(function)
     def call(*args: Any, **arguments: Any) -> Any:
         given = signature.bind(*args, **arguments).arguments
-        for name, adapter in _limited(target).items():
+        for name, adapter in adapters().items():
             try:
-                if name in given:
+                if name in given and adapter is not None:
                     adapter.validate_python(given[name])
             except ValidationError as error:
                 raise ConfigError(
@@ -89,14 +94,6 @@ def checked(target: C) -> C:
         return typing.cast("C", call)
     target.__init__ = call  # type: ignore[method-assign]
     return target
-
-
-@functools.cache
-def _limited(target: Any) -> dict[str, TypeAdapter[Any]]:
-    """Parameters with limits or choices, and what checks each."""
-    hints = typing.get_type_hints(target, include_extras=True)
-    adapters = {name: _adapter(hint) for name, hint in hints.items() if _has_limits(hint)}
-    return {name: adapter for name, adapter in adapters.items() if adapter is not None}
 
 
 def _has_limits(hint: Any) -> bool:
