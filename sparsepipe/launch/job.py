@@ -60,7 +60,7 @@ def run_job(
     anew_since_s: float | None = None,
     found: Callable[[RunDir], object] = lambda directory: None,
 ) -> RunDir:
-    """Runs a job, or skips it when it is finished, or goes on with it.
+    """Runs a job, or skips it when it is finished, or goes on with it; its directory.
 
     Args:
         spec: the configuration.
@@ -69,9 +69,6 @@ def run_job(
         anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
             ``force`` has started anew already.
         found: called with the run's directory as soon as that is known.
-
-    Returns:
-        The run's directory, finished.
 
     Raises:
         SparsePipeError: something a user can mend.

@@ -1,7 +1,13 @@
 """SmartProfile: what each layer costs on a device, measured or read from elsewhere."""
 
-from sparsepipe.profiling.antichains import antichain_states, graph_profile
-from sparsepipe.profiling.graph_txt import Graph, chain_profile, parse_graph, read_graph
+from sparsepipe.profiling.graph_txt import (
+    Graph,
+    antichain_states,
+    chain_profile,
+    graph_profile,
+    parse_graph,
+    read_graph,
+)
 from sparsepipe.profiling.profile import LayerProfile, Profile, State, check_agreement, check_there
 
 __all__ = [

@@ -18,8 +18,14 @@ from sparsepipe.profiling.activations import crossing_bytes, fresh
 from sparsepipe.profiling.memory import border_bytes, heaviest, layer_peaks, saved_bytes
 from sparsepipe.profiling.passes import Pass, one_pass, pass_over
 from sparsepipe.profiling.profile import LayerProfile, Profile
-from sparsepipe.profiling.timing import Slowed, median_and_spread, step_seconds
-from sparsepipe.profiling.update import MakeOptimizer, Updates, own_bytes
+from sparsepipe.profiling.timing import (
+    MakeOptimizer,
+    Slowed,
+    Updates,
+    median_and_spread,
+    own_bytes,
+    step_seconds,
+)
 
 Cut = Callable[[Any], Sequence[Any]]
 """Gives the parts of a batch."""
@@ -52,13 +58,13 @@ def measure(
         num_warmup: passes before those that count.
         num_measured: passes that count, for medians and quartiles.
         meta: other facts for the profile's ``meta``, beside ``step_s``, the median time of the
-            whole network in one piece; see :class:`~sparsepipe.profiling.profile.Profile`.
-        optimizer: whose update of the whole network is timed, as is a copy of all weights, both
-            shared by the layers in proportion to their parameters; None: layers have neither.
+            whole network in one piece.
+        optimizer: whose update of the whole network is timed, as is a copy of all weights; None:
+            layers have neither.
         between: called after each pass with its number, to report or to stop.
         slowed: makes the context of work on a device that is slower than this one.
-        cut: gives the parts of a batch on which layers run one after another, as they do on
-            microbatches. Times are then sums over them, while sizes are those of batches.
+        cut: gives the parts of a batch on which layers run one after another; times are then sums
+            over them, while sizes are those of batches.
     """
     if not batches or num_measured < 1 or num_warmup < 0:
         raise ProfileError(

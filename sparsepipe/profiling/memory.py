@@ -126,9 +126,8 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
     A stage that begins with a layer keeps the input that it received, and derives from coordinates
     again what layers before it have derived; one that ends with a layer keeps its output. A pass
-    measures this for each first layer, but only up to where no tensor is left that the layer
-    received: from there on it keeps as much as a pass through all layers. That takes as long as
-    some passes for each level of coordinates, not one for each layer.
+    measures this for each first layer, up to where no tensor is left that the layer received: from
+    there on it keeps as much as a pass through all layers.
 
     Returns:
         The bytes of a stage that begins with each layer, and of a stage that ends with it.
@@ -156,10 +155,7 @@ def _received(value: Any) -> Any:
 class Kept:
     """Storages that a forward pass keeps, each counted once.
 
-    Args:
-        layers: the layers of the pass.
-        value: its input.
-        received: the input counts for the first layer.
+    Where it was ``received``, the input counts for the first layer.
 
     Attributes:
         sizes: bytes that each layer is the first to save.

@@ -70,7 +70,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Layers of a branching graph that are done when a stage ends; see ``antichains.py``.
+    """Layers of a branching graph that are done when a stage ends; see ``antichain_states``.
 
     Args:
         layers: numbers of the nodes in the graph's order, as the bits of a number.

@@ -65,9 +65,6 @@ _INSTEAD: Mapping[str, Any] = {
 class TrainEmulated(Task):
     """Trains one epoch on an emulated cluster, and writes how fast it went.
 
-    Its settings are those of ``hardware``, which :func:`as_emulated` has put there, but for
-    ``minibatches``.
-
     Attributes:
         time_scale: how many times slower than the cluster all goes; results are in its time.
         network: how hosts are joined; see ``emulated_hosts``.

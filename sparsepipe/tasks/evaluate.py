@@ -87,8 +87,7 @@ class TestTimer(pl.Callback):
 class Evaluate(Task):
     """Measures a checkpoint on the test split, and how fast it infers.
 
-    ``checkpoint`` names a file or a run directory, of which it takes ``best.ckpt`` where there is
-    one. Model, data and backend are those of its training, but for what the command line sets.
+    Model, data and backend are those of its training, but for what the command line sets.
 
     Attributes:
         allow: settings that may contradict the training, or groups of them; ``classes`` for the

@@ -47,12 +47,9 @@ class MeasureSteps(Task):
     for a moment are not. On a GPU it is the peak of torch's allocator.
 
     A budget is enforced. One process ends a step as soon as more is alive; several compare their
-    counts after the steps. Where it is passed nothing is trained on, and on processors the steps
-    are counted all the same. A GPU's allocator gets no more than the budget, and the search ends
-    with the first size that passes it.
-
-    Each size has a file in the run's directory, so that an interrupted run goes on. So does one
-    that ended because one of several GPUs was out of memory, without that size.
+    counts after the steps. A GPU's allocator gets no more than the budget, and the search ends with
+    the first size that passes it. Each size has a file in the run's directory, so that an
+    interrupted run goes on.
 
     Attributes:
         sizes: spatial sizes of a sample, growing, each in place of ``data.source.sizes``; None: the

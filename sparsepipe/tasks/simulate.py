@@ -262,14 +262,11 @@ def in_one_process(spec: RunSpec) -> RunSpec:
 class Comparison:
     """A plan, and what it is compared with: data parallelism on all devices of the inventory.
 
-    These are what a user has in place of the plan, which may leave some of them out.
-
     Attributes:
-        plan: under its schedule.
-        dp: data parallelism, whose sums may overlap with the backward; these go in a ring, but for
-            a plan that is data parallelism itself. None: it cannot be simulated.
+        plan: the plan under its schedule.
+        dp: data parallelism, whose sums may overlap with the backward; None: not to be simulated.
         dp_apart: the same with sums after the backward.
-        without_dp: why it cannot.
+        without_dp: why it cannot be simulated.
     """
 
     plan: Simulation
@@ -280,15 +277,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationFigures:
-    """A plan's simulation beside that of data parallelism on all devices of the hardware.
+    """A plan's simulation beside that of data parallelism, see :class:`Comparison`.
 
     Attributes:
         plan: the stages and their devices.
-        pace: pace of an epoch.
-        dp: pace of an epoch by data parallelism; None: it cannot be simulated.
-        dp_overlaps: whether its sums overlap with the backward.
-        dp_apart: pace of an epoch by data parallelism whose sums do not; None as well.
-        without_dp: why it cannot.
+        pace: pace of an epoch; so are ``dp`` and ``dp_apart``.
+        dp_overlaps: whether sums of data parallelism overlap with the backward.
         batch_size: shapes of a minibatch.
         record: the first minibatches, drained after them.
         memory: memory of each rank in these over time.

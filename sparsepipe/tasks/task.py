@@ -56,8 +56,7 @@ class ResolvedRun:
         division: how the strategy splits the model into stages; None: not at all.
         ranks: number of ranks over all nodes.
         places: the device of each rank.
-        training: configuration of the training whose checkpoint the task loads; None where the
-            task goes by its own configuration alone, or where that of the training is unknown.
+        training: configuration of the training whose checkpoint the task loads, where it counts.
         found: the directory; None until the data are prepared, see :attr:`directory`.
         watch: signals that end the run.
         throughput: rate of the training at hand.
@@ -111,14 +110,7 @@ class ResolvedRun:
         return made if directory is None else made.in_directory(directory)
 
     def in_directory(self, directory: RunDir) -> Self:
-        """The same run in its directory, by the plan that is kept there, if any.
-
-        Shares of FLOPs depend on the batch that they are counted on, and weights on the plan: a run
-        that goes on keeps the plan that it began with.
-
-        Raises:
-            PlanError: that plan is broken or for other devices.
-        """
+        """The same run in its directory, by the plan that it began with, if one is kept there."""
         known = replace(self, found=directory)
         if self.division is None or not directory.plan.exists():
             return known
@@ -134,11 +126,7 @@ class ResolvedRun:
 
     @property
     def own_device(self) -> torch.device:
-        """The device of this rank, as torch calls it.
-
-        Raises:
-            HardwareError: the GPU is not here.
-        """
+        """The device of this rank, as torch calls it."""
         if self.inventory.accelerator != "cuda":
             return torch.device("cpu")
         rank, nodes = process_group.rank(), self.spec.parallel.num_nodes
@@ -156,12 +144,7 @@ class ResolvedRun:
         return data
 
     def build_module(self, data: pl.LightningDataModule) -> pl.LightningModule:
-        """A new network.
-
-        Raises:
-            ConfigError: the configuration builds no network for these data.
-            PlanError: the plan does not fit its layers.
-        """
+        """A new network; a PlanError where the plan does not fit its layers."""
         module = build_module(self.spec, data)
         if self.division is not None:
             name = find_layers(module, self.spec.parallel.argument("layers"))
@@ -176,9 +159,6 @@ class ResolvedRun:
 
         A ``silent`` one has no progress bar, loggers and rates; ``instead`` are arguments in place
         of the configured ones.
-
-        Raises:
-            ConfigError: Lightning refuses an argument.
         """
         arguments = {**self.spec.trainer.built(), **instead}
         cuda = self.inventory.accelerator == "cuda"
@@ -300,11 +280,7 @@ class Task(ABC):
         return run.ranks
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Makes ready what the task reads; a fingerprint of that, for the run's identity.
-
-        Raises:
-            SparsePipeError: a setting or the data cannot be used.
-        """
+        """Makes ready what the task reads; a fingerprint of that, for the run's identity."""
         return ready_data(run.spec)
 
     def hardware(self, inventory: Inventory) -> Inventory:
@@ -312,11 +288,7 @@ class Task(ABC):
         return inventory
 
     def checkpoint(self, spec: RunSpec) -> Path | None:
-        """The checkpoint that it starts from; None: it starts from none.
-
-        Raises:
-            CheckpointError: no such file exists.
-        """
+        """The checkpoint that it starts from; None: it starts from none."""
         if spec.checkpoint is None:
             return None
         return find_checkpoint(spec.checkpoint, outputs=spec.paths.outputs)
@@ -327,11 +299,7 @@ class Task(ABC):
 
 
 def task_of(spec: RunSpec) -> Task:
-    """The task of a configuration, with its settings.
-
-    Raises:
-        ConfigError: ``task._target_`` names something else.
-    """
+    """The task of a configuration, with its settings."""
     found = spec.task.locate()
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(

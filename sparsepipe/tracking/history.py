@@ -1,9 +1,7 @@
 """The rows that a run has logged to Weights & Biases, in a file of its own.
 
-Weights & Biases cannot resume a run without a network: it begins another directory, and ``wandb
-sync`` of several replaces one by the other. A killed run leaves an empty file, since up to 32 KiB
-stay in the memory of another process. So a run that resumes writes its directory again from these
-rows. MLflow, TensorBoard and Weights & Biases with a network resume by themselves.
+Weights & Biases cannot resume a run without a network: it begins another directory, and a killed
+run leaves an empty file. So a run that resumes writes its directory again from these rows.
 """
 
 from __future__ import annotations

@@ -118,18 +118,11 @@ class Found:
 def largest_that_fits(
     fits: Callable[[int], bool], *, most: int, start: int = 1, precision: float = 0.0
 ) -> Found:
-    """Doubles from ``start`` until a size does not fit, then bisects.
+    """Doubles from ``start`` until a size does not fit, then bisects; none is above ``most``.
 
     The sizes depend on the answers alone, so that a search whose answers were kept goes on
-    where it was. Each size is tried once at most. Where fitting is not monotonic, the largest
-    size is still one that fits, and the refused one does not.
-
-    Args:
-        fits: whether a size does.
-        most: larger sizes are not tried; 1 or more.
-        start: the first size, 1 or more.
-        precision: how much larger than what fits the refused size may be, as a share of it; at 0
-            it is larger by one.
+    where it was. Where fitting is not monotonic, the largest size is still one that fits, and the
+    refused one does not. By the share ``precision`` the refused size may be larger; at 0 by one.
     """
     assert most >= 1
     assert start >= 1

@@ -99,18 +99,16 @@ class TooFewShapes(Exception):
 
 
 class Prober:
-    """Measures what training steps of a run need, and remembers the answers.
+    """Measures what training steps of a run in one process need, and remembers the answers.
 
     Args:
-        run: the run, of one process.
+        run: the run.
         budget_bytes: memory that steps may take: of a GPU, where it then really runs out, or
             resident memory of a process beyond what it had before the network was made. None: all
             that is free on a GPU, the memory of a processor by the inventory.
-        steps: training steps of each probe. The first has no state of the optimizer beside its
-            activations.
+        steps: training steps of each probe; the first has no state of the optimizer.
         timeout_s: limit of each probe.
-        isolated: each probe is a process of its own; else it runs in this one, which only a GPU
-            allows: its memory may run out without ending a process.
+        isolated: each probe is a process of its own; only on a GPU it may run in this one.
         whole: steps of smaller batches, of data with too few shapes, are no answer.
     """
 

@@ -20,15 +20,9 @@ log = logging.getLogger(__name__)
 class TrainIfFits(Train):
     """Trains where a few training steps fit into a budget of memory, and measures inference.
 
-    Where they do not fit, the run is finished, and its result has ``fits: false``.
-
-    Attributes:
-        budget_bytes: see :class:`~sparsepipe.tasks.fitting.prober.Prober`, as of the next three.
-        steps: see there.
-        timeout_s: see there.
-        isolated: see there.
-        warmup_batches: forwards before the clock starts, when inference is measured.
-        timed_batches: forwards while it runs.
+    Where they do not fit, the run is finished, and its result has ``fits: false``. The budget is
+    that of :class:`~sparsepipe.tasks.fitting.prober.Prober`; ``warmup_batches`` and
+    ``timed_batches`` are forwards before and while inference is timed.
     """
 
     alone: ClassVar[bool] = True

@@ -9,7 +9,7 @@ import pytest
 
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Graph, antichain_states, graph_profile, parse_graph
-from sparsepipe.profiling import antichains as module
+from sparsepipe.profiling import graph_txt as module
 
 
 def graph(edges: dict[int, list[int]]) -> Graph:

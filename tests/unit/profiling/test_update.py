@@ -20,7 +20,7 @@ from sparsepipe.partition.search.algorithms import exact
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.update import Updates
+from sparsepipe.profiling.timing import Updates
 
 CPU = torch.device("cpu")
 
