@@ -179,12 +179,11 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
             ("threads", threads, warnings),
             ("microbatches", 1 if synchronous is None else synchronous.microbatches, warnings),
         ):
-            measured = profile.meta.get(name)
-            if None not in (configured, measured) and _text(measured) != _text(configured):
-                found.append(
-                    f"that of {device.name} was measured with {name} {_text(measured)}, not "
-                    f"{_text(configured)}"
-                )
+            if None in (configured, measured := profile.meta.get(name)):
+                continue
+            was, wanted = _figure_text(measured), _figure_text(configured)
+            if was != wanted:
+                found.append(f"that of {device.name} was measured with {name} {was}, not {wanted}")
     for text in warnings:
         log.warning("the profiles were measured under other conditions: %s", text)
     if others:
@@ -196,7 +195,7 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
         )
 
 
-def _text(value: object) -> str:
+def _figure_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

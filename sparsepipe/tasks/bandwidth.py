@@ -47,14 +47,7 @@ SIZES_BYTES = (2**16, 2**20, 2**23, 2**26)
 class Bandwidth(Task):
     """Times messages and sums between ranks, on all devices of the inventory.
 
-    Attributes:
-        sizes_bytes: sizes of messages and sums; None: 64 KiB to 64 MiB.
-        repeats: repetitions of each measurement that count.
-        warmups: repetitions before those.
-        most_s: a measurement that has taken longer is not repeated any more.
-        timeout_s: limit of every wait for another rank.
-        all_pairs_up_to: ranks; of more, one pair for each link is timed.
-        direct: messages go from CUDA device to CUDA device over NCCL.
+    ``conf/task/bandwidth.yaml`` describes the settings.
     """
 
     chooses_devices: ClassVar[bool] = True

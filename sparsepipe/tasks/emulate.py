@@ -65,12 +65,7 @@ _INSTEAD: Mapping[str, Any] = {
 class TrainEmulated(Task):
     """Trains one epoch on an emulated cluster, and writes how fast it went.
 
-    Attributes:
-        time_scale: how many times slower than the cluster all goes; results are in its time.
-        network: how hosts are joined; see ``emulated_hosts``.
-        minibatches: of the epoch, over all ranks that read, each of which takes as many; None:
-            24 for each of them, or ``trainer.limit_train_batches``.
-        link_bytes_per_s: between hosts, which the run's inventory has already.
+    ``conf/task/emulate.yaml`` describes the settings.
     """
 
     chooses_devices: ClassVar[bool] = True

@@ -89,12 +89,7 @@ class Evaluate(Task):
 
     Model, data and backend are those of its training, but for what the command line sets.
 
-    Attributes:
-        allow: settings that may contradict the training, or groups of them; ``classes`` for the
-            names and the order of the classes.
-        gallery: test shapes in ``predictions.png``.
-        warmup_batches: forwards before the clock starts.
-        timed_batches: forwards while it runs.
+    ``conf/task/evaluate.yaml`` describes the settings.
     """
 
     as_trained: ClassVar[bool] = True

@@ -51,13 +51,7 @@ class MeasureSteps(Task):
     the first size that passes it. Each size has a file in the run's directory, so that an
     interrupted run goes on.
 
-    Attributes:
-        sizes: spatial sizes of a sample, growing, each in place of ``data.source.sizes``; None: the
-            data's own size alone.
-        steps: whose memory counts; only the second has the optimizer's state beside activations.
-        timed_steps: that are timed afterwards, without counting, where the size is within the
-            budget.
-        budget_bytes: memory that a rank may take; None: all there is.
+    ``conf/task/measure_steps.yaml`` describes the settings.
     """
 
     sizes: list[list[int]] | None = None

@@ -41,8 +41,7 @@ class Predict(Task):
     ``checkpoint`` names a file or a run directory, of which it takes ``best.ckpt`` where there is
     one. The network, and what becomes of a shape before it sees that, are those of the training.
 
-    Attributes:
-        gallery: files in ``predictions.png``.
+    ``conf/task/predict.yaml`` describes the settings.
     """
 
     alone: ClassVar[bool] = True

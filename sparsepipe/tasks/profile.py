@@ -61,19 +61,9 @@ updates are."""
 class ProfileLayers(Task):
     """Measures the layers of the model on one device, on real batches of the training split.
 
-    Attributes:
-        num_warmup: passes before those that count.
-        num_measured: passes that count.
-        num_batches: batches of the training split that take turns.
-        microbatches: into which each is cut for the layers to run on, one after another; times
-            are those of all of them.
-        layers: name of the ``nn.Sequential``; None: the one there is.
-        device: name of the inventory's device to measure; None where it has one kind only.
-        plan: file of a plan whose cuts are marked in the picture, which then shows the profiles
-            that the inventory names of other devices as well; None: this device alone.
-        beside: files of further profiles that the picture shows, by what they are called there.
-        for_plan: a training needs it, which logs itself what share of it this took, and amid
-            whose log a table would stand.
+    ``conf/task/profile.yaml`` describes the settings.
+
+    With ``for_plan`` a training needs it, which logs itself what share of it this took.
     """
 
     name: ClassVar[str] = "profile"

@@ -59,20 +59,7 @@ _SECONDS_FROM_S = 2.0  # a picture of so long is in seconds, a shorter one in mi
 class Simulate(Task):
     """Simulates an epoch: throughput, shares of time and memory, a picture and a trace.
 
-    Attributes:
-        parallel: the strategy that is simulated, as a training would have it.
-        minibatches: minibatches of an epoch, over all devices.
-        schedule: see :data:`sparsepipe.simulate.simulation.SCHEDULES`; None: the strategy's.
-        microbatches: parts of a minibatch, where the schedule has some; None: as the strategy
-            says, else 4.
-        overlap: sums over replicas overlap with the backward; None: in data parallelism only.
-        all_reduce: how replicas sum; None: as the runtime does.
-        outbox: see ``simulate.network.Sends``; by default no limit, since in training
-            there is room for all that can be under way.
-        inbox: the same; by default as in training.
-        link_bytes_per_s: between hosts, for the search of a plan as well; None: the inventory's.
-        profiles: files by the names of devices, in place of those that the inventory names.
-        timeline_minibatches: minibatches that the picture and the trace show.
+    ``conf/task/simulate.yaml`` describes the settings.
     """
 
     cores: ClassVar[int | None] = 1

@@ -64,13 +64,7 @@ _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
 class Train(Task):
     """Trains a model, from the run's last checkpoint where there is one.
 
-    Attributes:
-        test: measure on the test split when training is done.
-        monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
-        mode: ``max`` or ``min``.
-        test_weights: which are tested: those of ``best``, where a best checkpoint is kept, or the
-            ``last`` ones.
-        gallery: test shapes in ``predictions.png``.
+    ``conf/task/train.yaml`` describes the settings.
     """
 
     test: bool = True

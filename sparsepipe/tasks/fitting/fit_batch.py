@@ -31,14 +31,7 @@ class FitBatch(Task):
     shapes it ends where they have no batch of the size; of others no batch is larger than
     they are.
 
-    Attributes:
-        budget_bytes: see :class:`~sparsepipe.tasks.fitting.prober.Prober`.
-        start: the first batch size, see :func:`largest_that_fits`.
-        most: larger sizes are not tried.
-        precision: the search ends where a size that does not fit is larger by this share at most.
-        steps: training steps for each size.
-        timeout_s: limit of the steps of one size.
-        isolated: each size is tried in a process of its own.
+    ``conf/task/fit_batch.yaml`` describes the settings.
     """
 
     alone: ClassVar[bool] = True

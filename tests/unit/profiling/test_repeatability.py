@@ -36,23 +36,6 @@ def report(capsys: pytest.CaptureFixture[str], *profiles: Profile) -> tuple[bool
     return met, capsys.readouterr().out.splitlines()
 
 
-def test_like_profiles_meet_the_goals(capsys: pytest.CaptureFixture[str]) -> None:
-    met, said = report(
-        capsys, profile(1.0, 1.0, 2.0, step_s=4.2), profile(1.05, 1.05, 2.1, step_s=4.2)
-    )
-    assert met
-    # Sums between replicas are dear at a byte a second, cuts free: even halves.
-    assert said[2].split("|")[1:-1] == [
-        "       1 ", "    4000.0 ", "  4200.0 ", "       0.0 ",
-        "         95.2% ", " 1-1 at 2 ", "        2000.0 "
-    ]  # fmt: skip
-    assert said[-3:] == [
-        "totals lie apart by 5.0%, goal 10%: met",
-        "a plan by another profile costs more by 0.0%, goal 3%: met",
-        "layers differ from the step by 4.8%, goal 10%: met",
-    ]
-
-
 def test_unlike_profiles_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     # By the first profile 1-1 at 2 is best, by the second 1-1 at 1: each costs the other 3 for 2.
     met, said = report(

@@ -216,11 +216,6 @@ def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixtu
         run(*training)
 
 
-def test_a_training_without_an_end_has_no_share() -> None:
-    done = run(*PROFILE, "trainer.max_epochs=-1")
-    assert "profile_share_of_training" not in json.loads(done.result.read_text())
-
-
 @pytest.mark.parametrize(
     ("override", "error", "message"),
     [
