@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.errors import TransportError
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, fault, orphans, wait_for
 from tests.support.emulated_cases import (
@@ -123,32 +122,6 @@ def test_sums_of_gradients_cross_the_link(shell: Shell) -> None:
     result = read_json(run / "result.json")
     step_s = LAYERS * PARAMETER_BYTES / rate
     assert result["epoch_s"] > 7 * step_s, "of the last step some may still be on its way"
-
-
-@needs_namespaces
-@pytest.mark.full
-def test_a_signal_leaves_nothing(shell: Shell) -> None:
-    overrides = hosts(shell.cwd)
-    process = shell.start(*overrides, *PIPELINE, ENDLESS)
-    wait_for(lambda: bool(list(shell.cwd.glob("outputs/*/*/plan.json"))))
-    assert left(process.pid)
-    process.send_signal(signal.SIGTERM)
-    ended = shell.wait(process)
-    assert ended.code == 128 + signal.SIGTERM, ended.err
-    assert "stopped by SIGTERM" in ended.err
-    assert left(process.pid) == []
-
-
-@needs_namespaces
-@pytest.mark.full
-def test_a_rank_that_fails_leaves_nothing(shell: Shell) -> None:
-    plan = fault([(3, signal.SIGKILL)], rank=1)
-    process = shell.start(*hosts(shell.cwd), *PIPELINE, plan)
-    ended = shell.wait(process)
-    # Told by the launcher or by the rank that missed it, whoever is first.
-    how = {1: "was killed by SIGKILL", TransportError.exit_code: "is gone"}
-    assert f"rank 1 (stage 1) {how[ended.code]}" in ended.err
-    assert left(process.pid) == []
 
 
 def killed_at_random(process: subprocess.Popen[str], draw: random.Random) -> int:
