@@ -112,18 +112,3 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(shell: Shell, tmp_path: Pat
     run = shell(*RANKS).run
     ours, theirs = checkpoint(run)["state_dict"], checkpoint(whole)["state_dict"]
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        (("parallel.roles=separate", "parallel.devices=1", "hardware.cpu_devices=1"), "leave none"),
-        (("data.targets=9",), "data.targets=9"),
-    ],
-)
-def test_refusals(shell: Shell, settings: tuple[str, ...], word: str) -> None:
-    found = shell(*RANKS, *settings)
-    assert found.code == 2, found.err
-    assert word in found.err
-    assert "Traceback" not in found.err

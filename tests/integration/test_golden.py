@@ -332,7 +332,7 @@ def compare(
     path = GOLDEN / f"{name}.json"
     if os.environ.get(RECORD):
         GOLDEN.mkdir(exist_ok=True)
-        path.write_text(written(now) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(now, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         pytest.skip(f"recorded {path}")
     recorded = json.loads(path.read_text(encoding="utf-8"))
     then, today = dict(leaves(recorded)), dict(leaves(now))
@@ -349,25 +349,6 @@ def compare(
         pytest.fail(
             "\n".join([f"{path.name}: {len(found)} differ", *found[:SHOWN], *rest]), pytrace=False
         )
-
-
-def written(tree: Any, indent: str = "") -> str:
-    """JSON with a line for each list of plain values and for whatever else is short."""
-    line = json.dumps(tree, ensure_ascii=False)
-    values = tree if isinstance(tree, list) else ()
-    nested = isinstance(tree, dict) or any(isinstance(value, dict | list) for value in values)
-    if not nested or len(line) < 150:
-        return line
-    if isinstance(tree, dict):
-        inner = [
-            f"{json.dumps(key, ensure_ascii=False)}: {written(value, indent + ' ')}"
-            for key, value in tree.items()
-        ]
-    else:
-        inner = [written(value, indent + " ") for value in tree]
-    opened, closed = "{}" if isinstance(tree, dict) else "[]"
-    lines = ",\n".join(f"{indent} {text}" for text in inner)
-    return f"{opened}\n{lines}\n{indent}{closed}"
 
 
 def grown(

@@ -21,7 +21,7 @@ from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import Finished, Shell, composed, rows, weights
+from tests.support.command_line import Finished, Shell, composed
 from tests.support.plans import plan_on
 from tests.support.resolved import resolved, run_directory
 
@@ -190,17 +190,6 @@ def test_a_run_that_goes_on_keeps_its_devices(tmp_path: Path, host: str) -> None
     other = composed("experiment=tiny", "hardware=cores", "parallel=hete_mp")
     with pytest.raises(PlanError, match=f"{host}/half-speed/0"):
         resolved(other, directory=directory)
-
-
-@pytest.mark.full
-def test_slow_ranks_change_no_number(shell: Shell) -> None:
-    slowed = shell(*SHORT, "hardware=two_speeds", "parallel.plan.config=1-1").run
-    assert slowdowns(shell.cwd) == ["1.0", "2.0"]
-    plain = shell(*SHORT, "hardware=cores", "parallel.plan.config=1-1").run
-    assert slowdowns(shell.cwd) == ["1.0", "1.0"]
-    assert weights(slowed).equal(weights(plain))
-    for name in ("train/loss", "val/loss"):
-        assert rows(slowed)[-1][name] == rows(plain)[-1][name]
 
 
 @pytest.mark.parametrize("parallel", ["single", "pipeline", "dp"])

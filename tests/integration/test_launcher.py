@@ -1,4 +1,4 @@
-"""Sweeps through our launcher: real jobs in processes of their own, and sweeps that are killed."""
+"""Sweeps through our launcher: real jobs in processes of their own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import csv
 import dataclasses
 import inspect
 import json
-import random
 import re
 import signal
-import subprocess
-import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from pandas.testing import assert_frame_equal
 
 from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
 from sparsepipe.errors import ConfigError
@@ -28,19 +23,15 @@ from sparsepipe.sweep.record import JobRecord, records_of
 from sparsepipe.sweep.slots import Settings
 from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
-from tests.integration.test_smoke_sweep import Sweep, assert_none_twice, assert_whole_so_far
 from tests.support.command_line import (
     Finished,
     Shell,
     composed,
     fault,
     orphans,
-    rows,
     wait_for,
-    weights,
 )
 from tests.support.control_groups import memory_group
-from tests.support.same_ledgers import is_of_the_moment
 
 OURS = "hydra/launcher=sparsepipe"
 ONE_EPOCH = "trainer.max_epochs=1"
@@ -278,94 +269,3 @@ def test_each_is_named_and_the_good_one_is_done(shell: Shell) -> None:
     assert list(load_results(shell.cwd / "outputs/tiny/ledger.csv")["run_id"]) == [
         Path(good.run or "").name
     ]
-
-
-KILLS, EPOCHS, SEEDS = 3, 2, 1
-TRIALS, TRAININGS = ("one_device", "two_ranks", "batch_search"), 2
-PROBES = 4  # of conf/paper/trial/batch_search.yaml: 2, 4, 8 and 16 shapes
-KILLED_SWEEP = (
-    *(OURS, BESIDE, CPU),
-    f"paper/trial={','.join(TRIALS)}",
-    f"trainer.max_epochs={EPOCHS}",
-    f"seed={','.join(map(str, range(SEEDS)))}",
-    "data.delay_s=0.02",
-    "optim.optimizer.lr=0.1",
-)
-JOBS = len(TRIALS) * SEEDS
-WHOLE_LIMIT_S = 900.0  # of a whole sweep
-
-
-def work_done(shell: Shell) -> int:
-    """Epochs of all trainings and answers of all searches so far."""
-    total = 0
-    for table in shell.cwd.glob("outputs/tiny/*/metrics.csv"):
-        total += max(0, len(table.read_text().splitlines()) - 1)
-    for answers in shell.cwd.glob("outputs/tiny/*/probes.json"):
-        total += len(read_json(answers))
-    return total
-
-
-def kill_after(shell: Shell, sweep: subprocess.Popen[str], count: int, delay_s: float) -> bool:
-    """Kills a sweep a while after so much work; whether that was before its end."""
-    deadline_s = time.monotonic() + WHOLE_LIMIT_S
-    while work_done(shell) < count and sweep.poll() is None:
-        assert time.monotonic() < deadline_s, "it did not go on"
-        time.sleep(0.01)
-    time.sleep(delay_s)
-    before = sweep.poll() is None
-    sweep.kill()
-    shell.wait(sweep)
-    return before
-
-
-def ledger(shell: Shell) -> pd.DataFrame:
-    """What of a ledger is the same in each sweep."""
-    frame = load_results(shell.cwd / "outputs/tiny/ledger.parquet")
-    return frame[[name for name in frame.columns if not is_of_the_moment(name)]]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-def test_it_ends_with_what_an_undisturbed_one_has(shell: Shell, tmp_path: Path) -> None:
-    """Trainings on one device and on two, and searches for the largest batch."""
-    draw = random.Random(6)
-    # At the moments after so much work of all; from the start of a process to its first epoch is
-    # most of the time, so that some meet jobs that only begin.
-    work = SEEDS * (TRAININGS * EPOCHS + PROBES)
-    watched = Sweep(command="", place=shell.cwd, outputs=shell.cwd / "outputs" / "tiny")
-    killed, before = 0, []
-    for moment in sorted(draw.sample(range(work), KILLS)):
-        sweep = shell.start(*KILLED_SWEEP, "hydra.mode=MULTIRUN")
-        killed += kill_after(shell, sweep, moment, draw.uniform(0, 0.5))
-        assert not orphans(shell.cwd), "jobs end with it"
-        assert_whole_so_far(watched)
-        before.append(watched.marks())
-    last = shell.sweep(*KILLED_SWEEP, timeout_s=WHOLE_LIMIT_S)
-    assert last.code == 0, last.err
-    assert killed >= KILLS - 1, "the last one may be late"
-    assert_none_twice(watched, before)
-    undisturbed = Shell(tmp_path / "undisturbed")
-    undisturbed.cwd.mkdir()
-    whole = undisturbed.sweep(*KILLED_SWEEP, timeout_s=WHOLE_LIMIT_S)
-    assert whole.code == 0, whole.err
-    assert_same(shell, undisturbed)
-    ended = max(shell.cwd.glob("outputs/tiny/sweeps/*"))
-    assert [record.status for record in records_of(ended)] == JOBS * ["finished"]
-    assert len((ended / "table.csv").read_text().splitlines()) == 1 + JOBS
-
-
-def assert_same(ours: Shell, theirs: Shell) -> None:
-    """No job is lost, and all that does not depend on the moment is as if nothing had happened."""
-    assert len(ours.runs()) == JOBS
-    found, expected = ledger(ours), ledger(theirs)
-    assert {"run_id", "seed", "ranks", "epochs", "steps", "train/loss", "val/loss", "test/accuracy",
-            "largest_batch", "refused_batch", "probed_batches"} <= set(found.columns)  # fmt: skip
-    assert_frame_equal(found, expected, check_exact=True)
-    assert sorted(found["ranks"]) == [1, 1, 2]
-    assert set(found["largest_batch"].dropna()) == {8}
-    for run, same in zip(ours.runs(), theirs.runs(), strict=True):
-        if (run / "probes.json").exists():
-            continue
-        assert (weights(run) == weights(same)).all()
-        for name in ("epoch", "train/loss", "val/loss"):
-            assert [row[name] for row in rows(run)] == [row[name] for row in rows(same)]

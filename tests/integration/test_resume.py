@@ -49,14 +49,6 @@ def test_killed(shell: Shell, job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_interrupted_within_an_epoch(shell: Shell, job: Job) -> None:
-    faulty = (*SINGLE, fault([(13, signal.SIGINT)]))
-    assert_stopped(shell, faulty)
-    run = job(*faulty)
-    assert_whole(shell, run, job(*SINGLE, "name=undisturbed"))
-
-
-@pytest.mark.full
 def test_dp_killed_and_interrupted(shell: Shell) -> None:
     # The launching process is hit; the ranks notice its death.
     faulty = (*DP, fault([(1, signal.SIGKILL), (7, signal.SIGINT)], parent=True))
