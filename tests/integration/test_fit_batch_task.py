@@ -86,24 +86,6 @@ def test_what_limits_a_search(fitting: int, more, expected, kept, job) -> None:
     assert (*found, result["step_memory_bytes"]) == expected
 
 
-def test_data_without_a_length_limit_a_search_where_they_have_no_such_batch(kept, job) -> None:
-    overrides = (
-        *FIT,
-        "task.budget_bytes=1e9",
-        "data._target_=tests.support.tinyhouse.StreamedData",
-    )
-    path = kept({size: size if size <= 20 else None for size in range(1, 65)}, *overrides)
-    probes = read_json(path / "probes.json")
-    for probe in probes:
-        if probe["outcome"] != "fits":
-            probe["outcome"] = "too_few_shapes"
-    write_json(path / "probes.json", probes)
-    job(*overrides)
-    result = read_json(path / "result.json")
-    assert (result["largest_batch"], result["limited_by"]) == (20, "data")
-    assert result["refused_batch"] is None
-
-
 def test_a_training_that_does_not_fit_is_finished_and_says_so(kept, job) -> None:
     overrides = ("task=train_if_fits", "parallel=single", "task.budget_bytes=1e9")
     path = kept({4: None}, *overrides)
