@@ -21,7 +21,6 @@ from hydra import initialize_config_dir
 
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_data, build_inventory
-from sparsepipe.schedule import asynchronous
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell
@@ -36,7 +35,6 @@ from tests.support.guide_cases import (
 )
 from tests.support.listening import address_for_others
 from tests.support.paths import CONF, run_python
-from tests.support.plans import plan_of
 
 COMMANDS = [(guide, command) for guide in GUIDES for command in commands_of(guide)]
 
@@ -161,27 +159,6 @@ def test_the_lab_measures_what_it_trains(here: Path) -> None:
 def test_the_guide_shows_the_job_script() -> None:
     (shown,) = re.findall(r"```bash\n(.*?)```", text_of("own_cluster"), re.DOTALL)
     assert shown in (DOCS / "train.sbatch").read_text()
-
-
-# Its example: 9,600 shapes, 32 in a minibatch.
-@pytest.mark.parametrize(("config", "updates"), [("1-1-1-1", [300] * 4), ("3-1", [100, 300])])
-def test_updates_of_each_stage_are_counted_right(config: str, updates: list[int]) -> None:
-    stages = [int(count) for count in config.split("-")]
-    orders = asynchronous(plan_of(config), 9_600 // 32).actions
-    firsts = [sum(stages[:s]) for s in range(len(stages))]
-    found = [sum(str(action).startswith("U") for action in orders[rank]) for rank in firsts]
-    assert found == updates
-
-
-def test_gradients_are_as_old_as_the_guide_says() -> None:
-    """Updates between the forward and the backward of a minibatch once the pipeline is full."""
-    plan = plan_of("1-1-1-1")
-    ages = []
-    for actions in asynchronous(plan, 20).actions:
-        names = [str(action) for action in actions]
-        between = names[names.index("F10") : names.index("B10")]
-        ages.append(sum(name.startswith("U") for name in between))
-    assert ages == [3, 2, 1, 0]
 
 
 SHAPES = ("data.source.train_per_class=2", "data.source.test_per_class=1", "data.resolution=16",

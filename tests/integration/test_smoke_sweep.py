@@ -343,7 +343,7 @@ def ledger() -> pd.DataFrame:
 
 
 def setting(column: str, value: object, *, at: int | slice = 0) -> Change:
-    """Sets a cell of a column, or all of them."""
+    """Sets a cell of a column, or all of them; the first row is of a training."""
 
     def change(frame: pd.DataFrame) -> pd.DataFrame:
         frame = frame.astype({column: object})
@@ -353,40 +353,29 @@ def setting(column: str, value: object, *, at: int | slice = 0) -> Change:
     return change
 
 
-TRAINED = 0  # the first row is of a training
-EVERY = slice(None)
-
-
-def test_the_recorded_ledger_is_of_a_whole_sweep(ledger: pd.DataFrame) -> None:
-    assert sorted(ledger["task_name"]) == 8 * ["fit_batch"] + 16 * ["train"]
-    assert set(ledger["starts"]) == {1}, "undisturbed"
-    assert ledger["task_name"].iloc[TRAINED] == "train"
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda frame: frame.drop(index=frame.index[5]),
-        setting("test/accuracy", None, at=TRAINED),
-        setting("steps", 3, at=TRAINED),
-        setting("data.resolution", 32, at=EVERY),
-        setting("train/loss", 1.0, at=TRAINED),
+        setting("test/accuracy", None),
+        setting("steps", 3),
+        setting("data.resolution", 32, at=slice(None)),
+        setting("train/loss", 1.0),
         setting("run_id", "0123456789ab"),
     ],
 )
 def test_changed_ledgers_are_detected(ledger: pd.DataFrame, change: Change) -> None:
-    found = change(ledger)
+    assert sorted(ledger["task_name"]) == 8 * ["fit_batch"] + 16 * ["train"]
     with pytest.raises(AssertionError):
-        assert_as_recorded(found, ledger)
+        assert_as_recorded(change(ledger), ledger)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        [],
         [setting("starts", 3), setting("epoch_time_s", 9.0), setting("git_commit", "0" * 40)],
-        [setting("cuda", None, at=EVERY), setting("train/loss", 1.0, at=TRAINED)],
-        [setting("hardware_devices", "1 x other", at=EVERY), setting("run_id", "0123456789ab")],
+        [setting("cuda", None, at=slice(None)), setting("train/loss", 1.0)],
+        [setting("hardware_devices", "other", at=slice(None)), setting("run_id", "0123456789ab")],
         [lambda frame: frame.assign(**{"task.new": 1}), setting("run_id", "0123456789ab")],
     ],
 )
