@@ -212,10 +212,5 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     if running_mean is not None:
-        if not use_input_stats:
-            local = local_of(input)
-            return alike(
-                F.batch_norm(local, running_mean, running_var, weight, bias, False, 0.0, eps), input
-            )
         raise without_rule("an instance norm that tracks running statistics")
     return _by_groups(input, local_of(input), input.shape[1], weight, bias, eps)

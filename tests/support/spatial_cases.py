@@ -40,7 +40,6 @@ class Case:
 
 
 def cases(dimensions: int) -> list[Case]:
-    """All layers with ``dimensions`` spatial dimensions."""
     size = SIZES[dimensions]
     found = [
         *_convolutions(dimensions, size),
@@ -133,8 +132,6 @@ def _resamplings(n: int, size: tuple[int, ...]) -> Iterator[Case]:
 
 
 class Applied(nn.Module):
-    """A function as a module."""
-
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -193,14 +190,12 @@ def errors(
     overlap: bool = True,
     device: str = "cpu",
 ) -> dict[str, float]:
-    """The largest relative error of each case on a grid, of outputs, gradients and buffers."""
     torch.set_num_threads(1)
     grid = Grid(shape, overlap=overlap)
     return {case.name: error(case, grid, device=device) for case in cases(dimensions)}
 
 
 def rounding_errors(rank: int, shape: tuple[int, ...], device: str = "cpu") -> dict[str, float]:
-    """The same of layers with inputs in bfloat16, under autocast, where PyTorch has them."""
     torch.set_num_threads(1)
     grid, found = Grid(shape), {}
     for case in cases(len(shape)):
@@ -217,7 +212,6 @@ def rounding_errors(rank: int, shape: tuple[int, ...], device: str = "cpu") -> d
 def error(
     case: Case, grid: Grid, *, dtype: torch.dtype = torch.float64, device: str = "cpu"
 ) -> float:
-    """The largest relative error of a case, of outputs, gradients and buffers."""
     torch.manual_seed(0)
     low = dtype == torch.bfloat16
     module = case.make().to(device, torch.float32 if low else dtype)

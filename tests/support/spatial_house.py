@@ -20,8 +20,6 @@ SPATIAL = (*IMAGES, "parallel=spatial", "parallel.devices=2", "parallel.grid=[1,
 
 
 class Rolled(nn.Module):
-    """Calls a function that needs more than one position of the whole."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.roll(x, 1, -1)
 

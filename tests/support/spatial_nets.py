@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 
 def chain(convolutions: int, *, channels: int = 2) -> nn.Sequential:
-    """Convolutions of kernel 3 in three dimensions, one after the other."""
     return nn.Sequential(
         *(nn.Conv3d(channels, channels, 3, padding=1) for _ in range(convolutions))
     )

@@ -74,7 +74,6 @@ def cases() -> Iterator[Case]:
 
 
 def errors(rank: int, ranks: int, plain: bool, device: str = "cpu") -> dict[str, float]:
-    """The largest relative error of each case on a grid."""
     torch.set_num_threads(1)
     compare = _of_network if plain else _of_step
     grids = {dimensions: Grid(shape) for dimensions, shape in GRIDS[ranks].items()}
@@ -83,8 +82,6 @@ def errors(rank: int, ranks: int, plain: bool, device: str = "cpu") -> dict[str,
 
 
 def error_with_empty_shards(rank: int) -> float:
-    """As :func:`errors`, of a checkpointed block with fewer outputs than ranks."""
-
     def make(classes: int, *, head: str, checkpointing: bool = False) -> nn.Sequential:
         convolution = nn.Conv1d(1, classes, 3, padding=1)
         layers = convolution, nn.BatchNorm1d(classes), nn.ReLU(), nn.Upsample(1)
@@ -95,7 +92,6 @@ def error_with_empty_shards(rank: int) -> float:
 
 
 def _made(case: Case) -> tuple[nn.Sequential, nn.Sequential]:
-    """The network, and one that computes in one process, without checkpointing."""
     torch.manual_seed(0)
     net = case.make(CLASSES, head=case.head, checkpointing=case.checkpointing).double()
     alone = case.make(CLASSES, head=case.head).double()
@@ -180,7 +176,6 @@ def _whole(grid: Grid, value: Tensor) -> Tensor:
 
 
 def _learnt(net: nn.Module, alone: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
-    """Gradients, of which each rank has a part, and buffers."""
     pairs: list[tuple[Tensor, Tensor | None]] = []
     for mine, theirs in zip(net.parameters(), alone.parameters(), strict=True):
         assert mine.grad is not None

@@ -18,8 +18,6 @@ from tests.support.replay_cases import plain_trainer
 
 
 class Slow(pl.LightningModule):
-    """A network whose batches take 50 ms."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(1, 1)

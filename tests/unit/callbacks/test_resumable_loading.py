@@ -36,8 +36,6 @@ STOP, CRASH = BATCHES + 3, 2 * BATCHES + 4
 
 
 class Clean(Dataset[Any]):
-    """Vectors."""
-
     def __init__(self) -> None:
         self.x = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(1))
 
@@ -49,8 +47,6 @@ class Clean(Dataset[Any]):
 
 
 class Noisy(Clean):
-    """With noise from every global generator, as augmentation draws it."""
-
     def __getitem__(self, index: int) -> Tensor:
         drawn = random.random() + np.random.rand()  # noqa: NPY002
         return self.x[index] + 0.1 * drawn + 0.1 * torch.rand(6)
@@ -162,8 +158,6 @@ class Net(pl.LightningModule):
 
 
 class Watch:
-    """As :class:`SignalWatch`, with signals of our own."""
-
     signum: int | None = None
     deferred = False
 
@@ -300,7 +294,6 @@ def of_ranks(
     end: Any = None,
     workers: int = 0,
 ) -> list[Any]:
-    """What is read of each kind, and the weights; in a file, too: a rank may end with its run."""
     vars(multiprocessing.current_process())["_config"]["daemon"] = False  # which have no workers
     found = [train(directory / kind, kind, workers, strategy=strategy, end=end) for kind in kinds]
     torch.save(found, directory / f"rank{rank}.pt")

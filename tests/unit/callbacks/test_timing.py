@@ -78,7 +78,6 @@ def test_epochs_that_are_all_filling_and_draining_are_never_steady() -> None:
 
 
 def test_unknown_times_of_other_ranks_do_not_count_as_waiting() -> None:
-    """Of a long epoch the last 12 steps are kept; the other rank is two steps behind."""
     steps: dict[str, Any] = {"step_s": 2, "drains_s": 4, "first": 100}
     first = run_of(12, begin_s=1000, works_s=1.5, **steps)
     other = run_of(12, begin_s=1004, works_s=1.0, **steps)
@@ -166,8 +165,6 @@ class Planned(PipelineStrategy):
 
 
 class PlannedWhole(SynchronousPipelineStrategy):
-    """The same of a synchronous pipeline."""
-
     __init__ = Planned.__init__  # type: ignore[assignment]
 
 
@@ -179,7 +176,6 @@ def trainer_of(strategy: object, *, ranks: int, steps: int = len(ENDS_S)) -> Any
 
 
 def after_an_epoch(timer: StepTimer, trainer: Any) -> StepTimer:
-    """The timer when a whole epoch is over."""
     module: Any = None
     timer.on_train_start(trainer, module)
     timer.on_train_epoch_start(trainer, module)

@@ -41,7 +41,6 @@ class Rank:
             self.passes(seconds)
 
     def step(self, number: int, *, hook_s: float = 1.0) -> None:
-        """Of the first of two stages: a forward, and the backward and update of the one before."""
         mark = self.recorder.mark()
         self.passes(10.0)
         self.recorder.since(mark, "loads")

@@ -31,7 +31,6 @@ from tests.support.spatial_networks import CLASSES, GRIDS, Case, cases
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Bytes of each group of messages that this rank sends."""
     found: list[int] = []
 
     def counting(sends: Sequence[tuple[int, Tensor]], *rest: Any, **more: Any) -> Any:
@@ -76,7 +75,6 @@ class LayerBytes:
 
 
 def layers_of(model: nn.Module, x: Tensor, parts: Sequence[int]) -> list[LayerBytes]:
-    """Of the layers that need halos, in a forward pass of one process on a whole sample."""
     found: list[LayerBytes] = []
 
     again = {
@@ -217,7 +215,6 @@ def test_bytes_sent_are_those_of_the_algebra(shape: tuple[int, ...], size: tuple
 
 
 def saved(rank: int, shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    """Of each network: bytes kept by one process and by this rank."""
     grid, found = Grid(shape), {}
     for name, network in {"chain": chain(16), "u-net": UNet()}.items():
         x = torch.randn(1, 2, 16, 24, 32)
@@ -263,7 +260,6 @@ WIDTHS = {"cnn1d": 1.0}
 
 
 def network_bytes(rank: int, ranks: int) -> dict[str, dict[str, Any]]:
-    """Of each network: bytes that this rank sends and keeps, and what one process keeps."""
     torch.set_num_threads(1)
     grids = {dimensions: Grid(shape) for dimensions, shape in GRIDS[ranks].items()}
     return {case.title: of_network(case, grids[len(case.size)]) for case in cases()}

@@ -23,8 +23,6 @@ from tests.support.spatial_nets import UNet, chain
 
 
 class Calls(nn.Module):
-    """Calls a function on its input and a weight."""
-
     def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
         self.function = function
@@ -89,7 +87,6 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 def refused(rank: int) -> dict[str, str]:
-    """The error of each function, called in a module within another."""
     grid, found = Grid((1, 2)), {}
     x = grid.shard(torch.randn(2, 4, 8, 10, dtype=torch.float64)).clone().requires_grad_()
     for name, function in FUNCTIONS.items():
@@ -112,7 +109,6 @@ def test_functions_without_a_rule_are_refused() -> None:
 
 
 def padding_error(rank: int) -> str:
-    """The error of padding that PyTorch refuses."""
     model = spatialize(Calls(lambda x, w: F.pad(x, (11, 0, 0, 0), "reflect")), Grid((1, 2)))
     with pytest.raises(RuntimeError) as error:
         model(Grid((1, 2)).shard(torch.randn(2, 4, 8, 10)))
@@ -125,7 +121,6 @@ def test_padding_that_pytorch_refuses_is_refused() -> None:
 
 
 def functional_error(rank: int) -> float:
-    """Of convolutions that are functions in a forward, which are as exact as modules."""
     grid = Grid((1, 2))
     torch.manual_seed(0)
     model = Calls(lambda x, w: F.conv2d(F.conv2d(x, w, padding=2, dilation=2), w, stride=2))
@@ -140,8 +135,6 @@ def test_a_function_in_a_forward_exchanges_halos() -> None:
 
 
 class Spectrum(nn.Module):
-    """Needs all positions at once."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3, 1, 1, dtype=torch.float64))
@@ -160,7 +153,6 @@ def _spectrum(module: Spectrum, grid: Grid, x: Tensor) -> Tensor:
 
 
 def rule_errors(rank: int) -> list[float]:
-    """Of outputs and gradients of a module with a rule between two convolutions."""
     grid = Grid((1, 2))
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -187,7 +179,6 @@ def test_a_rule_of_ones_own_makes_a_module_exact() -> None:
 
 
 def messages(rank: int) -> dict[str, str]:
-    """The errors of grids, models and samples that do not fit."""
     grid = Grid((2, 1))
 
     class Block(nn.Module):
@@ -244,7 +235,6 @@ def test_bad_input_is_refused_on_every_rank_with_a_remedy() -> None:
 
 
 def group_error(rank: int) -> str:
-    """The error of a rank that is not in the grid's group."""
     group = dist.new_group([0])
     try:
         Grid((1, 1), group)
@@ -263,7 +253,6 @@ TIMEOUT_S = 4.0
 
 
 def step_without_one(rank: int, when: str, at: int, signum: int) -> tuple[str, float]:
-    """A training step in which rank 1 ends at an exchange of a pass; the others' error."""
     process_group.join("gloo", timeout_s=TIMEOUT_S)
     grid = Grid((1, 1, 3))
     model = spatialize(UNet() if when == "norm" else chain(3), grid)

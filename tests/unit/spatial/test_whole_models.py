@@ -23,7 +23,6 @@ ROUNDING = 2.0**-6
 
 
 def compared(alone: nn.Module, spatial: nn.Module, grid: Grid, whole: Tensor) -> dict[str, float]:
-    """A step of both: differences of outputs, gradients and buffers."""
     expected = alone(whole)
     expected.square().sum().backward()
     output = spatial(grid.shard(whole).clone().requires_grad_())
@@ -47,8 +46,6 @@ def sample(*size: int) -> Tensor:
 
 
 class Checkpointed(nn.Module):
-    """Recomputes its layers in the backward pass."""
-
     def __init__(self, layers: nn.Module, *, use_reentrant: bool) -> None:
         super().__init__()
         self.layers, self.use_reentrant = layers, use_reentrant
@@ -77,7 +74,6 @@ def test_checkpointing_counts_batch_norms_once(use_reentrant: bool) -> None:
 
 
 def checkpoints_in_a_row(rank: int, use_reentrant: bool) -> dict[str, float]:
-    """Of two blocks that are both recomputed: the gradient of the second is handed to the first."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Conv2d(2, 2, 3, 2, 1), nn.BatchNorm2d(2)) for _ in range(2)]
     alone, grid = nn.Sequential(*blocks).double(), Grid((1, 2))
@@ -153,7 +149,6 @@ def test_forwards_without_gradients_equal_one_process() -> None:
 
 
 def copies(rank: int) -> dict[str, float]:
-    """Of a copied spatial model: as a spatial one; of one pickled or undone: as a plain one."""
     torch.manual_seed(0)
     alone, grid = Classifier2d().double(), Grid((1, 2))
     model = spatialize(copy.deepcopy(alone), grid)
@@ -211,14 +206,11 @@ def test_a_forward_that_somebody_has_replaced_is_kept() -> None:
 
 
 class NormAndActivation(nn.BatchNorm2d):
-    """Has a forward of its own, as layers of other packages that join two."""
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(super().forward(x))
 
 
 def derived_error(rank: int) -> float:
-    """Of a model with a norm whose kind has a forward of its own."""
     torch.manual_seed(0)
     alone, grid = nn.Sequential(nn.Conv2d(2, 3, 3), NormAndActivation(3)).double(), Grid((1, 2))
     model = spatialize(copy.deepcopy(alone), grid)
@@ -243,7 +235,6 @@ class Whole(nn.Module):
 
 
 def whole_error(rank: int) -> float:
-    """Of losses of a plain tensor and labels that are cut."""
     torch.manual_seed(0)
     alone, grid = Whole().double(), Grid((1, 2))
     model = spatialize(copy.deepcopy(alone), grid)
@@ -255,7 +246,6 @@ def test_losses_compare_what_all_ranks_have_with_shards() -> None:
 
 
 def hooked_error(rank: int) -> float:
-    """Of a model whose layers have hooks for the backward pass."""
     torch.manual_seed(0)
     alone, grid = UNet().double(), Grid((1, 1, 2))
     model, seen = copy.deepcopy(alone), []
