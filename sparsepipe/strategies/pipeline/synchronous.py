@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -166,15 +166,6 @@ class SynchronousPipelineStrategy(StagedStrategy):
                 f"batch_norm={str(self._batch_norm)!r} does not go with a stage that is a grid",
                 remedy="leave it at its default, 'microbatch'",
             )
-        for span in chain.from_iterable(spans):
-            # Layers that work in place without this attribute are found when they run.
-            if getattr(first := layers[span.start], "inplace", False):
-                raise ConfigError(
-                    f"recompute: layer {span.start} ({type(first).__name__}) works in place on its "
-                    f"input, which is what is kept of layers {span.start} to {span.stop - 1}",
-                    remedy=f"give layer {span.start} inplace=False, or begin the layers to be "
-                    "recomputed, or the stage, with one that leaves its input as it is",
-                )
         return spans
 
     @override
