@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -31,6 +32,7 @@ _SKIPPED = 2
 
 _TRACED = 3
 """Minibatches of a trace for each rank."""
+
 
 _PROFILED: dict[str, Part] = {
     "train_dataloader_next": "loads",
@@ -95,6 +97,7 @@ class Trace(pl.Callback):
             skipped=math.ceil(_SKIPPED * plan.num_ranks // each / rounds) * rounds,
             count=math.ceil(_TRACED * plan.num_ranks // each / rounds) * rounds,
             finish=torch.cuda.synchronize if is_cuda else None,
+            core_clock=None if is_cuda else time.thread_time,
         )
         strategy.pipeline.worker.record(recorder)
         trainer.profiler = _Forwarding(recorder, trainer.profiler)  # type: ignore[attr-defined]
@@ -131,7 +134,7 @@ class Trace(pl.Callback):
         process_group.gather_objects(own.rank, what="comparing clocks")
         now_s, host = own.clock(), os.uname().nodename
         spans = [(s.kind, s.number, s.microbatch, s.start, s.end) for s in own.spans]
-        window = own.begin_s, own.end_s
+        window = own.begin_s, own.end_s, own.without_core_s
         everyone = process_group.gather_objects((own.rank, host, now_s, spans, window))
         everyone = [each for each in everyone if any(kind in ACTIONS for kind, *_ in each[3])]
         if not everyone:
@@ -153,10 +156,12 @@ class Trace(pl.Callback):
                 Span(rank, kind, number, part, start=start + to_s, end=end + to_s)
                 for kind, number, part, start, end in spans
             ]
-            begin, end = window
+            begin, end, without_core_s = window
             assert begin is not None
             assert end is not None, "a trimmed recorder has both"
             found.windows[rank] = (begin + to_s, end + to_s)
+            if without_core_s is not None:
+                found.without_core_s[rank] = without_core_s
         return found
 
 
@@ -176,10 +181,13 @@ class Measured:
     Attributes:
         spans: actions and other parts of ranks' time, rank by rank and in order.
         windows: by rank, begin and end of some whole steps of it.
+        without_core_s: by rank on CPU, how long its thread had no processor while it computed in
+            its window.
     """
 
     spans: list[Span] = field(default_factory=list)
     windows: dict[int, tuple[float, float]] = field(default_factory=dict)
+    without_core_s: dict[int, float] = field(default_factory=dict)
 
     def minibatches(self, rank: int) -> int:
         """Number of a rank's minibatches in its window."""
@@ -217,4 +225,10 @@ class Measured:
             if 1e3 * took >= _SHOWN_MS or part in planned_s
         ]
         total_ms = 1e3 * sum(times_s.values())
-        return f"{total_ms:.1f} ms for each of its minibatches: {', '.join(words)}"
+        line = f"{total_ms:.1f} ms for each of its minibatches: {', '.join(words)}"
+        if rank not in self.without_core_s:
+            return line
+        computed_s = self.minibatches(rank) * sum(times_s[name] for name in _ACTIONS.values())
+        # Of two clocks: where a rank always had its core, the difference may be below zero.
+        share = max(0.0, self.without_core_s[rank] / computed_s) if computed_s else 0.0
+        return f"{line}; in {share:.0%} of its computing it had no core to itself"

@@ -40,12 +40,15 @@ class Recorder:
         count: minibatches that are recorded, over all ranks.
         finish: waits for a GPU's kernels after a computation has returned; None: without a GPU.
         clock: seconds that only grow.
+        core_clock: seconds in which this thread had a processor; None: unknown.
 
     Attributes:
         spans: actions and parts of the rank's time, in the order of their ends.
         begin_s: when this rank came to the first action of those minibatches; None: it has not.
         end_s: when it came to the first forward after them, so that as many steps lie between;
             None: no such forward came.
+        without_core_s: seconds of computing between these in which the thread had no processor;
+            None: unknown.
     """
 
     rank: int
@@ -53,9 +56,11 @@ class Recorder:
     count: int
     finish: Callable[[], None] | None = None
     clock: Callable[[], float] = time.monotonic
+    core_clock: Callable[[], float] | None = None
     spans: list[Span] = field(default_factory=list)
     begin_s: float | None = None
     end_s: float | None = None
+    without_core_s: float | None = None
     _first: int | None = None
     _records: bool = False
     _action: Action | None = None
@@ -108,9 +113,15 @@ class Recorder:
         """Context of a computation of the rank."""
         begin = self.clock()
         with inner():
+            core_s = 0.0 if self.core_clock is None else self.core_clock()
+            inside = self.clock()
             yield
-            if self._records and self.finish is not None:
-                self.finish()
+            if self._records:
+                if self.finish is not None:
+                    self.finish()
+                if self.core_clock is not None and self.end_s is None:
+                    took_s, core_s = self.clock() - inside, self.core_clock() - core_s
+                    self.without_core_s = (self.without_core_s or 0.0) + took_s - core_s
         if self._records and self._action is None:
             self._add_span("input", begin)
         elif self._records:

@@ -80,7 +80,7 @@ def test_a_trace_of_what_ranks_really_did(shell: Shell, parallel: str) -> None:
     lines = [line for line in done.err.splitlines() if " ms for each of its minibatches: " in line]
     assert len(lines) == len(written)
     for line in lines:
-        assert re.search(r": forwards \d.*, backwards \d.*, else \d", line), line
+        assert re.search(r": forwards \d.*, backwards \d.*, else \d.*; in \d+% of its ", line), line
 
 
 def check_trace(run: Path, *, config: str) -> dict[int, set[str]]:

@@ -16,25 +16,27 @@ class Rank:
     """A rank of two stages that works by a clock which only its work moves."""
 
     def __init__(self, *, skipped: int, count: int) -> None:
-        self.now_s = 0.0
+        self.now_s = self.on_core_s = 0.0
         self.recorder = Recorder(
             rank=0,
             skipped=skipped,
             count=count,
             clock=lambda: self.now_s,
+            core_clock=lambda: self.on_core_s,
         )
 
-    def passes(self, seconds: float) -> None:
+    def passes(self, seconds: float, *, on_core: float = 1.0) -> None:
         self.now_s += seconds
+        self.on_core_s += seconds * on_core
 
     @contextmanager
     def does(self, kind: str, number: int) -> Iterator[None]:
         with self.recorder.action(Action(kind, number)):  # type: ignore[arg-type]
             yield
 
-    def computes(self, seconds: float) -> None:
+    def computes(self, seconds: float, *, on_core: float = 1.0) -> None:
         with self.recorder.computing(nullcontext):
-            self.passes(seconds)
+            self.passes(seconds, on_core=on_core)
 
     def beside(self, part: Part, seconds: float) -> None:
         with self.recorder.moment(part):
@@ -51,7 +53,7 @@ class Rank:
         if number:
             with self.does("B", number - 1):
                 self.beside("waits", 4.0)
-                self.computes(20.0)
+                self.computes(20.0, on_core=0.75)
                 self.beside("logs", 1.0)
             with self.does("U", number - 1):
                 self.beside("sums", 3.0)
@@ -73,7 +75,11 @@ def measured(recorder: Recorder) -> Measured:
     recorder.trim()
     assert recorder.begin_s is not None
     assert recorder.end_s is not None
-    return Measured(spans=recorder.spans, windows={0: (recorder.begin_s, recorder.end_s)})
+    return Measured(
+        spans=recorder.spans,
+        windows={0: (recorder.begin_s, recorder.end_s)},
+        without_core_s={0: recorder.without_core_s or 0.0},
+    )
 
 
 @pytest.mark.parametrize("steps", [6, 9])
@@ -89,6 +95,7 @@ def test_all_of_a_steps_time_by_name(steps: int) -> None:
     assert names == ["F2", "B1", "U1", "F3", "B2", "U2", "F4", "B3", "U3", "F5", "B4", "U4"]
     words = found.in_words(0, {"forwards": 0.029, "loads": 0.0})
     assert words.startswith("83000.0 ms for each of its minibatches: forwards 30000.0 (29.0 by the")
+    assert words.endswith("; in 9% of its computing it had no core to itself")  # 5 of 55
 
 
 def test_a_training_that_ends_amid_its_trace() -> None:
