@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from sparsepipe.data.dataloaders import ShapeLoader, TrainSampler
+from sparsepipe.data.dataloaders import TrainSampler
 from sparsepipe.errors import CheckpointError
 from sparsepipe.runs.randomness import mixed, seed_epoch, set_randomness
 from sparsepipe.runtime.collectives import process_group
@@ -185,7 +185,7 @@ class ResumableLoaders(pl.Callback):
             elif (
                 not isinstance(loader, DataLoader)
                 or has_iterable_dataset(loader)
-                or type(loader).__iter__ not in (DataLoader.__iter__, ShapeLoader.__iter__)
+                or type(loader).__iter__ is not DataLoader.__iter__
             ):
                 return f"{name} is not a plain DataLoader of a data set with indices"
             else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsepipe.data.augment import Augment as Augment
-    from sparsepipe.data.cloud_shifts import CloudShift as CloudShift
+    from sparsepipe.data.augment import CloudShift as CloudShift
     from sparsepipe.data.datamodule import ShapeDataModule as ShapeDataModule
     from sparsepipe.data.domains import DomainDataModule as DomainDataModule
     from sparsepipe.data.domains import FolderDomains as FolderDomains
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from sparsepipe.data.volumes import VolumeFiles as VolumeFiles
 
 _MODULES = {
-    "augment": ("Augment",),
-    "cloud_shifts": ("CloudShift",),
+    "augment": ("Augment", "CloudShift"),
     "datamodule": ("ShapeDataModule",),
     "domains": ("DomainDataModule", "FolderDomains"),
     "images": ("DrawnDigits", "ImageDataModule", "ImageFolder", "ImageShift"),

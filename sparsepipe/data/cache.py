@@ -65,9 +65,6 @@ class CacheSettings:
         directory: directory of all caches; it can be deleted, since caches are built again.
         points: points sampled from each mesh.
         seed: seed of the sampling.
-
-    Raises:
-        ConfigError: a number is too small; the message names its configuration key.
     """
 
     directory: Path
@@ -148,17 +145,7 @@ def build_once(path: Path, build: Callable[[], object], *, wait_s: float = LOCK_
 def cached_rows(
     files: Sequence[DataFile], reader: RowReader, settings: CacheSettings
 ) -> CachedRows:
-    """The rows of some files in their order, computed by several processes if they are missing.
-
-    Args:
-        files: files with their digests.
-        reader: computes the row of a file.
-        settings: directory of all caches, processes, and how long to wait for another builder.
-
-    Raises:
-        DataError: see :func:`build_once`; or a file cannot be read at the moment, or a worker was
-            killed.
-    """
+    """The rows of some files in their order, computed by several processes if they are missing."""
     key = digest_values([_VERSION, reader.settings(), digest_listing(files)])
     directory = settings.directory / reader.kind / key
     path = directory / "rows.npy"
@@ -217,15 +204,7 @@ def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[
 
 @contextmanager
 def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """``map`` over single-threaded processes that end with this one; plain ``map`` for one worker.
-
-    Args:
-        workers: number of processes.
-        chunk: items that a process gets at once.
-
-    Raises:
-        DataError: a process was killed or ran out of memory.
-    """
+    """``map`` over single-threaded processes that end with this one; for one worker plain."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     pool = None
     try:

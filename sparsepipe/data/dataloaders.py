@@ -1,4 +1,4 @@
-"""Data loaders: samplers, batches of samples, worker processes, and errors when workers fail."""
+"""Data loaders: samplers, batches of samples and worker processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from sparsepipe.data.points import IntArray
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.errors import ConfigError
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.process import exit_with_parent
 
@@ -74,9 +74,6 @@ class EvalSampler(DistributedSampler[Any]):
     The epoch is always 0, so that every evaluation uses the same points.
 
     Arguments as for ``DistributedSampler``; only the length of the data set is used.
-
-    Raises:
-        ConfigError: there are fewer shapes than ranks (but not none).
     """
 
     def __init__(self, dataset: Sized, *, num_replicas: int = 1, rank: int = 0) -> None:
@@ -126,8 +123,6 @@ _PRELOADED = (
     __name__,
 )
 """Modules that unpickling the data set and the main module would import in every worker."""
-_WORKER_EXITS = ("exited unexpectedly", "is killed by signal", "bus error")
-"""Parts of torch's error messages about a worker that has exited."""
 
 
 def default_workers(ranks: int | None = None) -> int:
@@ -139,31 +134,6 @@ def default_workers(ranks: int | None = None) -> int:
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
     return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)
-
-
-class ShapeLoader(DataLoader[dict[str, Any]]):
-    """A DataLoader whose error message explains why a worker exited.
-
-    It has the arguments of ``DataLoader``, because Lightning creates it again for prediction.
-    """
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        batches = super().__iter__()
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not any(part in str(error) for part in _WORKER_EXITS):
-                    raise  # an error raised in a worker, which includes its traceback
-                raise DataError(
-                    f"a loader worker exited: {str(error).splitlines()[0]}",
-                    remedy="usually memory or shared memory (/dev/shm) ran out: lower "
-                    "data.batch_size or data.num_workers; data.num_workers=0 reads in the training "
-                    "process and shows the cause",
-                ) from error
-            yield batch
 
 
 def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -185,7 +155,7 @@ def make_loader(
     batch_size: int,
     num_workers: int,
     collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
-) -> ShapeLoader:
+) -> DataLoader[dict[str, Any]]:
     """A loader of collated batches.
 
     Workers start by ``forkserver``, or ``spawn`` where that is not available, because forking the
@@ -195,7 +165,7 @@ def make_loader(
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
-    return ShapeLoader(
+    return DataLoader(
         dataset,
         sampler=sampler,
         batch_size=batch_size,

@@ -11,14 +11,12 @@ from typing import Annotated, Any, Literal, cast, get_args
 import numpy as np
 import pytorch_lightning as pl
 from pydantic import Field
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from sparsepipe.data.augment import Augment, Axis
+from sparsepipe.data.augment import Augment, Axis, CloudShift
 from sparsepipe.data.cache import CacheSettings
-from sparsepipe.data.cloud_shifts import CloudShift
 from sparsepipe.data.dataloaders import (
     EvalSampler,
-    ShapeLoader,
     TrainSampler,
     default_workers,
     make_loader,
@@ -123,7 +121,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         )
         self.num_train, self.num_val = len(self._train_S), len(self._val_S)
 
-    def train_dataloader(self) -> ShapeLoader:
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
         """Shuffled, augmented training samples, the same number for every rank."""
         dataset = cast(Sized, self._dataset("train", self._train_S))
         return self._loader(
@@ -136,19 +134,15 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             )
         )
 
-    def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
+    def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[DataLoader[dict[str, Any]]]:
         """The validation split, or no loader when ``val_share`` is 0."""
         if not self.num_val:
             return []
         dataset = cast(Sized, self._dataset("val", self._val_S))
         return self._loader(EvalSampler(dataset, **self._ranks()))
 
-    def test_dataloader(self) -> ShapeLoader:
-        """The test split; no rank repeats a sample.
-
-        Raises:
-            ConfigError: the split is empty.
-        """
+    def test_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """The test split; no rank repeats a sample."""
         count = len(self.samples("test").labels_S)
         if not count:
             raise ConfigError(
@@ -159,9 +153,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         dataset = cast(Sized, self._dataset("test", np.arange(count)))
         return self._loader(EvalSampler(dataset, **self._ranks()))
 
-    def predict_dataloader(self) -> ShapeLoader:
-        """The test split, read exactly as for testing."""
-        return self.test_dataloader()
+    predict_dataloader = test_dataloader
 
     def test_names(self) -> Sequence[str]:
         """The file of each test sample, or its name, or else its number."""
@@ -169,7 +161,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
         return names or [str(number) for number in range(len(samples.labels_S))]
 
-    def _loader(self, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
+    def _loader(self, sampler: TrainSampler | EvalSampler) -> DataLoader[dict[str, Any]]:
         return make_loader(
             sampler.dataset,
             sampler=sampler,
@@ -218,11 +210,10 @@ class ShapeDataModule(SplitDataModule):
         strict: raise an error for corrupt files instead of leaving them out.
         cache_workers: processes that build a cache; 0 is one for each core.
         lock_wait_s: how long to wait for another process that builds the same cache.
-
-    Raises:
-        ConfigError: a setting is out of its range.
-        DataError: the root is missing or has another layout.
     """
+
+    in_channels = 1
+    """Features of a voxel: the constant 1. Normals and colours in files are not read."""
 
     def __init__(
         self,
@@ -294,11 +285,6 @@ class ShapeDataModule(SplitDataModule):
         """Class names; labels index them."""
         classes: tuple[str, ...] = self.samples("train").classes
         return classes
-
-    @property
-    def in_channels(self) -> int:
-        """Features of a voxel: 1, the constant 1. Normals and colours in files are not read."""
-        return 1
 
     def fingerprint(self) -> str:
         """Digest of the data in the root, independent of their location on the disk."""

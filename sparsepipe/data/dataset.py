@@ -14,8 +14,7 @@ import torch
 from pydantic import Field
 from torch.utils.data import Dataset
 
-from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.cloud_shifts import CloudShift
+from sparsepipe.data.augment import Augment, Axis, CloudShift
 from sparsepipe.data.dataloaders import Access, stacked
 from sparsepipe.data.points import FloatArray, IntArray, PointSet, StoredArray
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
@@ -36,11 +35,7 @@ PointRatio = Annotated[float, Field(gt=0, le=1)]
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voxelisation:
-    """Settings that turn a stored point cloud into a network's input; see ``ShapeDataModule``.
-
-    Raises:
-        ConfigError: a setting is out of its range.
-    """
+    """Settings that turn a stored point cloud into a network's input; see ``ShapeDataModule``."""
 
     resolution: Resolution
     span: Span
@@ -54,15 +49,10 @@ class Voxelisation:
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
-    """Shapes of one split (or a part of it), indexed by (epoch, index).
+    """Shapes of one split (``indices_N`` of ``points``), indexed by (epoch, index).
 
-    Args:
-        points: all point clouds of the split.
-        indices_N: indices in ``points`` of the shapes in this data set.
-        voxelisation: settings of drawing and voxelisation.
-        augment: augmentation; None for evaluation.
-        stream: distinguishes splits in the seed.
-        surface: packed occupancy bits of each shape, for ``dense_surface``.
+    ``augment`` is None for evaluation, ``stream`` distinguishes splits in the seed, and ``surface``
+    has the packed occupancy bits of each shape, for ``dense_surface``.
     """
 
     def __init__(
@@ -98,9 +88,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def sample(self, index: int, *, key: tuple[int, int, int]) -> dict[str, Any]:
         """One shape as a sample; what is drawn at random depends on the seed and the key.
 
-        Args:
-            index: the shape's position in ``points``.
-            key: what the draw is for, the epoch, and the shape's number for that.
+        The key is what the draw is for, the epoch, and the shape's number for that.
         """
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,12 +12,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
-from sparsepipe.data.dataloaders import ShapeLoader
 from sparsepipe.data.datamodule import SplitDataModule
-from sparsepipe.data.files import digest_values, explaining_storage, require_root
+from sparsepipe.data.files import digest_values, explaining_storage, log_once, require_root
 from sparsepipe.errors import ConfigError, DataError
-
-log = logging.getLogger(__name__)
 
 
 class DomainDataModule(pl.LightningDataModule):
@@ -39,10 +35,6 @@ class DomainDataModule(pl.LightningDataModule):
         evaluated: domains to evaluate on; None is all.
         root: directory of the data, where ``common`` names it.
         batch_size: samples of each domain, where ``common`` names it.
-
-    Raises:
-        ConfigError: there are fewer than two domains, a data module is of another kind, or a
-            source, target or evaluated domain is unknown.
     """
 
     def __init__(
@@ -80,7 +72,6 @@ class DomainDataModule(pl.LightningDataModule):
         """Names of the domains, the source first."""
         self._evaluated = tuple(names if evaluated is None else evaluated)
         self._longest = 0  # samples of a process in an epoch
-        self._logged = set[str]()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -93,9 +84,9 @@ class DomainDataModule(pl.LightningDataModule):
         return len(self.classes)
 
     @property
-    def in_channels(self) -> int | None:
-        """Channels of a sample of the source; None where its data module does not say."""
-        return getattr(self._source, "in_channels", None)
+    def in_channels(self) -> int:
+        """Channels of a sample of the source."""
+        return int(self._source.in_channels)
 
     @property
     def _source(self) -> Any:
@@ -106,11 +97,7 @@ class DomainDataModule(pl.LightningDataModule):
         return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])
 
     def prepare_data(self) -> None:
-        """Prepares the data of each domain.
-
-        Raises:
-            DataError: a domain has other classes than the source, or the source has no labels.
-        """
+        """Prepares the data of each domain."""
         for each in self._domains.values():
             each.prepare_data()
         if not self._source.is_labelled:
@@ -130,11 +117,7 @@ class DomainDataModule(pl.LightningDataModule):
                 )
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens all domains, and chooses the length of an epoch.
-
-        Raises:
-            DataError: see :meth:`prepare_data`; or a domain has no training samples.
-        """
+        """Opens all domains, and chooses the length of an epoch."""
         self.prepare_data()
         labelled, bare = list[str](), list[str]()
         for name, each in self._domains.items():
@@ -147,15 +130,15 @@ class DomainDataModule(pl.LightningDataModule):
                     remedy="leave the domain out, or give it data",
                 )
         if labelled[1:]:
-            self._log_once(
+            log_once(
                 f"labels of the targets {', '.join(labelled[1:])} are ignored in training, and "
                 "used in evaluations only"
             )
         if bare:
-            self._log_once(
+            log_once(
                 f"the targets {', '.join(bare)} have no labels: they are evaluated without accuracy"
             )
-        placement = self._placement
+        placement = self._of_strategy("placement")
         replicas = {
             name: 1 if placement is None else len(placement.ranks_of(name)) for name in self.domains
         }
@@ -165,28 +148,19 @@ class DomainDataModule(pl.LightningDataModule):
         for name, each in self._domains.items():
             each.epoch_samples = self._longest * replicas[name]
             if each.num_train < each.epoch_samples:
-                self._log_once(
+                log_once(
                     f"domain {name}: its {each.num_train} samples are repeated, since an epoch has "
                     f"{each.epoch_samples}"
                 )
 
-    def _log_once(self, message: str) -> None:
-        if message not in self._logged:
-            self._logged.add(message)
-            log.info(message)
-
-    @property
-    def _placement(self) -> Any:
-        """Placement of the domains on processes; None: this process has all."""
-        strategy = None if self.trainer is None else self.trainer.strategy
-        return getattr(strategy, "placement", None)
+    def _of_strategy(self, name: str) -> Any:
+        """What a strategy for domains says of this process; None: it has all."""
+        return getattr(None if self.trainer is None else self.trainer.strategy, name, None)
 
     @property
     def _own(self) -> tuple[str, ...]:
         """Domains that this process reads."""
-        strategy = None if self.trainer is None else self.trainer.strategy
-        found = getattr(strategy, "domains", None)
-        return self.domains if found is None else tuple(found)
+        return tuple(self._of_strategy("domains") or self.domains)
 
     def train_dataloader(self) -> Any:
         """A loader of minibatches of this process's domains.
@@ -197,7 +171,8 @@ class DomainDataModule(pl.LightningDataModule):
         loaders: dict[str, Any] = {
             name: self._domains[name].train_dataloader() for name in self._own
         }
-        batches, placement = math.ceil(self._longest / self._source.batch_size), self._placement
+        batches = math.ceil(self._longest / self._source.batch_size)
+        placement = self._of_strategy("placement")
         ranks = range(0 if placement is None else placement.ranks)
         most = max((len(placement.domains_of(rank)) for rank in ranks), default=0)
         for number in range(len(loaders), most):  # no domain has a name with a space
@@ -244,10 +219,6 @@ class FolderDomains(DomainDataModule):
         cache_dir: directory of prepared data.
         batch_size: samples of each domain.
         num_workers: loader processes for each domain.
-
-    Raises:
-        ConfigError: the source is not named or is not a folder; see :class:`DomainDataModule`.
-        DataError: the directory is missing or has fewer than two folders, or data are missing.
     """
 
     def __init__(
@@ -292,12 +263,9 @@ class InTurn:
     """The batches of several loaders, one loader after the other, each with its domain.
 
     Without loaders it has one empty batch, since all processes take part in an evaluation.
-
-    Args:
-        loaders: by their domains.
     """
 
-    def __init__(self, loaders: Mapping[str, ShapeLoader]) -> None:
+    def __init__(self, loaders: Mapping[str, DataLoader[dict[str, Any]]]) -> None:
         self.loaders = loaders
 
     def __len__(self) -> int:

@@ -55,11 +55,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
-    """Require a regular file of data, see :func:`sparsepipe.utils.reading.check_regular`.
-
-    Raises:
-        DataError: the file is missing, not regular, or larger than the limit.
-    """
+    """Require a regular file of data, see :func:`sparsepipe.utils.reading.check_regular`."""
     try:
         reading.check_regular(path, limit_bytes=limit_bytes)
     except OSError as error:
@@ -67,16 +63,7 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
 
 
 def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path:
-    """The user's setting ``data.root`` as an absolute path.
-
-    Args:
-        root: the setting.
-        what: description of the expected layout, for the message.
-        where_from: where to get such data, for the remedy.
-
-    Raises:
-        DataError: no root is set, or it is not a directory.
-    """
+    """The user's setting ``data.root`` as an absolute path."""
     path = expanded(root or "").absolute()
     if not root or not path.is_dir():
         raise DataError(
@@ -124,9 +111,6 @@ def new_array(
     The file appears when the block ends well. Its space is allocated first, because on a full disk
     a write through a memory map would kill the process. The caller holds a lock of this file: what
     killed processes have left of it is removed.
-
-    Raises:
-        OSError: the file cannot be written, or there is too little space.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
@@ -141,11 +125,7 @@ def new_array(
 
 @contextmanager
 def locked(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Hold the lock file of a folder while the block runs; the file stays.
-
-    Raises:
-        DataError: another process still held the lock after ``wait_s``.
-    """
+    """Hold the lock file of a folder while the block runs; the file stays."""
     tell = partial(_LOG.info, "waiting for another process that builds %s", path.parent)
     try:
         with file_lock(path, wait_s=wait_s, on_wait=tell):
@@ -179,9 +159,6 @@ def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> li
     """Sizes and digests of files under ``root``, in the order of ``names``.
 
     Digests are kept in a manifest, so that files of the same size and time are not read again.
-
-    Raises:
-        DataError: an existing file cannot be read, or the manifest cannot be written.
     """
     manifest = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
     try:

@@ -67,18 +67,11 @@ class Listing:
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
-    """Files with one of the suffixes in order of class and name, and what else lies there.
+    """Files with one of the suffixes (in lower case) by class and name, and what else lies there.
 
     Names that begin with ``.`` or ``_`` are hidden, and in neither list. A directory with one of
     the suffixes, such as a zarr array, counts as a file. Directories nested more deeply than a
     class and a split are not entered.
-
-    Args:
-        root: the folder.
-        suffixes: in lower case, such as ``.off`` or ``.nii.gz``.
-
-    Raises:
-        DataError: a directory cannot be read.
     """
 
     def fail(error: OSError) -> None:
@@ -128,11 +121,6 @@ def list_folder(
         seed: of drawing the share, by names, so that new files hardly change the split of others;
             None spreads it evenly over the order of names.
         needs_classes: files outside of folders of classes are passed over.
-
-    Raises:
-        ConfigError: a share is not in (0, 1), or given although folders divide the files.
-        DataError: files for training or for testing are missing, or those for training of a class;
-            some files have a class or a split and others do not; or the csv file does not fit.
     """
     found, others = find_files(root, suffixes)
     if needs_classes:
@@ -213,11 +201,7 @@ def make_listing(
     classes: Sequence[str],
     suffixes: Collection[str],
 ) -> Listing:
-    """The listing of a split's files, whose labels are the places of their classes.
-
-    Raises:
-        DataError: the split is empty, or a class has no files for training.
-    """
+    """The listing of a split's files, whose labels are the places of their classes."""
     present = {file.class_name for file in files}
     empty = [name for name in classes if name not in present]
     if not files or (empty and split == "train"):
@@ -226,8 +210,6 @@ def make_listing(
             remedy=f"put two or more files of {', '.join(suffixes)} into each class's folder; "
             f"{_LAYOUT}; {_SPLIT}",
         )
-    if empty:
-        log_once(f"{root} has no {split} files of class {named(empty)}")
     numbers = {name: number for number, name in enumerate(classes)}
     return Listing(
         root=root,
@@ -239,17 +221,10 @@ def make_listing(
 
 
 def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The lines of a csv file, by the names of its columns.
+    """The lines of a csv file, which has a value of each of some columns in each line.
 
     Columns are separated by commas, or by semicolons where the first line has any. The values of a
     column ``split``, where there is one, become ``train`` or ``test`` in lower case.
-
-    Args:
-        path: the file.
-        columns: that must be there, with a value in each line.
-
-    Raises:
-        DataError: the file cannot be read, a column or a value is missing, or a split is unknown.
     """
     needs = f"it needs the columns {', '.join(columns)}, separated by commas or semicolons"
     with reading.explained(path, "csv file", error=DataError, remedy=f"{needs}; {_SPLIT}"):

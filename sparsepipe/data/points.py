@@ -33,9 +33,6 @@ class MappedArray:
 
     Only the path is pickled, so that a loader's worker maps the same pages instead of
     receiving a copy of the array.
-
-    Args:
-        path: the ``.npy`` file.
     """
 
     __slots__ = ("_array", "path")
@@ -162,13 +159,6 @@ class PointSet:
         cloud_N3 *= step_3.astype(np.float32)
         cloud_N3 += offset_3.astype(np.float32)
         return cloud_N3
-
-
-def measure_cloud(points_P3: NDArray[Any]) -> tuple[FloatArray, float]:
-    """Mean [3] of a cloud and the distance from it to the farthest point."""
-    center_3 = points_P3.mean(axis=0, dtype=np.float64)
-    radius = np.sqrt(np.square(points_P3 - center_3).sum(axis=1).max())
-    return center_3.astype(np.float32), float(radius)
 
 
 _FAR, _LOST = 16, 4096

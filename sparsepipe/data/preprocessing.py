@@ -56,20 +56,12 @@ class Preprocessing:
     dtype: torch.dtype | None = None
 
     def __call__(self, shape: Any) -> SparseTensor | Tensor:
-        """The input of a batch of one shape: sparse, or dense [1, 1, R, R, R].
-
-        Raises:
-            DataError: the file is missing or holds no shape.
-        """
+        """The input of a batch of one shape: sparse, or dense [1, 1, R, R, R]."""
         found: SparseTensor | Tensor = self.batch([self.sample(shape)])["input"]
         return found
 
     def sample(self, shape: Any) -> dict[str, Any]:
-        """One shape as :class:`~sparsepipe.data.dataset.ShapeDataset` has it, without a label.
-
-        Raises:
-            DataError: see :meth:`__call__`.
-        """
+        """One shape as :class:`~sparsepipe.data.dataset.ShapeDataset` has it, without a label."""
         if not isinstance(shape, str | os.PathLike):
             values = as_shape(shape)
             digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()

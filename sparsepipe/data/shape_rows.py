@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sparsepipe.data.formats import read_shape, triangle_areas
 from sparsepipe.data.formats.off import READER_VERSION
-from sparsepipe.data.points import FloatArray, Frames, PointSet, StoredArray, measure_cloud
+from sparsepipe.data.points import FloatArray, Frames, PointSet, StoredArray
 from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
 
@@ -74,11 +74,7 @@ class ShapeSampler:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Quantised points [P, 3] of one file; their frame, and how many points the file has.
-
-        Raises:
-            DataError: the file cannot be read, or holds neither a surface nor points.
-        """
+        """Quantised points [P, 3] of one file; their frame, and how many points the file has."""
         return self.quantised(read_shape(path), digest)
 
     def quantised(
@@ -133,20 +129,16 @@ def quantise(
     size_3 = high_3 - low_3
     steps_P3 = (points_P3 - low_3) * (QUANTA / np.where(size_3 > 0, size_3, 1.0))
     middle_3 = (low_3 + high_3) / 2
-    center_3, radius = measure_cloud(points_P3 - middle_3)
+    moved_P3 = points_P3 - middle_3
+    center_3 = moved_P3.mean(axis=0)
+    radius = np.sqrt(np.square(moved_P3 - center_3).sum(axis=1).max())
     frame = np.concatenate([low_3 - middle_3, high_3 - middle_3, center_3, [radius]])
     frame = frame.astype(np.float32)
     return np.clip(np.rint(steps_P3), 0, QUANTA).astype(np.uint16), frame
 
 
 def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
-    """Clouds that :class:`ShapeSampler` has quantised.
-
-    Args:
-        points: rows [R, P, 3].
-        meta_SK: the frame of each shape, and how many points its file has.
-        of_shapes: the other attributes of :class:`PointSet`.
-    """
+    """Clouds that :class:`ShapeSampler` has quantised."""
     low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
     return PointSet(
         points=points,
@@ -197,11 +189,7 @@ class SurfaceVoxels:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], FloatArray]:
-        """Packed occupancy of one mesh.
-
-        Raises:
-            DataError: the file is not a mesh with a surface.
-        """
+        """Packed occupancy of one mesh."""
         values = read_shape(path)
         if values.ndim == 2:
             raise DataError(f"{path} is a cloud without a surface", remedy="replace it by a mesh")

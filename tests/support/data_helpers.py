@@ -41,14 +41,6 @@ def shapes_of(batches: Iterator[dict[str, Any]] | Any) -> dict[int, Shape]:
     return shapes
 
 
-class Fatal(ShapeDataset):
-    """Ends its process as the kernel does when memory runs out."""
-
-    def __getitem__(self, access: tuple[int, int]) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(access)
-
-
 class Unreadable(ShapeDataset):
     """Fails as a lost disk would."""
 

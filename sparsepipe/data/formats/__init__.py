@@ -92,11 +92,7 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
 
 
 def check_shape_file(path: Path) -> None:
-    """Require a regular file of a known format, and of a size that can be read.
-
-    Raises:
-        DataError: it is missing, or another one.
-    """
+    """Require a regular file of a known format, and of a size that can be read."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
@@ -111,9 +107,6 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
 
     Args:
         shape: a mesh, a scene or a cloud of trimesh, or points [Q, 3] in numpy or torch.
-
-    Raises:
-        DataError: it is of another kind, or holds neither a surface nor finite points.
     """
     what = f"the {type(shape).__name__}"
     if isinstance(shape, trimesh.Scene):

@@ -24,9 +24,6 @@ def read_array_points(path: Path) -> NDArray[Any]:
     """Points [Q, 3], the first three columns of an ``.npy`` array or of one in ``.npz``.
 
     Of an ``.npz`` file this is the array ``points``, or the only one.
-
-    Raises:
-        ValueError: the array is missing, or its values are not numbers [points, 3 or more].
     """
     found = np.load(path, mmap_mode="r", allow_pickle=False)
     if isinstance(found, np.lib.npyio.NpzFile):
@@ -50,9 +47,6 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
 
     Numbers are separated by semicolons, commas or blanks, whichever of these the first point has; a
     number with a decimal comma is refused. Lines may end with a comment behind ``#`` or ``//``.
-
-    Raises:
-        ValueError: it has no point, or a line after the first point lacks three numbers.
     """
     # Words of a header or a comment may be in another encoding: numbers are the same in it.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()

@@ -47,10 +47,6 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
     Args:
         path: the file; joined headers, comments, blank lines, CRLF, colour columns and the
             COFF, NOFF and STOFF variants are supported.
-
-    Raises:
-        DataError: the file is missing, empty, not an OFF file, truncated, has vertices that are
-            not finite, faces with invalid vertex numbers, or no face of positive area.
     """
     path = Path(path)
     check_regular(path)
@@ -62,7 +58,18 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
             begin = repr(text[:20].splitlines()[0]) if text else "nothing"
             raise ValueError(f"it is not an OFF file of points in space: it begins with {begin}")
         rows = [words for words in map(str.split, text[header.end() :].splitlines()) if words]
-        return _clean(_parsed(rows))
+        mesh = _parsed(rows)
+        if len(mesh.faces):
+            extent = float(np.ptp(mesh.vertices, axis=0).max())
+            # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
+            # small model in metres or miss duplicates of a large one in millimetres.
+            mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
+            solid_F = mesh.area_faces > _DEGENERATE_SHARE * extent * extent
+            mesh.update_faces(solid_F & mesh.unique_faces())
+            mesh.remove_unreferenced_vertices()
+        if not len(mesh.faces) or not mesh.area > 0:
+            raise ValueError("the mesh has zero area: every face is degenerate")
+        return mesh
     except (ValueError, OverflowError) as error:
         raise DataError(
             f"{path}: {error}",
@@ -101,20 +108,6 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
             f"faces refer to vertices {faces_F3.min()} to {faces_F3.max()} of {num_vertices}"
         )
     return trimesh.Trimesh(vertices_V3, faces_F3, process=False)
-
-
-def _clean(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
-    if len(mesh.faces):
-        extent = float(np.ptp(mesh.vertices, axis=0).max())
-        # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
-        # small model in metres or miss duplicates of a large one in millimetres.
-        mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
-        solid_F = mesh.area_faces > _DEGENERATE_SHARE * extent * extent
-        mesh.update_faces(solid_F & mesh.unique_faces())
-        mesh.remove_unreferenced_vertices()
-    if not len(mesh.faces) or not mesh.area > 0:
-        raise ValueError("the mesh has zero area: every face is degenerate")
-    return mesh
 
 
 def write_off(mesh: trimesh.Trimesh, path: Path) -> None:

@@ -74,10 +74,6 @@ class ImageDataModule(SplitDataModule):
         num_workers: likewise.
         val_share: likewise.
         seed: likewise.
-
-    Raises:
-        ConfigError: a setting is out of its range.
-        DataError: files are missing.
     """
 
     def __init__(
@@ -116,14 +112,7 @@ class ImageDataModule(SplitDataModule):
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Some images of a split, indexed by (epoch, index); the epoch has no effect.
-
-    Args:
-        images: all images of the split.
-        indices_S: indices of the images in this data set.
-        shift: what is done to each image.
-        split: that the images are of.
-    """
+    """Some images of a split, indexed by (epoch, index); the epoch has no effect."""
 
     def __init__(
         self, images: ImageSet, indices_S: IntArray, *, shift: ImageShift | None, split: Split
@@ -188,10 +177,6 @@ class ImageFolder:
 
     Attributes:
         classes: names of the classes; none without labels.
-
-    Raises:
-        ConfigError: a setting is out of its range.
-        DataError: no such folder exists, or it has another layout.
     """
 
     @checked

@@ -74,25 +74,9 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
 
     Size, proportions, slant, rotation, position, curvature, pen width and ink vary.
     """
-    lines_BL22 = _vary(LINES_DL22[labels_B], rng)
-    width_B = rng.uniform(0.9, 1.7, len(labels_B)).astype(np.float32)
-    ink_B = rng.uniform(0.75, 1.0, len(labels_B)).astype(np.float32)
-    # From the square [-1, 1]^2 to pixels, where y points down.
-    scale = np.array([side / 2, -side / 2], np.float32)
-    distance_BP = _distances(lines_BL22 * scale + side / 2, side)
-    covered_BP = np.clip((width_B[:, None] - distance_BP) / _FADE + 0.5, 0, 1)
-    drawn: NDArray[np.uint8] = np.rint(255 * ink_B[:, None] * covered_BP).astype(np.uint8)
-    return drawn.reshape(-1, side, side)
-
-
-def _vary(lines_BL22: Floats, rng: np.random.Generator) -> Floats:
-    count = len(lines_BL22)
-
-    def drawn(low: float, high: float) -> NDArray[np.float64]:
-        return rng.uniform(low, high, count)
-
-    turn, slant = np.radians(drawn(-14, 14)), drawn(-0.25, 0.25)
-    wide, tall = drawn(0.5, 0.85), drawn(0.6, 0.8)
+    lines_BL22, count = LINES_DL22[labels_B], len(labels_B)
+    turn, slant = np.radians(rng.uniform(-14, 14, count)), rng.uniform(-0.25, 0.25, count)
+    wide, tall = rng.uniform(0.5, 0.85, count), rng.uniform(0.6, 0.8, count)
     turned_B22 = np.stack(
         [
             np.stack([np.cos(turn), -np.sin(turn)], axis=1),
@@ -108,7 +92,15 @@ def _vary(lines_BL22: Floats, rng: np.random.Generator) -> Floats:
     waves_BL22 = height_B2[:, None, None] * np.sin(along_BL22)
     bent_BL22 = (lines_BL22 + waves_BL22) @ (turned_B22 @ shaped_B22).transpose(0, 2, 1)[:, None]
     shift_B2 = rng.uniform(-0.14, 0.14, (count, 2))
-    return (bent_BL22 + shift_B2[:, None, None]).astype(np.float32)
+    varied_BL22 = (bent_BL22 + shift_B2[:, None, None]).astype(np.float32)
+    width_B = rng.uniform(0.9, 1.7, len(labels_B)).astype(np.float32)
+    ink_B = rng.uniform(0.75, 1.0, len(labels_B)).astype(np.float32)
+    # From the square [-1, 1]^2 to pixels, where y points down.
+    scale = np.array([side / 2, -side / 2], np.float32)
+    distance_BP = _distances(varied_BL22 * scale + side / 2, side)
+    covered_BP = np.clip((width_B[:, None] - distance_BP) / _FADE + 0.5, 0, 1)
+    drawn: NDArray[np.uint8] = np.rint(255 * ink_B[:, None] * covered_BP).astype(np.uint8)
+    return drawn.reshape(-1, side, side)
 
 
 def _distances(lines_BL22: Floats, side: int) -> Floats:
@@ -152,9 +144,6 @@ class DrawnDigits:
         train_images: number of training images; the default is that of Zhang and Sun.
         test_images: number of test images.
         seed: seed of all images.
-
-    Raises:
-        ConfigError: no images, or a negative seed.
     """
 
     @checked

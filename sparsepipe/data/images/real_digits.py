@@ -8,10 +8,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,12 +51,7 @@ class _Digits(ABC):
         """Images [S, H, W] or [S, H, W, C] of bytes, and labels [S] or [S, 1]."""
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split.
-
-        Raises:
-            ConfigError: the split does not have ``train_images`` images, or a package is missing.
-            DataError: the files are corrupt.
-        """
+        """The images of a split."""
         del cache_directory  # each process reads the small files once
         try:
             images, labels_S = self.read(split)
@@ -152,22 +146,17 @@ def _numbers_within(labels_S: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class _FiledDigits(_Digits):
-    """Source of digits in the files of a directory.
+    """Source of digits in the files of a directory."""
 
-    Args:
-        root: the directory.
-        choices: names of the files that it must have, in the order of preference.
-        train_images: as in :class:`_Digits`.
-    """
+    choices: ClassVar[tuple[tuple[str, ...], ...]]
+    """Names of the files that it must have, in the order of preference."""
 
-    def __init__(
-        self, root: Path | str | None, choices: Sequence[tuple[str, ...]], train_images: int | None
-    ) -> None:
-        wanted = "; or ".join(", ".join(names) for names in choices)
+    def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
+        wanted = "; or ".join(", ".join(names) for names in self.choices)
         what = f"a directory that holds {wanted}"
         path = require_root(root, what=what, where_from="or draw digits with data=digits")
         self.where_from, self.train_images = str(path), train_images
-        for names in choices:
+        for names in self.choices:
             self._files = [path / name for name in names]
             if all(file.is_file() for file in self._files):
                 return
@@ -187,17 +176,14 @@ class Mnist(_FiledDigits):
             and Sun use 42,000, as in train.csv.
         held_out: rows at the end of train.csv that are the test split, because Kaggle's test
             images have no labels. Must be 0 for idx files, which have a test split.
-
-    Raises:
-        ConfigError: ``held_out`` is set for idx files.
-        DataError: no root is set, or it holds neither.
     """
+
+    choices = (_MNIST_FILES, tuple(f"{name}.gz" for name in _MNIST_FILES), ("train.csv",))
 
     def __init__(
         self, root: Path | str | None, *, train_images: int | None = None, held_out: int = 0
     ) -> None:
-        packed = tuple(f"{name}.gz" for name in _MNIST_FILES)
-        super().__init__(root, (_MNIST_FILES, packed, ("train.csv",)), train_images)
+        super().__init__(root, train_images=train_images)
         self._held_out = held_out
         if held_out and len(self._files) > 1:
             raise ConfigError(
@@ -232,9 +218,6 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
 
     The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
     as a big-endian 32-bit integer, and the values.
-
-    Raises:
-        ValueError: it is no such file.
     """
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, dimensions]):
@@ -249,13 +232,9 @@ class Usps(_FiledDigits):
     Args:
         root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both as ``.bz2``.
         train_images: number of training images, the first ones; None is all.
-
-    Raises:
-        DataError: no root is set, or it does not hold them.
     """
 
-    def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
-        super().__init__(root, (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2")), train_images)
+    choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
 
     def read(self, split: Split) -> ImagesAndLabels:
         """Values in [-1, 1], of which those that a line leaves out are 0; labels are digits + 1."""
@@ -276,13 +255,9 @@ class Svhn(_FiledDigits):
     Args:
         root: directory of ``train_32x32.mat`` and ``test_32x32.mat``.
         train_images: number of training images, the first ones; None is all 73,257.
-
-    Raises:
-        DataError: no root is set, or it does not hold them.
     """
 
-    def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
-        super().__init__(root, (tuple(f"{split}_32x32.mat" for split in SPLITS),), train_images)
+    choices = (("train_32x32.mat", "test_32x32.mat"),)
 
     def read(self, split: Split) -> ImagesAndLabels:
         """Colours; the digit 0 has the label 10 in the file."""

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import Count, Seed, checked
 
 Image = NDArray[np.float32]
 _Draw = Callable[[Image, Generator], Image]
+
+
+# fmt: off
+ImageShiftKind = Literal[
+    "none", "blended", "inverted", "noisy", "blurred", "thick", "slanted", "low_resolution",
+    "coloured",
+]
+# fmt: on
 
 
 @checked
@@ -29,21 +37,11 @@ class ImageShift:
         kind: one of :data:`SHIFTS`; ``none`` leaves images as they are.
         channels: C of the result; a grey image is repeated, colours become grey.
         seed: of what is drawn for each image.
-
-    Raises:
-        ConfigError: an unknown kind, or a number out of its range.
     """
 
-    kind: str = "none"
+    kind: ImageShiftKind = "none"
     channels: Count = 1
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in SHIFTS:
-            raise ConfigError(
-                f"data.shift.kind={self.kind!r} is not valid",
-                remedy=f"choose one of {', '.join(SHIFTS)}",
-            )
 
     def __call__(self, image: Image, *, split: int, index: int) -> Image:
         """The shifted image [C, H, W] in [0, 1], of a grey one or one with C channels."""
@@ -115,7 +113,7 @@ def _coloured(image: Image, rng: Generator) -> Image:
             return (paper + (ink - paper) * image).astype(np.float32)
 
 
-SHIFTS: dict[str, _Draw] = {
+SHIFTS: dict[ImageShiftKind, _Draw] = {
     "none": lambda image, rng: image,
     "blended": _blended,
     "inverted": lambda image, rng: 1 - image,

@@ -18,7 +18,6 @@ from sparsepipe.data.shapes.solids import (
     lathe,
     loft,
     moved,
-    one_of,
     prism,
     rod,
     superellipse,
@@ -142,7 +141,7 @@ def _back(
 ) -> list[Part]:
     """A back that rises from the seat at depth ``y``."""
     high = low + height
-    style = one_of(rng, "panel", "shield", "ladder", "bars")
+    style = ("panel", "shield", "ladder", "bars")[count(rng, 0, 3)]
     if style == "panel":
         thick, gap = between(rng, 0.025, 0.06), between(rng, 0, 0.12)
         return [
@@ -281,12 +280,23 @@ def table(rng: np.random.Generator) -> list[Part]:
     inset = 0.68 if round_top else between(rng, 0.85, 1.0)
     x, y = half_x * inset, half_y * inset
     if chance(rng, 0.2):
-        return [top, *above, *_trestles(rng, x * 0.85, y, height)]
+        parts, x = [top, *above], x * 0.85  # trestles
+        post, crossed = between(rng, 0.02, 0.05), chance(rng, 0.5)
+        for side in (-x, x):
+            if crossed:
+                parts += [
+                    rod((side, y * end, 0), (side, -y * end * 0.8, height), post)
+                    for end in (-0.85, 0.85)
+                ]
+            else:
+                low, high = (side - post, -y * 0.85, 0), (side + post, y * 0.85, height)
+                parts.append(box(low, high))
+        return [*parts, rod((-x, 0, height * 0.45), (x, 0, height * 0.45), post * 0.8)]
     parts = [top, *above, *four_legs(rng, x, y, height)]
     if chance(rng, 0.4):
-        low, x, y = height - between(rng, 0.06, 0.12), x * 0.95, y * 0.95
+        edge, x, y = height - between(rng, 0.06, 0.12), x * 0.95, y * 0.95
         aprons = [(side * y - 0.01, side * y + 0.01) for side in (-1, 1)]
-        parts += [box((-x, near, low), (x, far, height)) for near, far in aprons]
+        parts += [box((-x, near, edge), (x, far, height)) for near, far in aprons]
     return parts
 
 
@@ -339,20 +349,6 @@ def _proportions(rng: np.random.Generator) -> tuple[float, float, float]:
     """Half width, half depth and height, the same for all tables."""
     half_x = between(rng, 0.45, 0.8)
     return half_x, half_x * between(rng, 0.5, 0.95), between(rng, 0.5, 0.85)
-
-
-def _trestles(rng: np.random.Generator, x: float, half_y: float, height: float) -> list[Part]:
-    parts, thick, crossed = [], between(rng, 0.02, 0.05), chance(rng, 0.5)
-    for side in (-x, x):
-        if crossed:
-            parts += [
-                rod((side, half_y * y, 0), (side, -half_y * y * 0.8, height), thick)
-                for y in (-0.85, 0.85)
-            ]
-        else:
-            low = (side - thick, -half_y * 0.85, 0)
-            parts.append(box(low, (side + thick, half_y * 0.85, height)))
-    return [*parts, rod((-x, 0, height * 0.45), (x, 0, height * 0.45), thick * 0.8)]
 
 
 def lamp(rng: np.random.Generator) -> list[Part]:

@@ -94,10 +94,6 @@ def generate_shapes(
     continues where it stopped. A folder has one set of settings, recorded in ``shapes.json``.
 
     Arguments as for ``GeneratedShapes``, and ``workers``, the number of processes.
-
-    Raises:
-        ConfigError: unknown classes or negative counts.
-        DataError: the folder holds other data, or cannot be written to.
     """
     settings = shapes_settings(classes, train_per_class, test_per_class, seed)
     root = Path(root)

@@ -18,7 +18,6 @@ from sparsepipe.data.shapes.solids import (
     count,
     lathe,
     moved,
-    one_of,
     prism,
     rod,
     skin,
@@ -66,14 +65,14 @@ def jug(rng: np.random.Generator) -> list[Part]:
 def _body(rng: np.random.Generator) -> Profile:
     """(radius, height) from foot to rim: a cylinder, a cone, a belly, a waist or a tulip."""
     height = between(rng, 0.5, 1.2)
-    foot, middle, neck, rim = {
-        "cylinder": (0.4, 0.4, 0.4, 0.4),
-        "cone": (0.28, 0.36, 0.43, 0.46),
-        "belly": (0.28, 0.45, 0.3, 0.32),
-        "waist": (0.4, 0.3, 0.32, 0.42),
-        "tulip": (0.22, 0.42, 0.4, 0.46),
-    }[one_of(rng, "cylinder", "cone", "belly", "waist", "tulip")]
-    knots = np.array([foot, middle, neck, rim]) * rng.uniform(0.85, 1.15, 4)
+    foot_middle_neck_rim = (
+        (0.4, 0.4, 0.4, 0.4),
+        (0.28, 0.36, 0.43, 0.46),
+        (0.28, 0.45, 0.3, 0.32),
+        (0.4, 0.3, 0.32, 0.42),
+        (0.22, 0.42, 0.4, 0.46),
+    )[count(rng, 0, 4)]
+    knots = np.array(foot_middle_neck_rim) * rng.uniform(0.85, 1.15, 4)
     share = np.linspace(0, 1, 9)
     radii = np.interp(share, [0, between(rng, 0.35, 0.5), between(rng, 0.7, 0.85), 1], knots)
     radii[1:-1] = (radii[:-2] + 2 * radii[1:-1] + radii[2:]) / 4
@@ -220,7 +219,16 @@ def airplane(rng: np.random.Generator) -> list[Part]:
         parts.append(_wing((tail_x, 0, high), side * tail, chord * 0.5, sweep * 0.4, 0.02))
     fin = _wing((tail_x, 0, 0), tail * 1.05, chord * 0.6, 0.2, 0.0)
     parts.append(turned(fin, np.pi / 2, "x"))
-    return parts + _engines(rng, length, span, (x, z), sweep)
+    style = count(rng, 0, 2)
+    if style == 0:  # a propeller at the nose
+        blade = between(rng, 0.15, 0.25)
+        parts.append(box((length, -0.03, -blade), (length + 0.03, 0.03, blade)))
+        return [*parts, ball((length, 0, 0), (0.08, 0.05, 0.05))]
+    for place in (0.35,) if style == 1 else (0.3, 0.6):
+        for side in (-1, 1):
+            y, nose = side * place * span, x + 0.2 - sweep * place * span
+            parts.append(rod((nose - 0.3, y, z - 0.07), (nose, y, z - 0.07), 0.055))
+    return parts
 
 
 def _wing(
@@ -235,25 +243,6 @@ def _wing(
         ring[:, 1] = span * share
         rings.append(ring + root)
     return skin(rings)
-
-
-def _engines(
-    rng: np.random.Generator, length: float, span: float, at: tuple[float, float], sweep: float
-) -> list[Part]:
-    x, z = at
-    style = count(rng, 0, 2)
-    if style == 0:  # a propeller at the nose
-        blade = between(rng, 0.15, 0.25)
-        return [
-            box((length, -0.03, -blade), (length + 0.03, 0.03, blade)),
-            ball((length, 0, 0), (0.08, 0.05, 0.05)),
-        ]
-    parts = []
-    for place in (0.35,) if style == 1 else (0.3, 0.6):
-        for side in (-1, 1):
-            y, nose = side * place * span, x + 0.2 - sweep * place * span
-            parts.append(rod((nose - 0.3, y, z - 0.07), (nose, y, z - 0.07), 0.055))
-    return parts
 
 
 def guitar(rng: np.random.Generator) -> list[Part]:

@@ -99,7 +99,13 @@ def skin(rings_SP3: Sequence[Array] | Array) -> Part:
     """Quads between consecutive closed rings of points, fans over the first and the last."""
     num_rings, num_points = len(rings_SP3), len(rings_SP3[0])
     centres = [rings_SP3[0].mean(axis=0), rings_SP3[-1].mean(axis=0)]
-    faces = np.vstack([_quads(num_rings, num_points), _fans(num_rings, num_points)])
+    corner = np.arange(num_points)
+    following, last = np.roll(corner, -1), (num_rings - 1) * num_points
+    # The centres are stored behind the rings.
+    centre = np.full(num_points, num_rings * num_points)
+    first_fan = np.column_stack([centre, following, corner])
+    last_fan = np.column_stack([centre + 1, last + corner, last + following])
+    faces = np.vstack([_quads(num_rings, num_points), first_fan, last_fan])
     return Part(np.vstack([*rings_SP3, *centres]), faces)
 
 
@@ -176,16 +182,6 @@ def _quads(num_rings: int, num_points: int) -> Faces:
     return np.concatenate([lower.reshape(-1, 3), upper.reshape(-1, 3)])
 
 
-@cache
-def _fans(num_rings: int, num_points: int) -> Faces:
-    """Triangles from two centres, stored behind the rings, to the first and the last ring."""
-    corner = np.arange(num_points)
-    following, last = np.roll(corner, -1), (num_rings - 1) * num_points
-    centre = np.full(num_points, num_rings * num_points)
-    first_fan = np.column_stack([centre, following, corner])
-    return np.vstack([first_fan, np.column_stack([centre + 1, last + corner, last + following])])
-
-
 def _cross(a: Array, b: Array) -> Array:
     # np.cross is made for stacks of vectors and takes ten times longer for one.
     return np.array(
@@ -208,11 +204,6 @@ def count(rng: np.random.Generator, low: int, high: int) -> int:
     return int(rng.integers(low, high + 1))
 
 
-def one_of(rng: np.random.Generator, *options: str) -> str:
-    """One of the options, all equally likely."""
-    return options[int(rng.integers(len(options)))]
-
-
 def things(
     rng: np.random.Generator, half_x: float, half_y: float, low: float, *, most: int = 3
 ) -> list[Part]:
@@ -221,7 +212,7 @@ def things(
     for _ in range(count(rng, 0, most)):
         radius, height = between(rng, 0.08, 0.35) * half_y, between(rng, 0.05, 0.6)
         x, y = between(rng, -0.8, 0.8) * half_x, between(rng, -0.7, 0.7) * half_y
-        kind = one_of(rng, "box", "can", "ball")
+        kind = ("box", "can", "ball")[count(rng, 0, 2)]
         if kind == "box":
             wide = radius * between(rng, 0.7, 2.0)
             parts.append(box((x - wide, y - radius, low), (x + wide, y + radius, low + height)))

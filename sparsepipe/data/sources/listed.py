@@ -109,9 +109,6 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> Cach
 
     Corrupt files are named in a warning by the call that builds the cache, and counted once by
     later ones.
-
-    Raises:
-        DataError: see ``cached_rows``; or files are corrupt and ``cache.strict`` is set.
     """
     files = scan_files(listing.root, listing.names, cache_directory=cache.directory)
     cached = cached_rows(files, reader, cache)
@@ -146,11 +143,6 @@ class ClassFolder(ListedShapes):
             ``train`` or ``test``; other files are left out. None takes the folders ``train`` and
             ``test`` where there are any, and otherwise the share 0.2.
         seed: of the share; not that of a run, so that all runs are tested on the same shapes.
-
-    Raises:
-        ConfigError: ``split`` is neither, or a share where folders divide the files.
-        DataError: the folder or csv file is missing, they do not fit together, or a class
-            has no shape for training.
     """
 
     def __init__(
@@ -172,10 +164,6 @@ def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> PointSo
     Args:
         root: the folder, with or without folders of classes.
         test_share: share of the files for testing, where no folders divide them.
-
-    Raises:
-        ConfigError: the share is out of its range.
-        DataError: the folder is missing or has another layout.
     """
     suffixes = ", ".join(_DOMAIN_SUFFIXES)
     path = require_root(root, what="a folder of meshes or clouds", where_from=f"such as {suffixes}")

@@ -56,11 +56,7 @@ class OffTree(ListedShapes):
         self.root = require_root(root, what=what, where_from=_WHERE_FROM)
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split.
-
-        Raises:
-            DataError: the root has another layout, or a class has no training mesh.
-        """
+        """The files of a split."""
         found, _ = find_files(self.root, (".off",))
         placed = [file for file in found if file.class_name and file.split]
         if not placed:
@@ -84,9 +80,6 @@ class OffTree(ListedShapes):
         """Packed bits [S, ceil(R^3 / 8)] of the voxels that each mesh's surface crosses.
 
         The rows are numbered as in the split's ``PointSet``.
-
-        Raises:
-            DataError: see ``load``.
         """
         reader = SurfaceVoxels(ShapeSampler(cache.points, cache.seed), resolution, span)
         cached = open_rows(self.listing(split), reader, cache)
@@ -113,9 +106,6 @@ class GeneratedShapes(OffTree):
         test_per_class: test shapes of each class.
         classes: names of the classes; None is all.
         seed: seed of the shapes.
-
-    Raises:
-        ConfigError: no root is set, a count is below 1 or a class is unknown.
     """
 
     @checked
@@ -183,11 +173,7 @@ class NormalResampled(ListedShapes):
         return digest_values([self._lines("shape_names"), *self._digests(cache)])
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split.
-
-        Raises:
-            DataError: a list is missing or empty, or contains a shape of an unknown class.
-        """
+        """The files of a split."""
         shapes = self._lines(split)
         numbers = {name: number for number, name in enumerate(self._lines("shape_names"))}
         owners = [shape.rpartition("_")[0] for shape in shapes]

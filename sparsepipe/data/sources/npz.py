@@ -58,8 +58,21 @@ class NpzBundle:
         points, frames_path = MappedArray(directory / "points.npy"), directory / "frames.npz"
 
         def build() -> None:
-            with replacing(points.path) as temporary, _explained(path):
-                _unpack_points(path, temporary)
+            with (
+                _explained(path),
+                zipfile.ZipFile(path) as archive,
+                archive.open("points.npy") as member,
+                replacing(points.path) as temporary,
+            ):
+                with temporary.open("wb") as file:
+                    shutil.copyfileobj(member, file, 1 << 20)
+                points_SP3 = np.load(temporary, mmap_mode="r", allow_pickle=False)
+                is_numbers = points_SP3.dtype.kind in "iuf" and points_SP3.size
+                if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not is_numbers:
+                    shape, dtype = points_SP3.shape, points_SP3.dtype
+                    raise ValueError(
+                        f"points {shape} of {dtype} are not numbers [shapes, points, 3]"
+                    )
             arrays = self._arrays(path, len(points.array))
             offset_S3 = np.broadcast_to(arrays["offset"], (len(points.array), 3))
             with _explained(path), np.errstate(invalid="ignore"):
@@ -138,18 +151,3 @@ def _explained(path: Path) -> Iterator[None]:
             f"{path} is not an npz bundle of point clouds: {error}",
             remedy=f"copy the file again or set data.root to another bundle; {_WHERE_FROM}",
         ) from error
-
-
-def _unpack_points(path: Path, target: Path) -> None:
-    """Writes the points as an ``.npy`` file, piece by piece."""
-    with (
-        zipfile.ZipFile(path) as archive,
-        archive.open("points.npy") as member,
-        target.open("wb") as file,
-    ):
-        shutil.copyfileobj(member, file, 1 << 20)
-    points_SP3 = np.load(target, mmap_mode="r", allow_pickle=False)
-    if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
-        raise ValueError(f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
-    if points_SP3.dtype.kind not in "iuf":
-        raise ValueError(f"points are of type {points_SP3.dtype}, not numbers")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -16,7 +16,7 @@ from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.files import LOCK_WAIT_S
-from sparsepipe.data.points import FloatArray, IntArray, Split
+from sparsepipe.data.points import IntArray, Split
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 
@@ -24,31 +24,6 @@ Labels = Literal["sample", "voxel"]
 """What has a label: each sample or each of its voxels."""
 VolumePart: TypeAlias = tuple[slice, ...]
 """A slice with start and stop for each spatial dimension."""
-
-
-class Samples(Protocol):
-    """The samples of one split: signals, images or volumes of which any part can be read."""
-
-    @property
-    def labels_S(self) -> IntArray:
-        """The class of each sample; 0 where only voxels have labels."""
-        ...
-
-    def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """A part of an input, float32 [C, *part]; no more than it is held in memory.
-
-        Raises:
-            DataError: a file is missing or broken.
-        """
-        ...
-
-    def read_label(self, index: int, part: VolumePart) -> IntArray:
-        """The labels of the same part, int64 [*part], where voxels have labels.
-
-        Raises:
-            DataError: a file is missing or broken, or has other labels than the classes.
-        """
-        ...
 
 
 class VolumeDataModule(SplitDataModule):
@@ -62,8 +37,10 @@ class VolumeDataModule(SplitDataModule):
         root: of the data, if the source reads files.
         source: class (or partial) called as ``source(root, labels=labels,
             cache=CacheSettings(...))``. It has the names of its ``classes``, the spatial
-            ``sample_sizes`` of every sample, ``load(split)``, which returns :class:`Samples`, and
-            ``fingerprint()``, a digest of the samples that is independent of their location.
+            ``sample_sizes`` of every sample, ``fingerprint()``, a digest of the samples, and
+            ``load(split)``, which returns samples with ``labels_S`` (0 where only voxels have
+            labels), ``read_input(index, part)``, float32 [C, *part], which holds no more than the
+            part in memory, and ``read_label(index, part)``, int64 [*part].
         cache_dir: directory of generated and decompressed samples.
         labels: what has a label, each ``sample`` or each ``voxel``.
         batch_size: as in ``ShapeDataModule``.
@@ -71,10 +48,6 @@ class VolumeDataModule(SplitDataModule):
         val_share: likewise; of every class's samples, or of all where only voxels have labels.
         seed: likewise.
         lock_wait_s: how long to wait for another process that writes the same samples.
-
-    Raises:
-        ConfigError: a setting is out of its range.
-        DataError: files are missing.
     """
 
     @checked
@@ -114,9 +87,8 @@ class VolumeDataModule(SplitDataModule):
         nothing = (slice(0, 0),) * len(self.sample_sizes)
         return len(self.samples("train").read_input(0, nothing))
 
-    def _load(self, split: Split) -> Samples:
-        samples: Samples = self._source.load(split)
-        return samples
+    def _load(self, split: Split) -> Any:
+        return self._source.load(split)
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> VolumeDataset:
         samples = self.samples("test" if purpose == "test" else "train")
@@ -126,18 +98,11 @@ class VolumeDataModule(SplitDataModule):
 
 
 class VolumeDataset(Dataset[dict[str, Any]]):
-    """Some samples of a split, indexed by (epoch, index); the epoch has no effect.
-
-    Args:
-        samples: all samples of the split.
-        indices_S: indices of the samples in this data set.
-        labels: what has a label, each ``sample`` or each ``voxel``.
-        sample_sizes: spatial sizes of each whole sample.
-    """
+    """Some samples of a split, indexed by (epoch, index); the epoch has no effect."""
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Any,
         indices_S: IntArray,
         *,
         labels: Labels,
@@ -151,12 +116,6 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         """Read only a part of the spatial dimensions from now on, of inputs and labels of voxels.
 
         Call it before a loader makes an iterator: worker processes get the data set as it is then.
-
-        Args:
-            slices: of the whole sample, one for each spatial dimension; a part may be empty.
-
-        Raises:
-            ValueError: the slices do not lie within the sample.
         """
         part = list[slice]()
         for each, size in zip(slices, self.sample_sizes, strict=True):
@@ -170,11 +129,7 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """``input`` float32 [C, *part], ``label`` int64 [] or [*part], and ``index``.
-
-        Raises:
-            DataError: a file is missing or broken.
-        """
+        """``input`` float32 [C, *part], ``label`` int64 [] or [*part], and ``index``."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
         if self.labels == "voxel":

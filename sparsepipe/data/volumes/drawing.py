@@ -12,7 +12,7 @@ pattern does, which a small convolutional network learns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,69 +112,51 @@ def draw_labels(
     """Labels of the voxels of a piece: 0 outside all objects, else 1 and the texture in front."""
     labels = np.zeros((rows.stop - rows.start, *sizes[1:]), np.uint8)
     for each in objects:
-        box = _box(each, sizes, rows)
-        labels[box.inner][_covered(each, box)] = each.texture + 1
+        inner, apart = _box(each, sizes, rows)
+        labels[inner][_covered(each, apart)] = each.texture + 1
     return labels
 
 
-class ChannelPainter:
-    """Paints one channel of a sample, piece by piece in their order.
-
-    Args:
-        objects: of the sample.
-        sizes: of the sample, in voxels.
-        rng: of this channel: appearance of the objects, illumination, and noise.
-    """
-
-    def __init__(
-        self, objects: Sequence[DrawnObject], sizes: Sequence[int], rng: np.random.Generator
-    ) -> None:
-        self._objects, self._sizes, self._rng = objects, tuple(sizes), rng
-        count = len(objects)
-        self._contrasts = rng.uniform(0.7, 1.3, count)
-        self._brightness = rng.uniform(-0.5, 0.5, count)
-        self._phases_N2 = rng.uniform(0, 2 * np.pi, (count, 2))
-        # One wave of light over about the whole sample.
-        self._light_D = _rotation(len(sizes), rng)[0] / (1.5 * np.asarray(sizes, np.float64))
-        self._light_phase = rng.uniform(0, 2 * np.pi)
-        self._light = rng.uniform(0.2, 0.6)
-
-    def paint(self, rows: slice) -> NDArray[np.uint8]:
-        """The bytes of the piece that follows the one painted last."""
-        shape = (rows.stop - rows.start, *self._sizes[1:])
+def paint_channel(
+    objects: Sequence[DrawnObject],
+    sizes: Sequence[int],
+    rng: np.random.Generator,
+    pieces: Sequence[slice],
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of one channel of a sample, piece by piece."""
+    count = len(objects)
+    contrasts, brightness = rng.uniform(0.7, 1.3, count), rng.uniform(-0.5, 0.5, count)
+    phases_N2 = rng.uniform(0, 2 * np.pi, (count, 2))
+    # One wave of light over about the whole sample.
+    light_D = _rotation(len(sizes), rng)[0] / (1.5 * np.asarray(sizes, np.float64))
+    light_phase, light = rng.uniform(0, 2 * np.pi), rng.uniform(0.2, 0.6)
+    for rows in pieces:
+        shape = (rows.stop - rows.start, *sizes[1:])
         values = np.zeros(shape, np.float32)
-        for number, each in enumerate(self._objects):
-            box = _box(each, self._sizes, rows)
-            own = self._contrasts[number] * _texture(each, box, self._phases_N2[number])
-            own += self._brightness[number]
-            np.copyto(values[box.inner], own, where=_covered(each, box))
+        for number, each in enumerate(objects):
+            inner, apart = _box(each, sizes, rows)
+            own = contrasts[number] * _texture(each, apart, phases_N2[number])
+            own += brightness[number]
+            np.copyto(values[inner], own, where=_covered(each, apart))
         places = [
             np.arange(each.start, each.stop, dtype=np.float64)
-            for each in (rows, *(slice(0, size) for size in self._sizes[1:]))
+            for each in (rows, *(slice(0, size) for size in sizes[1:]))
         ]
-        lit = _linear_form(places, 2 * np.pi * self._light_D, self._light_phase)
-        values += self._light * np.sin(lit)
-        values += np.float32(_NOISE) * self._rng.standard_normal(shape, np.float32)
+        values += light * np.sin(_linear_form(places, 2 * np.pi * light_D, light_phase))
+        values += np.float32(_NOISE) * rng.standard_normal(shape, np.float32)
         values *= np.float32(1 / STEP)
         values += np.float32(MIDDLE)
         np.rint(values, out=values)
-        return np.clip(values, 0, 255, out=values).astype(np.uint8)
+        yield np.clip(values, 0, 255, out=values).astype(np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """The part of a piece that an object may reach.
+def _box(
+    each: DrawnObject, sizes: Sequence[int], rows: slice
+) -> tuple[tuple[slice, ...], tuple[ExactArray, ...]]:
+    """Slices of the part of a piece that an object may reach, and distances from its middle.
 
-    Attributes:
-        inner: its slices of the piece.
-        apart: for each dimension the distances of its positions from the object's middle.
+    The distances are those of the positions in each dimension.
     """
-
-    inner: tuple[slice, ...]
-    apart: tuple[ExactArray, ...]
-
-
-def _box(each: DrawnObject, sizes: Sequence[int], rows: slice) -> _Box:
     firsts = np.ceil(each.center_D - each.reach_D).astype(int)
     ends = np.floor(each.center_D + each.reach_D).astype(int) + 1
     inner: list[slice] = []
@@ -185,15 +167,15 @@ def _box(each: DrawnObject, sizes: Sequence[int], rows: slice) -> _Box:
         end = max(min(int(ends[axis]), held.stop), first)
         inner.append(slice(first - held.start, end - held.start))
         apart.append(np.arange(first, end, dtype=np.float64) - each.center_D[axis])
-    return _Box(tuple(inner), tuple(apart))
+    return tuple(inner), tuple(apart)
 
 
-def _covered(each: DrawnObject, box: _Box) -> NDArray[np.bool_]:
+def _covered(each: DrawnObject, apart: tuple[ExactArray, ...]) -> NDArray[np.bool_]:
     """Which voxels of the box belong to the object."""
     combine: Callable[..., Any] = np.maximum if each.order == math.inf else np.add
     total: FloatArray | None = None
     for row_D in each.frame_DD:
-        form = np.abs(_linear_form(box.apart, row_D))
+        form = np.abs(_linear_form(apart, row_D))
         if each.order == 2:
             form *= form
         total = form if total is None else combine(total, form, out=total)
@@ -201,12 +183,12 @@ def _covered(each: DrawnObject, box: _Box) -> NDArray[np.bool_]:
     return total <= 1
 
 
-def _texture(each: DrawnObject, box: _Box, phases_2: ExactArray) -> FloatArray:
+def _texture(each: DrawnObject, apart: tuple[ExactArray, ...], phases_2: ExactArray) -> FloatArray:
     """The texture in the box, of mean 0 and variance 1."""
 
     def phase(wave: int, wavelength: float) -> FloatArray:
         turns_D = 2 * np.pi / (wavelength * each.stretch) * each.waves_2D[wave]
-        return _linear_form(box.apart, turns_D, phases_2[wave], turning=True)
+        return _linear_form(apart, turns_D, phases_2[wave], turning=True)
 
     match TEXTURES[each.texture]:
         case "fine":
@@ -230,15 +212,7 @@ def _linear_form(
     *,
     turning: bool = False,
 ) -> FloatArray:
-    """``start + sum(factor * place)`` over a box with the given places in each dimension.
-
-    Args:
-        places: D arrays, one for each dimension of the result.
-        factors_D: factor of each dimension.
-        start: added to it.
-        turning: reduce each term by whole turns of 2 pi, so that single precision suffices far from
-            the origin.
-    """
+    """``start + sum(factor * place)`` over a box with the given places in each dimension."""
     total: FloatArray = np.full((1,) * len(places), start, np.float32)
     for axis, place in enumerate(places):
         term = place * factors_D[axis]

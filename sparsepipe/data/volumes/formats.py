@@ -25,11 +25,7 @@ _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix of a volume, one of ``SUFFIXES``; of an array within a zarr group ``.zarr``.
-
-    Raises:
-        DataError: it has none of them.
-    """
+    """The suffix of a volume, one of ``SUFFIXES``; of an array within a zarr group ``.zarr``."""
     found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
     if found:
         return max(found, key=len)
@@ -43,12 +39,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def open_volume(path: Path) -> Iterator[Any]:
-    """The array of a volume, of which slices can be read; its format is none of ``CONVERTED``.
-
-    Raises:
-        DataError: the file is missing or broken, holds other values than real numbers or not one
-            array, or its package is missing; also what the block fails at.
-    """
+    """The array of a volume, of which slices can be read; its format is none of ``CONVERTED``."""
     with _explained(path):
         match suffix_of(path):
             case ".npy":

@@ -22,9 +22,9 @@ from sparsepipe.data.volumes.drawing import (
     STEP,
     TEXTURES,
     VERSION,
-    ChannelPainter,
     draw_labels,
     draw_objects,
+    paint_channel,
 )
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import Count, Seed, checked
@@ -36,7 +36,7 @@ _PIECE_VOXELS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MappedSamples:
-    """The samples of a split in two memory-mapped files; see ``Samples``.
+    """The samples of a split in two memory-mapped files.
 
     Attributes:
         inputs: uint8 [S, C, *sizes].
@@ -49,14 +49,14 @@ class MappedSamples:
     labels_S: IntArray
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """See ``Samples.read_input``."""
+        """A part of an input, float32 [C, *part]."""
         values: FloatArray = self.inputs.array[index][(slice(None), *part)].astype(np.float32)
         values -= np.float32(MIDDLE)
         values *= np.float32(STEP)
         return values
 
     def read_label(self, index: int, part: VolumePart) -> IntArray:
-        """See ``Samples.read_label``."""
+        """Labels of the voxels of a part, int64 [*part]."""
         labels: IntArray = self.labels.array[index][part].astype(np.int64)
         return labels
 
@@ -78,9 +78,6 @@ class GeneratedVolumes:
         train_samples: number of training samples.
         test_samples: number of test samples.
         seed: of all samples.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     @checked
@@ -141,7 +138,7 @@ class GeneratedVolumes:
                     voxels_S[index][rows] = draw_labels(objects, sizes, rows)
                 for channel in range(self._channels):
                     rng = np.random.default_rng([*seeds, 1 + channel])
-                    painter = ChannelPainter(objects, sizes, rng)
-                    for rows in pieces:
-                        inputs_SC[index][channel][rows] = painter.paint(rows)
+                    painted = paint_channel(objects, sizes, rng, pieces)
+                    for rows, values in zip(pieces, painted, strict=True):
+                        inputs_SC[index][channel][rows] = values
                 advance(count)

@@ -5,6 +5,7 @@ Shapes: S samples of a split, C channels.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -42,25 +43,14 @@ _LAYOUT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeEntry:
-    """A sample: the file of its input, and its class or the file of its voxels' labels."""
-
-    input: Path
-    label: Path | int
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Its files."""
-        return (self.input, self.label) if isinstance(self.label, Path) else (self.input,)
-
-
-Entries = Mapping[Split, Sequence[VolumeEntry]]
+Entry = tuple[Path, Path | int]
+"""The file of an input, and its class or the file of its voxels' labels."""
+Entries = Mapping[Split, Sequence[Entry]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSamples:
-    """Samples of a split that are files; see ``Samples``.
+    """Samples of a split that are files.
 
     Attributes:
         inputs: files of which parts can be read.
@@ -83,7 +73,7 @@ class FileSamples:
     files: tuple[str, ...] = ()
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """See ``Samples.read_input``."""
+        """A part of an input, float32 [C, *part]; no more than it is held in memory."""
         with open_volume(self.inputs[index]) as array:
             if self.channel_axis is None:
                 stored = np.asarray(array[part])[None]
@@ -99,7 +89,7 @@ class FileSamples:
         return values
 
     def read_label(self, index: int, part: VolumePart) -> IntArray:
-        """See ``Samples.read_label``."""
+        """Labels of the voxels of a part, int64 [*part], which are numbers of classes."""
         path = self.voxels[index]
         with open_volume(path) as array:
             stored = np.asarray(array[part])
@@ -140,9 +130,6 @@ class VolumeFiles:
         mean: subtracted from inputs. A setting, because a rank that reads a part does not know the
             mean of the whole.
         std: inputs are divided by it afterwards.
-
-    Raises:
-        ConfigError: a setting is not valid, or the voxels' classes are not named.
     """
 
     @checked
@@ -199,7 +186,7 @@ class VolumeFiles:
 
     @cached_property
     def _first_shape(self) -> tuple[int, ...]:
-        first = self._listing[1]["train"][0].input
+        first, _ = self._listing[1]["train"][0]
         shape = _shape_of(self._readable([first])[first])
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
@@ -212,29 +199,25 @@ class VolumeFiles:
         return shape
 
     def load(self, split: Split) -> FileSamples:
-        """The samples of a split.
-
-        Raises:
-            DataError: files are missing, broken or do not fit each other.
-        """
+        """The samples of a split."""
         classes, entries = self._listing[0], self._listing[1][split]
-        readable = self._readable([path for entry in entries for path in entry.paths])
-        for entry in entries:
-            for path in entry.paths:
-                shape = _shape_of(readable[path])
-                wanted = self._first_shape if path == entry.input else self.sample_sizes
-                if shape != wanted:
-                    raise DataError(
-                        f"{path} has the shape {list(shape)}, not {list(wanted)} as the first "
-                        "input",
-                        remedy="crop, pad or resample all inputs to one shape, and write one label "
-                        "for each voxel, without channels",
-                    )
-        labels = [entry.label if isinstance(entry.label, int) else 0 for entry in entries]
+        readable = self._readable(_files_of(entries))
+        for number, path in enumerate(itertools.chain(*zip(*entries, strict=True))):
+            if not isinstance(path, Path):
+                continue
+            shape = _shape_of(readable[path])
+            wanted = self._first_shape if number < len(entries) else self.sample_sizes
+            if shape != wanted:
+                raise DataError(
+                    f"{path} has the shape {list(shape)}, not {list(wanted)} as the first input",
+                    remedy="crop, pad or resample all inputs to one shape, and write one label for "
+                    "each voxel, without channels",
+                )
+        labels = [label if isinstance(label, int) else 0 for _, label in entries]
         return FileSamples(
-            inputs=tuple(readable[entry.input] for entry in entries),
-            voxels=tuple(readable[path] for entry in entries for path in entry.paths[1:]),
-            files=tuple(str(entry.input) for entry in entries),
+            inputs=tuple(readable[path] for path, _ in entries),
+            voxels=tuple(readable[label] for _, label in entries if isinstance(label, Path)),
+            files=tuple(str(path) for path, _ in entries),
             labels_S=np.array(labels, np.int64),
             num_classes=len(classes),
             channel_axis=self._channel_axis,
@@ -245,11 +228,11 @@ class VolumeFiles:
     def fingerprint(self) -> str:
         """Digest of the files' contents and labels."""
         entries = [self._listing[1][split] for split in SPLITS]
-        digests = self._digests([path for found in entries for e in found for path in e.paths])
+        digests = self._digests([path for found in entries for path in _files_of(found)])
         contents = [
             [
-                [digests[e.input], e.label if isinstance(e.label, int) else digests[e.label]]
-                for e in found
+                [digests[path], label if isinstance(label, int) else digests[label]]
+                for path, label in found
             ]
             for found in entries
         ]
@@ -283,6 +266,10 @@ class VolumeFiles:
         }
 
 
+def _files_of(entries: Sequence[Entry]) -> list[Path]:
+    return [path for entry in entries for path in entry if isinstance(path, Path)]
+
+
 def _shape_of(path: Path) -> tuple[int, ...]:
     with open_volume(path) as array:
         return tuple(array.shape)
@@ -299,7 +286,7 @@ def _in_class_folders(root: Path, classes: tuple[str, ...]) -> tuple[tuple[str, 
     classes = classes or found
     entries = {
         split: [
-            VolumeEntry(root / listing.names[index], label)
+            (root / listing.names[index], label)
             for label, name in enumerate(classes)
             for index in np.flatnonzero(listing.labels_S == found.index(name))
         ]
@@ -322,7 +309,7 @@ def _in_pairs(root: Path) -> Entries:
             remedy="give an input and its labels the same name, in inputs and labels",
         )
     return {
-        split: [VolumeEntry(listing.root / name, labels[stem(name)]) for name in listing.names]
+        split: [(listing.root / name, labels[stem(name)]) for name in listing.names]
         for split, listing in listings.items()
     }
 
@@ -336,7 +323,7 @@ def _in_table(
         # Numbers in their order, not 1, 10, 2.
         as_numbers = all(name.isdecimal() for name in found)
         classes = tuple(sorted(found, key=lambda name: (int(name) if as_numbers else 0, name)))
-    entries: dict[Split, list[VolumeEntry]] = {split: [] for split in SPLITS}
+    entries: dict[Split, list[Entry]] = {split: [] for split in SPLITS}
     for line, row in enumerate(rows, 2):
         if labels == "voxel":
             label: Path | int = path.parent / row["label"]
@@ -348,6 +335,6 @@ def _in_table(
                 remedy="correct it, or name all classes in data.source.classes",
             )
         entries["test" if row.get("split") == "test" else "train"].append(
-            VolumeEntry(path.parent / row["input"], label)
+            (path.parent / row["input"], label)
         )
     return classes, entries

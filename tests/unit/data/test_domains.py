@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sparsepipe.data import CloudShift, DomainDataModule, DrawnDigits, ImageDataModule, ImageShift
-from sparsepipe.data.cloud_shifts import SHIFTS as CLOUD_SHIFTS
+from sparsepipe.data.augment import SHIFTS as CLOUD_SHIFTS
 from sparsepipe.data.dataloaders import TrainSampler
 from sparsepipe.data.images.shifts import SHIFTS as IMAGE_SHIFTS
 from sparsepipe.domains import Placement, Roles

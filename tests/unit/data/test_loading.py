@@ -17,8 +17,7 @@ import torch
 
 from sparsepipe.data import NpzBundle
 from sparsepipe.data.dataloaders import default_workers
-from sparsepipe.errors import DataError
-from tests.support.data_helpers import STRONG, Fatal, Shape, Unreadable, shapes_of
+from tests.support.data_helpers import STRONG, Shape, Unreadable, shapes_of
 
 
 def test_batches_do_not_depend_on_workers_or_ranks(
@@ -70,16 +69,6 @@ def test_data_sets_travel_to_workers_without_their_points(
     assert len(pickled) < stored_bytes
     again = pickle.loads(pickled)[0, 3]
     np.testing.assert_array_equal(again["coords"], dataset[0, 3]["coords"])
-
-
-def test_a_worker_that_dies_is_explained(
-    make_tree: Callable[..., Path], make_data: Callable[..., Any]
-) -> None:
-    loader = make_data(make_tree(3), num_workers=1).train_dataloader()
-    loader.dataset.__class__ = Fatal
-    with pytest.raises(DataError, match="a loader worker exited") as caught:
-        list(loader)
-    assert "data.num_workers" in caught.value.remedy
 
 
 def test_an_error_in_a_worker_keeps_its_traceback(

@@ -13,7 +13,6 @@ from scipy.spatial import cKDTree
 
 from sparsepipe.data.formats import read_shape
 from sparsepipe.data.formats.off import read_off, write_off
-from sparsepipe.data.points import measure_cloud
 from sparsepipe.data.shape_rows import (
     QUANTA,
     ShapeSampler,
@@ -190,7 +189,8 @@ def test_surface_voxels_hold_nearly_all_sampled_points(
     packed, _ = SurfaceVoxels(sampler, side, span)(path, DIGEST)  # type: ignore[arg-type]
     grid = np.unpackbits(packed, count=side**3).reshape((side,) * 3).astype(bool)
     points_P3, low_3, high_3 = sampler.sample(read_shape(path), DIGEST)
-    center_3, radius = measure_cloud(points_P3)
+    center_3 = points_P3.mean(axis=0).astype(np.float32)
+    radius = float(np.linalg.norm(points_P3 - center_3, axis=1).max())
     middle_3, half_3 = grid_box(
         low_3.astype(np.float32),
         high_3.astype(np.float32),

@@ -166,7 +166,6 @@ def test_an_empty_class_folder_is_refused_in_training_only(
     root = make_tree(2)
     shutil.rmtree(root / "box" / "test")
     assert len(OffTree(root).load("test", settings)) == 4
-    assert "no test files of class box" in caplog.text
     for path in (root / "box" / "train").iterdir():
         path.unlink()
     with pytest.raises(DataError, match="no train files of class box"):
