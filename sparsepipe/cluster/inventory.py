@@ -70,9 +70,6 @@ class Device:
         profile: profile file of each model measured on this device, by model name.
         slowdown: how many times slower than this host's processor it is made, by pausing; for
             CPU devices.
-
-    Raises:
-        HardwareError: a slowdown below 1, or of a GPU.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
@@ -119,11 +116,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All hosts a run may use, and the link between any two of them.
-
-    Raises:
-        HardwareError: they have more than 10,000 devices.
-    """
+    """All hosts a run may use, and the link between any two of them."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     hosts: tuple[Host, ...]
@@ -144,11 +137,7 @@ class Inventory:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of device; an inventory of several kinds is refused where it is run on.
-
-        Raises:
-            HardwareError: devices of both kinds.
-        """
+        """The kind of device; an inventory of several kinds is refused where it is run on."""
         kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
         if len(kinds) != 1:
             raise HardwareError(
@@ -161,9 +150,6 @@ class Inventory:
         """Devices that each of the first ``num_hosts`` hosts has.
 
         A single host stands for any number of its kind.
-
-        Raises:
-            HardwareError: there are fewer hosts.
         """
         if num_hosts > len(self.hosts) > 1:
             raise HardwareError(
@@ -174,11 +160,7 @@ class Inventory:
         return min(sum(d.count for d in host.devices) for host in self.hosts[:num_hosts])
 
     def require(self, count: int, *, num_hosts: int = 1) -> None:
-        """Asserts that each of the first ``num_hosts`` hosts has ``count`` devices.
-
-        Raises:
-            HardwareError: one has fewer, or there are fewer hosts.
-        """
+        """Asserts that each of the first ``num_hosts`` hosts has ``count`` devices."""
         available = self.devices_per_host(num_hosts)
         if count > available:
             names = ", ".join(
@@ -217,23 +199,14 @@ class Inventory:
 
     @classmethod
     def from_yaml(cls, source: str | os.PathLike[str]) -> Inventory:
-        """Reads an inventory file.
-
-        Raises:
-            HardwareError: the file is missing, not YAML, or no inventory; see :meth:`from_dict`.
-        """
+        """Reads an inventory file."""
         remedy = "check the path, and that the file is an inventory: docs/own_cluster.md"
         with reading.explained(Path(source), "inventory", error=HardwareError, remedy=remedy):
             return cls.from_dict(reading.parse_yaml(reading.read_text(source)))
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Inventory:
-        """Builds an inventory from plain mappings and lists, without devices of ``count: 0``.
-
-        Raises:
-            HardwareError: a key is missing or unknown, a value is not a number or a name, a name
-                occurs twice, or the devices are none or more than 10,000.
-        """
+        """Builds an inventory from plain mappings and lists, without devices of ``count: 0``."""
         try:
             given: Inventory = _adapter().validate_python(value)
         except ValidationError as error:

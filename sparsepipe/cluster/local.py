@@ -24,10 +24,6 @@ def local(
         accelerator: ``auto`` takes the GPUs if torch sees any.
         cpu_devices: how many devices the CPU is to count as; by default one a core. With more,
             processes share cores, and the run's speed is not that of so many machines.
-
-    Raises:
-        ConfigError: an unknown kind, or fewer than one device.
-        HardwareError: ``cuda`` on a machine where torch sees no GPU.
     """
     devices: list[Device] = []
     if accelerator != "cpu":

@@ -32,11 +32,7 @@ def places(inventory: Inventory) -> tuple[Place, ...]:
 
 
 def place_of(inventory: Inventory, text: str) -> Place:
-    """The device with this name in a plan file, such as ``host/RTX 2080 Ti/2``.
-
-    Raises:
-        HardwareError: the inventory does not have it.
-    """
+    """The device with this name in a plan file, such as ``host/RTX 2080 Ti/2``."""
     there = {place.text: place for place in places(inventory)}
     if text not in there:
         raise HardwareError(
@@ -75,10 +71,6 @@ def places_for(
         nodes: hosts that run; without a plan each has the same number of ranks, unless all
             devices of these hosts are in use.
         searched: the plan was made for certain devices; in an order by chance it is another.
-
-    Raises:
-        PlanError: the plan's devices are not one for each rank, lie on another number of hosts,
-            or are others than a search has made it for.
     """
     chosen = named_places(inventory, devices or ())
     # A single host may stand for several nodes, whose devices are called alike.
@@ -135,9 +127,6 @@ def ranks_of_nodes(
     Ranks are numbered stage after stage, and launchers number processes node after node. Nodes
     are the hosts that have ranks, in the inventory's order; a single host stands for any number
     of its kind.
-
-    Raises:
-        PlanError: the devices lie on another number of hosts.
     """
     if len(inventory.hosts) == 1:
         each = len(chosen) // nodes
@@ -180,9 +169,6 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
         places: devices of ``host``.
         gpus: names of this machine's GPUs, in CUDA's order.
         host: the host, whose kinds of devices have different names.
-
-    Raises:
-        HardwareError: a device is not here.
     """
     kind_of = list[str | None]()
     for gpu in gpus:

@@ -23,7 +23,6 @@ from sparsepipe.models.domain_separation import (
     DomainSeparation,
     MinibatchLosses,
     OneProcess,
-    Rows,
 )
 from sparsepipe.runtime.collectives.halo import (
     ProcessGroup,
@@ -35,10 +34,6 @@ from sparsepipe.runtime.collectives.halo import (
 
 _CODES, _LABELS = "sending codes to other ranks", "sending labels to other ranks"
 _GRADIENTS = "sending gradients of codes back"
-
-
-def _as_it_is(value: Tensor) -> Tensor:
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +54,7 @@ class Ranks:
     group: ProcessGroup | None = None
     encoders: ProcessGroup | None = None
     replicas: ProcessGroup | None = None
-    whole: Callable[[Tensor], Tensor] = _as_it_is
-
-    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Sums for batch norms, over the ranks that have a domain, or that have any.
-
-        Its adjoint is the sum of the ranks' gradients.
-        """
-        placement = self.placement
-        count = placement.encoders if domain is None else len(placement.ranks_of(domain))
-        if count == 1:
-            return value
-        group = self.encoders if domain is None else self.replicas
-        return added_up(value, group, what="the statistics of a norm")
-
-    def total(self, counts: Tensor) -> Tensor:
-        """The sum of all domains' counts; replicas have counted samples of their own."""
-        return add_up(counts, self.group, what="adding up what ranks have counted")
+    whole: Callable[[Tensor], Tensor] = lambda value: value
 
     def sizes(self, own: Mapping[str, int], *, device: torch.device) -> list[tuple[int, ...]]:
         """How many samples of each domain each rank has in this minibatch."""
@@ -105,23 +84,27 @@ class OneGrid(OneProcess):
 
 
 @dataclass(frozen=True, slots=True)
-class _OverRanks:
-    """What both ways to compute losses over ranks have."""
-
-    ranks: Ranks
+class _OverGrids(OneGrid):
+    """Sums over the ranks, or the grids of ranks, that share the domains."""
 
     def total(self, counts: Tensor) -> Tensor:
-        return self.ranks.total(counts)
+        """The sum of all domains' counts; replicas have counted samples of their own."""
+        return add_up(counts, self.ranks.group, what="adding up what ranks have counted")
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        return self.ranks.add_up(value, domain)
+        """Sums for batch norms, over the ranks that have a domain, or that have any.
 
-    def whole(self, value: Tensor) -> Tensor:
-        return self.ranks.whole(value)
+        Its adjoint is the sum of the ranks' gradients.
+        """
+        placement, group = self.ranks.placement, self.ranks.replicas
+        count = placement.encoders if domain is None else len(placement.ranks_of(domain))
+        if domain is None:
+            group = self.ranks.encoders
+        return value if count == 1 else added_up(value, group, what="the statistics of a norm")
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLosses(_OverRanks):
+class SharedLosses(_OverGrids):
     """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
@@ -130,10 +113,7 @@ class SharedLosses(_OverRanks):
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.ranks)
         rows = module.decoded(codes)
         sizes = ranks.sizes(codes.sizes, device=rows.error_B.device)
-        return module.losses(self._gathered_rows(rows, sizes))
-
-    def _gathered_rows(self, rows: Rows, sizes: Sequence[Sequence[int]]) -> Rows:
-        ranks, counts = self.ranks, [sum(each) for each in sizes]
+        counts = [sum(each) for each in sizes]
         packed = torch.cat([rows.shared_BC, rows.private_BC, rows.error_B[:, None]], 1)
         # All ranks compute the same losses of all rows, so that the sum of the gradients that they
         # have of this rank's rows is this rank's own gradient times the number of ranks.
@@ -142,7 +122,7 @@ class SharedLosses(_OverRanks):
         shared, private, error = gathered.split_with_sizes([code, code, 1], 1)
         source = [each[0] for each in sizes]
         label_B = _from_all(rows.label_B[: source[ranks.rank]], source, ranks, what=_LABELS)
-        return replace(
+        gathered_rows = replace(
             rows,
             shared_BC=shared,
             private_BC=private,
@@ -150,10 +130,11 @@ class SharedLosses(_OverRanks):
             label_B=label_B,
             sizes=ranks.by_domain(sizes),
         )
+        return module.losses(gathered_rows)
 
 
 @dataclass(frozen=True, slots=True)
-class OneLossRank(_OverRanks):
+class OneLossRank(_OverGrids):
     """Ranks send codes to the last one, which decodes, computes all losses and sends back.
 
     Source: Tsaris and Hinkle, Multi-DSN, in which classifier, decoder and losses have a worker of
@@ -163,11 +144,13 @@ class OneLossRank(_OverRanks):
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         """The losses of all domains' samples; on the others as the last rank says them."""
         ranks, device = self.ranks, module.device
-        last = ranks.rank == ranks.placement.loss_rank
-        if last:
+        if ranks.rank == ranks.placement.loss_rank:
             sizes = ranks.sizes({}, device=device)
             found = module.losses(module.decoded(self._received(module, sizes)))
-            self._announce([found.objective.detach(), *found.parts.values()])
+            said = [found.objective.detach(), *found.parts.values()]
+            packed = torch.stack([each.double() for each in said])
+            for rank in range(ranks.placement.encoders):
+                _send(packed, rank, ranks)
             return found
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.encoders)
         sizes = ranks.sizes(codes.sizes, device=device)
@@ -217,11 +200,6 @@ class OneLossRank(_OverRanks):
             label_B=torch.cat(labels),
             sizes=ranks.by_domain(sizes),
         )
-
-    def _announce(self, values: Sequence[Tensor]) -> None:
-        packed = torch.stack([each.double() for each in values])
-        for rank in range(self.ranks.placement.encoders):
-            _send(packed, rank, self.ranks)
 
 
 def _scaled(value: Tensor, factor: float) -> Tensor:

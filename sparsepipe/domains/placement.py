@@ -23,9 +23,6 @@ class Placement:
         domains: names, the source first.
         ranks: number of processes.
         roles: ``separate``: the last rank has no domain, but decoder, head and losses of all.
-
-    Raises:
-        ConfigError: no ranks are left for the domains.
     """
 
     domains: tuple[str, ...]
@@ -82,8 +79,8 @@ def sent_numbers(
     losses.
 
     Args:
-        placement: of the domains.
-        rank: that sends.
+        placement: which ranks have which domains.
+        rank: the one that sends.
         samples: of each rank.
         code: numbers of a code.
         target: numbers of what is reconstructed of a sample.
