@@ -160,7 +160,8 @@ class DomainDataModule(pl.LightningDataModule):
     @property
     def _own(self) -> tuple[str, ...]:
         """Domains that this process reads."""
-        return tuple(self._of_strategy("domains") or self.domains)
+        found = self._of_strategy("domains")  # of the rank of the losses none
+        return self.domains if found is None else tuple(found)
 
     def train_dataloader(self) -> Any:
         """A loader of minibatches of this process's domains.
