@@ -116,7 +116,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
     except Stopped as stop:
         if stop.signum == signal.SIGTERM and isinstance(stop.__cause__, TransportError):
             error: SparsePipeError = stop.__cause__
-        elif stop.signum == signal.SIGTERM and process_group.any_rank_failed():
+        elif stop.signum == signal.SIGTERM and process_group.other_rank_failed(announced=False):
             raise SystemExit(stop.exit_code) from stop  # that one reports the error
         else:
             explain_stop(stop, directory, spec)
@@ -124,7 +124,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
     except SparsePipeError as caught:
         error = caught
     ignore(signal.SIGTERM)
-    if not process_group.first_to_fail():
+    if process_group.other_rank_failed(announced=True):
         raise SystemExit(error.exit_code) from error
     error.add_note(f"rank {process_group.rank()}")
     raise error

@@ -90,8 +90,8 @@ def launch(
     unresponsive = [rank for rank in range(ranks) if rank not in exit_codes]
     if received:
         # What kept a rank from saving, such as a full disk.
-        own = (r for r in read_reports(reports).values() if r["known"] and r["missed"] is None)
-        save_error = next(map(rebuilt, own), None)
+        own = [r for r in read_reports(reports).values() if r["known"] and r["missed"] is None]
+        save_error = rebuilt(own[0], "") if own else None
         raise Stopped(received[0], unresponsive=unresponsive, save_error=save_error)
     if unresponsive or any(exit_codes.values()):
         raise first_cause(exit_codes, reports, unresponsive=unresponsive, name=name)

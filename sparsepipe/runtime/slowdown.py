@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from sparsepipe.errors import ConfigError
 
@@ -34,16 +34,16 @@ class Slowdown:
         self.factor = factor
         self._counted_s = 0.0  # processor time of blocks that are over, with their pauses
 
-    def slowed(self) -> AbstractContextManager[None]:
-        """Put around a block: pauses at its end, ``factor - 1`` times as long as it computed.
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Context that pauses at its end, ``factor - 1`` times as long as its block computed.
 
         A block within another pauses for itself, and the outer one for the rest. A block that
         raises does not pause.
         """
-        return nullcontext() if self.factor == 1 else self._slowed()
-
-    @contextmanager
-    def _slowed(self) -> Iterator[None]:
+        if self.factor == 1:
+            yield
+            return
         begin_s, counted_s = time.thread_time(), self._counted_s
         yield
         computed_s = time.thread_time() - begin_s - (self._counted_s - counted_s)

@@ -24,9 +24,9 @@ class RankOrder:
     How many will come need not be known: the order of actions does not depend on it, but for the
     end, where the pipeline drains. Minibatches are numbered from 0 after every drain.
 
-    Args:
-        plan: the stages and their ranks.
-        rank: whose actions these are.
+    Attributes:
+        minibatches: minibatches that have come since the last drain, over all replicas.
+        updates: updates that have been applied before the action that is running.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -35,23 +35,13 @@ class RankOrder:
         self._replicas = plan.replicas(stage)
         self._readers = plan.replicas(0)
         self._warmup = plan.warmup(stage)
-        self._come = 0  # minibatches, of all replicas
-        self._forwards = 0  # of this rank, as are these
-        self._updates = 0
-
-    @property
-    def minibatches(self) -> int:
-        """Minibatches that have come since the last drain, over all replicas."""
-        return self._come
-
-    @property
-    def updates(self) -> int:
-        """Updates that have been applied before the action that is running."""
-        return self._updates
+        self.minibatches = 0
+        self._forwards = 0  # of this rank
+        self.updates = 0
 
     def ahead(self, minibatch: int) -> int:
         """Updates still to come before a minibatch's own: its staleness, at its forward."""
-        return minibatch // self._replicas - self._updates
+        return minibatch // self._replicas - self.updates
 
     def following(self, minibatch: int) -> int:
         """The minibatch that this rank gets after one of its own, if it comes."""
@@ -68,39 +58,39 @@ class RankOrder:
         that of the first one is known: the forward that brings it has come, or never will.
         """
         forward = (self._warmup + update) * self._replicas
-        return min(forward, self._come - 1) // self._readers
+        return min(forward, self.minibatches - 1) // self._readers
 
     def feed(self, count: int = 1) -> Iterator[Action]:
         """Actions of this rank when ``count`` more minibatches enter the pipeline.
 
         The generator must be run to its end before the next one.
         """
-        end = self._come + count
-        first = self._come + (self._replica - self._come) % self._replicas
+        end = self.minibatches + count
+        first = self.minibatches + (self._replica - self.minibatches) % self._replicas
         for minibatch in range(first, end, self._replicas):
-            self._come = minibatch + 1
+            self.minibatches = minibatch + 1
             yield _action("F", minibatch)
             self._forwards += 1
             if self._forwards > self._warmup:
                 yield from self._finish_round()
-        self._come = end
+        self.minibatches = end
 
     def drain(self) -> Iterator[Action]:
         """Remaining actions when no more minibatches come; then numbering begins anew.
 
         Replicas without a minibatch in the last round take part in its update.
         """
-        while self._updates * self._replicas < self._come:
+        while self.updates * self._replicas < self.minibatches:
             yield from self._finish_round()
-        self._come = self._forwards = self._updates = 0
+        self.minibatches = self._forwards = self.updates = 0
 
     def _finish_round(self) -> Iterator[Action]:
         """The backward of this rank's oldest minibatch, if it has one left, and its update."""
-        minibatch = self._updates * self._replicas + self._replica
-        if minibatch < self._come:
+        minibatch = self.updates * self._replicas + self._replica
+        if minibatch < self.minibatches:
             yield _action("B", minibatch)
-        yield _action("U", self._updates)
-        self._updates += 1
+        yield _action("U", self.updates)
+        self.updates += 1
 
 
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:

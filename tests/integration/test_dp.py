@@ -126,7 +126,7 @@ def test_only_the_failed_rank_reports_and_not_those_ended_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
 ) -> None:
     monkeypatch.setattr(process_group, "_stores", {("here", "0"): dist.HashStore()})
-    assert process_group.first_to_fail()  # as the other one
+    assert not process_group.other_rank_failed(announced=True)  # as the other one
     # Not Stopped, of which the first rank would tell.
     with pytest.raises(SystemExit) as end, SignalWatch(), failing_as_rank(RunDir(tmp_path), {}):
         os.kill(os.getpid(), signal.SIGTERM)

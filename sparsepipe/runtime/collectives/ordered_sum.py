@@ -89,19 +89,16 @@ class OrderedSum:
             # for ever.
             if self._ranks > 1 and self._over_gloo:
                 vector = self._wire[: len(self.values)]
-                if (self._way or way_of(self._hosts(), vector.nbytes)) == "chain":
+                mine = torch.tensor([_host_number()], dtype=torch.int64)
+                hosts = [torch.empty_like(mine) for _ in range(self._ranks)]
+                if self._way is None:
+                    dist.all_gather(hosts, mine, group=self._group)
+                if (self._way or way_of(list(map(int, hosts)), vector.nbytes)) == "chain":
                     chain = ChainSum(self._group, vector, chunk=self._chunk, room=self._room)
                     self._sum = chain.run
         self._sum()
         if self._wire is not self._sent:
             self._sent.copy_(self._wire)
-
-    def _hosts(self) -> list[int]:
-        """The host of each rank, as a number; a collective."""
-        mine = torch.tensor([_host_number()], dtype=torch.int64)
-        found = [torch.empty_like(mine) for _ in range(self._ranks)]
-        dist.all_gather(found, mine, group=self._group)
-        return [int(number) for number in found]
 
     def _add_directly(self) -> None:
         """Each rank adds one part of the vector and hands it to the others.

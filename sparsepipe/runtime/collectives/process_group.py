@@ -111,16 +111,14 @@ def leader_first(*, of_host: bool) -> Iterator[None]:
         store.wait([key], _FOREVER)
 
 
-def first_to_fail() -> bool:
-    """Whether no other rank has called this before, or the store does not answer any more."""
-    found = [call_within(_STORE_LIMIT_S, partial(s.add, _FAILED, 1)) for s in _stores.values()]
-    return all(number in (1, None) for number in found)
+def other_rank_failed(*, announced: bool) -> bool:
+    """Whether another rank has announced before that it failed, as far as the store answers.
 
-
-def any_rank_failed() -> bool:
-    """Whether a rank has called :func:`first_to_fail`, as far as the store answers."""
-    found = [call_within(_STORE_LIMIT_S, partial(s.add, _FAILED, 0)) for s in _stores.values()]
-    return any(number not in (0, None) for number in found)
+    With ``announced`` this rank announces it as well.
+    """
+    add = [partial(store.add, _FAILED, int(announced)) for store in _stores.values()]
+    found = [call_within(_STORE_LIMIT_S, each) for each in add]
+    return any(number is not None and number > announced for number in found)
 
 
 def first_to_report(text: str) -> bool:

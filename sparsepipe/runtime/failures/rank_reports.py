@@ -148,7 +148,7 @@ def first_cause(
     for rank, report in sorted(reports.items(), key=lambda item: not item[1]["known"]):
         consequence = report["missed"] is not None or report["stopped"] is not None
         if not consequence and not is_backend_error(report["kind"], report["message"]):
-            return rebuilt(report) if report["known"] else _with_traceback(rank, report, name)
+            return rebuilt(report, name(rank))
     silent = [rank for rank, code in exit_codes.items() if code and rank not in reports]
     died = [rank for rank in silent if exit_codes[rank] != -signal.SIGTERM]
     if not died and not reports:  # then SIGTERM came from outside, and not from the launcher
@@ -170,12 +170,13 @@ def first_cause(
     elif missed:
         # A missed rank that reports itself was waiting for another one.
         silent_ones = [each for each in missed.values() if not reports.keys() & each["missed"]]
-        return rebuilt((silent_ones or list(missed.values()))[0])
+        return rebuilt((silent_ones or list(missed.values()))[0], "")
     elif unresponsive:
         kind, died = SparsePipeError, list(unresponsive)
         how = "did not answer, and still ran when the others had given up"
     else:
-        return _with_traceback(*next(iter(reports.items())), name)
+        rank, report = next(iter(reports.items()))
+        return rebuilt(report, name(rank))
     return kind(
         f"{name(died[0])} {how}{witness}; the other ranks were ended",
         remedy="see whether the machine runs out of memory or the process was stopped; "
@@ -183,17 +184,15 @@ def first_cause(
     )
 
 
-def rebuilt(report: _Report) -> SparsePipeError:
-    """The error of this package that a rank has reported."""
+def rebuilt(report: _Report, rank: str) -> SparsePipeError:
+    """The error that a rank has reported; another package's with its traceback and the rank."""
     kind = getattr(sys.modules.get(report["module"]), report["kind"], SparsePipeError)
     if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
         kind = SparsePipeError
-    return kind(report["message"], remedy=report["remedy"])
-
-
-def _with_traceback(rank: int, report: _Report, name: Callable[[int], str]) -> SparsePipeError:
+    if report["known"]:
+        return kind(report["message"], remedy=report["remedy"])
     place = f" ({report['place']})" if report["place"] else ""
-    raised = f"{name(rank)} raised {report['kind']}: {report['message']}{place}"
+    raised = f"{rank} raised {report['kind']}: {report['message']}{place}"
     return SparsePipeError(
         f"{report['trace'].rstrip()}\n{raised}", remedy=f"fix the cause, then {_RESUME}"
     )

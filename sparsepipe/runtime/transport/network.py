@@ -219,11 +219,6 @@ class Network:
         """Whether a thread has not ended; after a failure it may wait for ever."""
         return any(channel.thread.is_alive() for channel in self._channels())
 
-    @property
-    def held(self) -> int:
-        """Minibatches whose received buffers are not released."""
-        return sum(bool(buffers) for buffers in self._held.values())
-
     def _wire(self, route: Route) -> Wire | None:
         """The connection of a channel; every rank must call it, in the same order."""
         ranks = [route.source, route.target]

@@ -42,7 +42,7 @@ def exchange_rank(rank: int, minibatches: int) -> tuple[list[str], int, int]:
             net.send(G, 0, message(m, [2 * got.tree.feats], loss=m / 7))
             del got, rest
             net.release(m)
-    assert (net.held, net.pool.in_use) == (0, 0)
+    assert net.pool.in_use == 0
     net.close()
     return seen, net.pool.made, net.pool.kept
 
@@ -74,7 +74,7 @@ def same_size_rank(rank: int, minibatches: int) -> tuple[int, int]:
             del got
         net.release(m)
     net.close()
-    assert (net.held, net.pool.in_use, net.pool.kept) == (0, 0, 0)
+    assert (net.pool.in_use, net.pool.kept) == (0, 0)
     return len(found), net.pool.made
 
 
