@@ -59,12 +59,7 @@ def num_classes_of(data: pl.LightningDataModule) -> int:
 
 
 def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
-    """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
-
-    Raises:
-        ConfigError: the node builds neither, takes other channels than samples have, or has fewer
-            outputs than there are classes.
-    """
+    """The LightningModule: a layer list wrapped in the classifier, or a module as it is."""
     taken, channels = spec.model.get("in_channels"), getattr(data, "in_channels", None)
     if None not in (taken, channels) and taken != channels:
         what = f"samples of these data have {channels} channel{'s' if channels != 1 else ''}"

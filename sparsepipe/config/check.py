@@ -31,10 +31,6 @@ def check(config: Mapping[str, Any]) -> None:
     """Checks a resolved configuration.
 
     Targets are imported only when all else is sound.
-
-    Raises:
-        ConfigError: keys that are unknown or missing, values of a wrong type, targets that
-            cannot be imported.
     """
     problems = [*check_fields(config, Config), *_misspelt(config)]
     if not problems:

@@ -109,11 +109,7 @@ of ``conf/scale`` would change what these figures mean.
 
 
 def config_dir() -> Path:
-    """The directory of the YAML groups: in the package, or beside it in a checkout.
-
-    Raises:
-        ConfigError: neither is there.
-    """
+    """The directory of the YAML groups: in the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for directory in (package / "conf", package.parent / "conf"):
         if (directory / f"{CONFIG_NAME}.yaml").is_file():
@@ -214,10 +210,6 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     Args:
         config: as Hydra has composed it.
         given: the overrides it was composed with; None: those of Hydra's job.
-
-    Raises:
-        ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
-            experiment has none.
     """
     job = HydraConfig.get() if HydraConfig.initialized() else None
     if given is None:
@@ -357,9 +349,6 @@ def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str
     """The text of a task that only prints, such as ``task=list``; None where it makes a run.
 
     But for the task, the configuration is not resolved: that may require what is missing.
-
-    Raises:
-        ConfigError: a key is unknown, or an argument of the task cannot be used.
     """
     raw = _unresolved(config)
     _refuse_misspelt(raw)

@@ -71,9 +71,6 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
     Args:
         arguments: of the command line.
         groups: names of all groups.
-
-    Raises:
-        ConfigError: the run's configuration cannot be read, or records no overrides.
     """
     joined = f"{_FLAG}="
     words = [
@@ -192,9 +189,6 @@ def training_of(source: str) -> Training | None:
 
     Args:
         source: a checkpoint or a run directory, as ``checkpoint=`` names it.
-
-    Raises:
-        ConfigError: the file names code to call that is neither SparsePipe's nor PyTorch's.
     """
     path = expanded(source).absolute()
     run = path.parent.parent if path.parent.name == "checkpoints" else path

@@ -88,9 +88,6 @@ def list_options(
         directories: SparsePipe's own first; of two options of the same name the first counts.
         width: of the text, in characters.
         group: only this one.
-
-    Raises:
-        ConfigError: no such group exists.
     """
     groups = groups_in(directories)
     names = [found.name for found in groups]

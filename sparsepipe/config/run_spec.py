@@ -108,11 +108,7 @@ class RunSpec(Config):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Parses plain values, which :func:`sparsepipe.config.check.check` has accepted.
-
-        Raises:
-            ConfigError: a key is missing or unknown, as in the files of other versions.
-        """
+        """Parses plain values, which :func:`sparsepipe.config.check.check` has accepted."""
         kept = copy.deepcopy(dict(values))
         parsed: dict[str, Any] = {}
         for name, adapter in _adapters(Config).items():
@@ -136,11 +132,7 @@ class RunSpec(Config):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads the ``config.yaml`` of a run's directory.
-
-        Raises:
-            ConfigError: none exists, or it lacks keys that this version needs.
-        """
+        """Reads the ``config.yaml`` of a run's directory."""
         remedy = "give the directory of a run, whose config.yaml is as the run wrote it"
         with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
             value = read_settings(path)
@@ -203,11 +195,7 @@ class RunSpec(Config):
 
     @property
     def emulation(self) -> Emulation | None:
-        """How the hardware is emulated; None where it is used as it is.
-
-        Raises:
-            ConfigError: settings of an emulation are given, and ``hardware.emulate`` is not set.
-        """
+        """How the hardware is emulated; None where it is used as it is."""
         given = {k: v for k, v in self.hardware.arguments.items() if k in _EMULATION_KEYS}
         found = Emulation(**given)
         if found.emulate:

@@ -89,12 +89,7 @@ class Target:
         return imported(self.path)
 
     def build(self, **given: Any) -> Any:
-        """Calls it with its arguments and further ones.
-
-        Raises:
-            SparsePipeError: what the target itself raised for the user.
-            ConfigError: the target cannot be called like that.
-        """
+        """Calls it with its arguments and further ones."""
         from hydra.errors import InstantiationException
         from hydra.utils import instantiate
 
@@ -119,11 +114,7 @@ class Target:
 
 
 def parameters_of(path: str) -> Parameters:
-    """Imports a callable and reads its signature.
-
-    Raises:
-        ConfigError: it does not exist or cannot be called.
-    """
+    """Imports a callable and reads its signature."""
     found: Any = imported(path)
     try:
         signature = inspect.signature(found)

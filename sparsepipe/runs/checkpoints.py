@@ -33,12 +33,7 @@ _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
 
 
 def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
-    """The checkpoint file that a task loads, of a run directory the best one.
-
-    Raises:
-        ConfigError: none is named.
-        CheckpointError: none exists.
-    """
+    """The checkpoint file that a task loads, of a run directory the best one."""
     if spec.checkpoint is None:
         raise ConfigError(
             f"task={task} needs a checkpoint",
@@ -54,9 +49,6 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
         source: a file or a run directory.
         best: of a run directory the best one; the other where it is not kept.
         outputs: the directory of experiments, whose runs with the id ``source`` the error names.
-
-    Raises:
-        CheckpointError: none exists.
     """
     path = expanded(source)
     of_run = [RunDir(path).last, RunDir(path).best]
@@ -93,9 +85,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Args:
         path: of Lightning's, of another program's with its weights as ``model_state_dict`` or
             ``model``, or the weights alone.
-
-    Raises:
-        CheckpointError: it is broken, holds more than values, or is no checkpoint of a module.
     """
     remedy = "remove it if it was cut off; a run with force=true starts anew"
     with reading.explained(path, "checkpoint", error=CheckpointError, remedy=remedy):
@@ -179,10 +168,6 @@ def load_weights(
         weights: tensors by names.
         source: the file, for errors.
         strict: all tensors of both must fit.
-
-    Raises:
-        CheckpointError: they are another model's; says where they differ first. Not strict: nothing
-            fits.
     """
     own = module.state_dict()
     if adapt := getattr(module, "adapt_weights", None):

@@ -56,9 +56,6 @@ def keep_checkpoints(directory: RunDir, keep: KeptCheckpoints) -> str:
 
     Returns:
         What the run takes on disk now, as a line.
-
-    Raises:
-        OutputError: a file cannot be removed.
     """
     with writing(directory.checkpoints):
         for path in superfluous(directory, keep):
@@ -95,11 +92,6 @@ def clean(
 
     Returns:
         A line that says what was removed.
-
-    Raises:
-        ConfigError: nobody can be asked; nothing is removed.
-        NoRunsError: no such directory exists, or no run of that experiment.
-        OutputError: a file cannot be removed.
     """
     del directories, width
     place = expanded(where)

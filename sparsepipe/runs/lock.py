@@ -20,12 +20,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Keeps two processes from working on one run.
-
-    Raises:
-        ConfigError: another process worked on the run for longer than ``wait_s``.
-        SparsePipeError: the directory cannot be made.
-    """
+    """Keeps two processes from working on one run."""
 
     def on_wait() -> None:
         if wait_s:

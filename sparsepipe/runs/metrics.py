@@ -37,11 +37,7 @@ class Series:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """Reads the rows of a metrics CSV; values stay text, blanks stay blank.
-
-    Raises:
-        DataError: the file is missing, unreadable or empty.
-    """
+    """Reads the rows of a metrics CSV; values stay text, blanks stay blank."""
     source = Path(path)
     remedy = "give the metrics.csv of a run that finished at least one epoch"
     with reading.explained(source, "metrics file", error=DataError, remedy=remedy):
@@ -52,11 +48,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics file; none if there is no file.
-
-    Raises:
-        DataError: it is no such table, or has other cells than numbers and blanks.
-    """
+    """The rows of a run's metrics file; none if there is no file."""
     rows = read_metrics(path) if path.exists() else []
     for line, row in enumerate(rows, 2):
         for name, cell in row.items():

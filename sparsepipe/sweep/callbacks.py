@@ -198,11 +198,6 @@ def claim(sweep: Path) -> None:
     """Makes a directory that of this process's sweep, and removes an earlier sweep's records.
 
     Sweepers that search start jobs several times in one sweep: this is for its beginning alone.
-
-    Raises:
-        ConfigError: another sweep runs in it, or it has files that no sweep has written but that
-            this one would write over.
-        OutputError: it cannot be written.
     """
     _lock.close()
     is_of_a_sweep = (sweep / _LOCK).exists()

@@ -50,9 +50,6 @@ def compose_job(
         sweep: configuration of the whole sweep.
         overrides: of the job.
         number: of the job, from 0.
-
-    Raises:
-        HydraException, OmegaConfBaseException: Hydra cannot compose it.
     """
     whole = loader.load_sweep_config(sweep, list(overrides))
     with open_dict(whole):
@@ -92,11 +89,7 @@ def task_config(whole: DictConfig) -> DictConfig:
 
 
 def refuse_within_torchrun() -> None:
-    """Refuses a sweep in a process that another launcher has started as a rank: it starts its own.
-
-    Raises:
-        ConfigError: this process is such a rank.
-    """
+    """Refuses a sweep in a process that another launcher has started as a rank."""
     if "LOCAL_RANK" in os.environ:
         raise ConfigError(
             "a sweep (-m) within torchrun",
@@ -108,9 +101,6 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
     """Refuses a sweep of experiments that choose a launcher or swept values of their own.
 
     Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
-
-    Raises:
-        ConfigError: some of the experiments do.
     """
 
     def chosen(*words: str) -> Any:
@@ -148,9 +138,6 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
     Args:
         overrides: of the command, as Hydra gets them.
         loader: knows the groups.
-
-    Raises:
-        ConfigError: that of the first job.
     """
     setup_globals()
     first: ConfigError | None = None

@@ -56,11 +56,6 @@ def run_swept(
 
     Returns:
         The record of a finished job.
-
-    Raises:
-        SparsePipeError: something a user can mend; the record has it too.
-        Stopped: a signal ended the job.
-        Exception: whatever the user's own code raised.
     """
     began, mark = time.time(), os.environ.get(MARK_VARIABLE)
 

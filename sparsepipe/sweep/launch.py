@@ -38,10 +38,6 @@ def launch(
     """Runs jobs and returns what Hydra's sweepers expect: run directories, None where one failed.
 
     As a number a directory is its objective, for sweepers that search.
-
-    Raises:
-        ConfigError: this process is one of torchrun's.
-        SystemExit: a signal came, and all jobs have ended.
     """
     refuse_within_torchrun()
     setup_globals()

@@ -34,11 +34,7 @@ def machine() -> Machine:
 
 
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
-    """The cores and GPUs that a job needs.
-
-    Raises:
-        SparsePipeError: the configuration cannot be run.
-    """
+    """The cores and GPUs that a job needs."""
     run = resolve_run(spec)
     return demand(
         there,

@@ -84,9 +84,6 @@ class Runner:
 
         Returns:
             Records by number.
-
-        Raises:
-            Stopped: a signal came; every job has been ended.
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}

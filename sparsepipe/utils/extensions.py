@@ -53,9 +53,6 @@ def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
     Args:
         path: the dotted path.
         kind: what the callable is used as, for errors.
-
-    Raises:
-        ConfigError: it does not exist, cannot be imported or cannot be called.
     """
 
     def unusable(reason: str) -> ConfigError:
@@ -91,9 +88,6 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
         name: of one of ours, or ``package.module.callable``.
         known: ours, by their names.
         kind: what it is, for errors.
-
-    Raises:
-        ConfigError: the name is unknown, or the path leads to nothing that can be called.
     """
     if name in known:
         return known[name]
@@ -127,9 +121,6 @@ def build_trusted(node: Any) -> Any:
 
     Args:
         node: plain values.
-
-    Raises:
-        ConfigError: a target is not trusted, see :func:`is_trusted`.
     """
     if isinstance(node, list):
         return [build_trusted(each) for each in node]

@@ -95,10 +95,6 @@ def file_lock(
         path: the lock file; its folder is made if it is missing.
         wait_s: how long to wait for another process that holds the lock.
         on_wait: called once, before waiting for another process.
-
-    Raises:
-        LockHeldError: another process still held the lock after ``wait_s``.
-        OSError: the file cannot be made or locked.
     """
     from filelock import FileLock, Timeout  # costs start-up time that few commands need
 
@@ -153,10 +149,6 @@ def write_json(path: PathLike, value: Any) -> Path:
     Beside JSON's own types, numpy and torch scalars and arrays (anything with ``tolist``), paths,
     sets, mappings and dataclasses are written as their plain counterparts. Numbers that are not
     finite become ``null``, since JSON has none.
-
-    Raises:
-        TypeError: ``value`` holds something with no plain counterpart.
-        DataError: the file cannot be written.
     """
     plain, target = _plain_json(value), Path(path)
     with writing(target, error=DataError):
@@ -209,9 +201,6 @@ def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[st
         path: the file.
         needed: keys that it must have, and what checks the value of each, such as
             :func:`sparsepipe.utils.reading.amount`.
-
-    Raises:
-        DataError: see :func:`read_json`; or it holds no mapping, or one without such values.
     """
     found = read_json(path)
     try:
@@ -229,10 +218,6 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     r"""Writes rows with the same keys as CSV in UTF-8, atomically, and returns the path.
 
     Bytes of a file's name that are no text are written as ``\udcff``.
-
-    Raises:
-        ValueError: no rows exist.
-        DataError: the file cannot be written.
     """
     if not rows:
         raise ValueError("a table without rows has no columns")
@@ -249,10 +234,6 @@ def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
     Args:
         path: the file.
         needed: names of columns that it must have.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is no table, or one without these columns.
     """
     text = reading.read_text(path)
     try:

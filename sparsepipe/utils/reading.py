@@ -37,9 +37,6 @@ def explained(
         error: that is raised for errors of the file system and of values; those of SparsePipe keep
             their type and their remedy.
         remedy: of other errors.
-
-    Raises:
-        SparsePipeError: of the given type, or as the block has raised it.
     """
     try:
         yield
