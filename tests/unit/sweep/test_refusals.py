@@ -103,5 +103,5 @@ def test_the_command_says_so_and_leaves_nothing(shell: Shell) -> None:
         timeout=240,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "sparsepipe --config-dir" in ended.stderr
+    assert "give a command for each experiment" in ended.stderr
     assert not list(shell.cwd.iterdir())
