@@ -43,6 +43,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Config
 from sparsepipe.config.sweep_environment import COMMAND
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.arguments import is_number
 from sparsepipe.utils.extensions import imported, nearest
 from sparsepipe.utils.files import expanded
 
@@ -69,21 +70,13 @@ def _sweep_or(name: str) -> str:
     return f"{name} {os.environ.get(COMMAND) or Path(HydraConfig.get().sweep.dir).name}"
 
 
-def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
-    return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
-
-
-def _short(value: Any) -> str:
-    """A number with the fewest digits: 1 for 1.0 as well."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value:g}" if is_number else str(value)
-
-
 _RESOLVERS: Mapping[str, Callable[..., Any]] = {
     "expanded": lambda path: str(expanded(path)),  # before our own code sees any path
     "listed_devices": _listed_devices,
-    "choose": _choose,
-    "short": _short,
+    "choose": lambda options, name, otherwise=None: {str(k): v for k, v in options.items()}.get(
+        str(name), otherwise
+    ),
+    "short": lambda value: f"{value:g}" if is_number(value) else str(value),  # 1 for 1.0 as well
     "sweep_or": _sweep_or,
 }
 for _name, _resolver in _RESOLVERS.items():

@@ -132,13 +132,6 @@ def test_nothing_large_is_imported(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "0 set()"
 
 
-def test_a_misspelt_setting_is_refused(tmp_path: Path) -> None:
-    refused = Shell(tmp_path)("task=list", "task.grup=model")
-    assert refused.code == 2
-    assert "'task.grup' (nearest: 'task.group')" in refused.err
-    assert not refused.out
-
-
 def test_no_run_is_made_of_it() -> None:
     config = OmegaConf.create({"task": {"_target_": "sparsepipe.config.listing.list_options"}})
     source = ConfigSourceInfo(path=str(config_dir()), schema="file", provider="main")

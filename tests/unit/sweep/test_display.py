@@ -23,7 +23,7 @@ from sparsepipe.sweep.display import (
     picture,
 )
 from sparsepipe.sweep.record import own_texts
-from sparsepipe.utils.progress import Silence, duration_text
+from sparsepipe.utils.progress import Silence
 
 ROWS = [
     JobRow(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),
@@ -114,18 +114,6 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
         while not all(text in seen for text in expected) and select.select([ours], [], [], 10)[0]:
             seen += os.read(ours, 100_000).decode(errors="replace")
     assert all(text in seen for text in expected), seen
-
-
-def test_elsewhere_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch):
-        monkeypatch.setattr(sys, "stdout", io.StringIO())
-        assert not isinstance(SafeDisplay()._view, LiveView)
-
-
-def test_durations_in_words() -> None:
-    assert [duration_text(s) for s in (0.2, 90, 120, 3600, 7200)] == [
-        "0 s", "90 s", "2 min", "60 min", "2.0 h",
-    ]  # fmt: skip
 
 
 def test_jobs_are_called_by_what_is_their_own() -> None:

@@ -18,7 +18,6 @@ from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.sweep_environment import announce_hardware
-from sparsepipe.errors import ConfigError
 from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
 from sparsepipe.utils.extensions import imported
@@ -70,11 +69,6 @@ def test_the_document_names_the_tasks_of_one_core() -> None:
 
 def _cores(target: str) -> int | None:
     return getattr(imported(target), "cores", None)
-
-
-def test_what_needs_no_process_to_be_refused() -> None:
-    with pytest.raises(ConfigError, match="without a strategy"):
-        needs(composed("parallel.devices=2", "hardware=cores"), CPU, Settings())
 
 
 @pytest.fixture

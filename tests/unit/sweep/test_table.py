@@ -72,23 +72,6 @@ def test_trainings() -> None:
     assert {tuple(row) for row in rows} == {tuple(rows[0])}, "columns of a CSV"
 
 
-def test_plans_are_simulated_and_nobody_trains() -> None:
-    plan = {"kind": "simulated", "ranks": 1, "dp_s": 0.5}
-    rows = sweep_rows(
-        [
-            job("a", {**plan, "plan_config": "4", "plan_cuts": [], "bottleneck_s": 0.5}, seed="1"),
-            job("b", {**plan, "plan_config": "3-1", "plan_cuts": [8], "bottleneck_s": 0.4,
-                      "dp_s": None}, seed="2"),
-        ]
-    )  # fmt: skip
-    assert sweep_markdown(rows).splitlines() == [
-        "| seed | kind      | plan     | bottleneck ms | DP ms | run |",
-        "| ---: | --------- | -------- | ------------: | ----: | --- |",
-        "|    1 | simulated | 4        |         500.0 | 500.0 | a   |",
-        "|    2 | simulated | 3-1 at 8 |         400.0 |       | b   |",
-    ]
-
-
 def test_what_was_emulated_beside_what_was_simulated() -> None:
     """Each kind has its own column and ratios; epochs of unlike lengths are told apart."""
     dp = {"plan_config": None, "minibatches_per_s": 2.0}

@@ -44,12 +44,6 @@ def test_full_disk_is_a_data_error_with_the_path_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unusable_directory_is_a_data_error(tmp_path):
-    write_text_atomic(tmp_path / "file", "")
-    with pytest.raises(DataError, match="cannot be written"):
-        write_text_atomic(tmp_path / "file" / "below", "text")
-
-
 @dataclass(frozen=True, slots=True)
 class _Link:
     speed_bytes_per_s: float
