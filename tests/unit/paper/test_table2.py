@@ -222,13 +222,6 @@ def test_titles_name_other_data() -> None:
     assert "ModelNet40 as point clouds, all their points" in block.title
 
 
-def test_an_empty_ledger_has_every_cell_missing() -> None:
-    (block,) = blocks()
-    assert len(block.cells) == 16 * 6
-    assert all(each.missing for each in block.cells)
-    assert block.sweep == "sparsepipe -m experiment=table2"
-
-
 def test_cells_that_do_not_count_are_not_compared() -> None:
     (block,) = blocks(training("dense", 32, **REAL))
     found = cell(block, "test_accuracy", *D1)

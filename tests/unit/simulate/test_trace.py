@@ -16,7 +16,7 @@ from sparsepipe.simulate.memory import memory_over_time
 from sparsepipe.simulate.network import ClusterNetwork, Sends
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.trace import trace_text
-from sparsepipe.simulate.workload import StageCosts, Workload
+from sparsepipe.simulate.workload import Workload
 from tests.support.plans import plan_of
 from tests.support.sending import RENDEZVOUS
 
@@ -119,24 +119,6 @@ def test_updates_wait_for_the_sum_over_the_replicas() -> None:
         reduced = sums[f"sum {update['args']['number']}.0"]
         assert reduced["ts"] + reduced["dur"] <= update["ts"] + ROUNDING_US
         assert reduced["args"]["bytes"] == 50.0
-
-
-def test_sums_in_parts_follow_one_another_while_the_backward_runs() -> None:
-    costs = StageCosts(
-        forward_s=(1.0, 1.0),
-        backward_s=(2.0, 2.0),
-        parameter_bytes=60.0,
-        layers_backward_s=((1.0, 1.0), (1.0, 1.0)),
-        layers_parameter_bytes=(50.0, 10.0),
-    )
-    network = ClusterNetwork.flat(2, Link(bytes_per_s=100.0))
-    setting = Setting(network=network, algorithm="ring", bucket_bytes=1.0)
-    record = Simulation.of(Workload(plan=plan_of("2"), stages=(costs,)), setting).record(4)
-    sums = [e for e in events(record) if e.get("cat") == "all-reduce"]
-    assert [(e["name"], e["ts"], e["dur"]) for e in sums[:2]] == [
-        ("sum 0.0", pytest.approx(2e6), pytest.approx(0.5e6)),
-        ("sum 0.1", pytest.approx(3e6), pytest.approx(0.1e6)),
-    ]
 
 
 def test_names_and_the_memory_of_ranks() -> None:
