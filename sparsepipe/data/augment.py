@@ -129,7 +129,7 @@ class CloudShift:
     It acts on the drawn points, before the grid is placed around them, as a scanner would.
 
     Args:
-        kind: one of the names of :data:`SHIFTS`; ``none`` leaves clouds as they are.
+        kind: one of :data:`SHIFTS`; ``none`` leaves clouds as they are.
         strength: 1 is usual; 0 to 2.
         seed: of what is drawn for each shape.
     """

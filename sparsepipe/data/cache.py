@@ -61,10 +61,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class CacheSettings:
     """Settings of the cache in which a source keeps prepared data; see ``ShapeDataModule``.
 
-    Attributes:
-        directory: directory of all caches; it can be deleted, since caches are built again.
-        points: points sampled from each mesh.
-        seed: seed of the sampling.
+    ``directory`` can be deleted, since caches are built again; ``points`` are sampled from each
+    mesh, by ``seed``.
     """
 
     directory: Path
@@ -76,12 +74,9 @@ class CacheSettings:
 
 
 class RowReader(Protocol):
-    """Computes the row of a file; it is pickled for worker processes.
+    """Computes the row of a file, of numpy's type ``dtype``; it is pickled for worker processes.
 
-    Attributes:
-        kind: name of the rows, part of the directory's name.
-        dtype: numpy type of a row.
-        meta_size: K, further numbers for each row.
+    ``kind`` is part of the directory's name, ``meta_size`` is K, further numbers for each row.
     """
 
     kind: ClassVar[str]
@@ -104,15 +99,10 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """The rows of some files.
+    """The rows [S, ...] of some files; those of corrupt files are zeros.
 
-    Attributes:
-        directory: directory of this cache.
-        rows: rows [S, ...], memory-mapped; those of corrupt files are zeros.
-        meta_SK: the further numbers of each row.
-        usable_S: numbers of the files that are not corrupt.
-        faults: names of corrupt files and their faults, with remedies.
-        is_new: whether this call has built the cache.
+    ``usable_S`` are the numbers of the files that are not corrupt, ``faults`` the names of those
+    that are, with their faults and remedies. ``is_new``: this call has built the cache.
     """
 
     directory: Path

@@ -31,8 +31,8 @@ class TrainSampler(DistributedSampler[Any]):
     Args:
         dataset: only its length is used.
         num_replicas: as for ``DistributedSampler``, like ``rank`` and ``seed``.
-        samples: of all ranks in an epoch; if there are fewer, they are repeated in new orders.
-            None: each once.
+        samples: of all ranks in an epoch, repeated in new orders if there are fewer; None: each
+            once.
         stream: distinguishes data that are read beside each other in the seed.
     """
 

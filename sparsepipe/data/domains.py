@@ -213,13 +213,10 @@ class FolderDomains(DomainDataModule):
 
     Args:
         root: the directory.
-        module: data module of a domain, called with its folder and the arguments below.
-        source: name of the folder that is the source.
-        targets: how many of the others are targets, the first ones; or their names; None is all.
-        evaluated: domains to evaluate on; None is all.
-        cache_dir: directory of prepared data.
-        batch_size: samples of each domain.
-        num_workers: loader processes for each domain.
+        module: data module of a domain, called with its folder, ``cache_dir``, ``batch_size`` and
+            ``num_workers``, which are those of each domain.
+        source: name of the folder that is the source; ``targets`` and ``evaluated`` are those of
+            :class:`DomainDataModule`.
     """
 
     def __init__(

@@ -140,13 +140,9 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a data set.
+    """One file of a data set; ``name`` is relative to the root, with forward slashes.
 
-    Attributes:
-        name: path relative to the root, with forward slashes.
-        path: location of the file.
-        size_bytes: size; -1 if the file is missing or not regular.
-        digest: hex digest of the content, or ``missing``.
+    A file that is missing or not regular has the size -1 and the digest ``missing``.
     """
 
     name: str

@@ -34,12 +34,9 @@ _SPLIT = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class FoundFile:
-    """One file of a user's folder.
+    """One file of a user's folder; ``name`` is relative to the root, with forward slashes.
 
-    Attributes:
-        class_name: the folder of its class; empty where it lies in none.
-        name: path relative to the root, with forward slashes.
-        split: the split whose folder it lies in, if any.
+    ``class_name`` is empty where it lies in no folder of a class.
     """
 
     class_name: str
@@ -49,14 +46,9 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of one split.
+    """The files of one split: ``names`` relative to ``root``, with forward slashes.
 
-    Attributes:
-        root: the directory that ``names`` are relative to.
-        split: the split, for messages.
-        names: relative paths of the files, with forward slashes.
-        labels_S: class number of each file; -1 without folders of classes.
-        classes: class names.
+    ``labels_S`` are their class numbers; -1 without folders of classes.
     """
 
     root: Path
@@ -170,8 +162,6 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
             f"{named(absent)}",
             remedy="correct the paths, which are relative to data.root, or remove these lines",
         )
-    if left_out := len({*names} - listed.keys()):
-        log_once(f"{left_out} files that {setting} does not name are left out")
     return listed
 
 

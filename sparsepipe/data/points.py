@@ -71,8 +71,7 @@ class Frames:
     text files were sampled, and for shapes far from the file's origin.
 
     Attributes:
-        low_S3: lower corner of the bounding box.
-        high_S3: upper corner of the bounding box.
+        low_S3: lower corner of the bounding box, as ``high_S3`` is the upper one.
         center_S3: mean of the points.
         radius_S: distance from ``center_S3`` to the farthest point.
         origin_S3: where the file has the origin of this box and of the cloud, in double precision,

@@ -35,9 +35,8 @@ class Preprocessing:
     """Makes a network's input of one shape, as a data module does of those that it tests on.
 
     Called with a file's path, a mesh of trimesh or points [Q, 3], it returns the input of a batch
-    of one. Points are sampled on a mesh; which of them, and which of a cloud, are drawn depends on
-    the content of the file or of the arrays, so that other shapes beside it change nothing. For a
-    file of the training's own test it is the draw of that test.
+    of one. Which points are drawn depends on the content of the file or of the arrays; for a file
+    of the training's own test it is the draw of that test.
 
     Attributes:
         voxelisation: how points are drawn and become voxels.

@@ -20,11 +20,10 @@ from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
 
 QUANTA = 65_535
-"""Steps of a quantised coordinate across the shape's own box.
+"""Steps of a quantised coordinate across the shape's own box: 16 bits an axis, half of float32.
 
-16 bits per axis halve the size of float32: 1.2 GB instead of 2.4 GB for ModelNet40. Rounding
-moves a point by at most 1/131,070 of the extent, 1/655 of a voxel at 200^3; float16, of equal
-size, would be wrong by up to 1/20 of such a voxel near the far faces.
+Rounding moves a point by at most 1/131,070 of the extent, 1/655 of a voxel at 200^3; float16, of
+equal size, would be wrong by up to 1/20 of such a voxel near the far faces.
 """
 
 FRAME_NUMBERS = 10

@@ -2,16 +2,12 @@
 
 Shapes: N points, M occupied voxels, R voxels along each side of the grid.
 
-``span`` chooses the box that the grid divides:
-
-- ``extent``: the shape's bounding box, with each axis stretched to the whole grid, as in the
-  SparsePipe paper: 4,096 points on ModelNet40 then fill about 7.6 % of 32^3 and 2.6 % of 50^3,
-  as printed there; the two spans below fill fewer.
-- ``cube``: the cube around the box's middle with the longest side; keeps proportions.
-- ``sphere``: the cube around the bounding sphere about the points' mean; keeps proportions,
-  leaves room for augmentation, and does not change when the shape is rotated.
-
-The chosen box is mapped to the cube [-1, 1]^3, called the unit cube.
+``span`` chooses the box that is mapped to the unit cube [-1, 1]^3, which the grid divides:
+``extent``, the shape's bounding box with each axis stretched to the whole grid, as in the
+SparsePipe paper (4,096 points on ModelNet40 then fill about 7.6 % of 32^3 and 2.6 % of 50^3, as
+printed there); ``cube``, the cube around the box's middle with the longest side; or ``sphere``, the
+cube around the bounding sphere about the points' mean, which leaves room for augmentation and does
+not change when the shape is rotated. Cube and sphere keep proportions.
 """
 
 from __future__ import annotations

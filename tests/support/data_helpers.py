@@ -66,14 +66,11 @@ READERS[".off"] = read_slowly
 BUILD = """
 import sys
 from pathlib import Path
-import resource
 from sparsepipe.data import cache
 from sparsepipe.data.sources import CacheSettings, OffTree
 
 if __name__ == "__main__":
-    root, directory, workers, limit = sys.argv[1:]
-    if int(limit):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    root, directory, workers = sys.argv[1:]
     cache._SECONDS_PER_WORKER = 0.01  # start them for a small tree, too
     settings = CacheSettings(directory=Path(directory), points=1024, workers=int(workers))
     OffTree(Path(root)).load("train", settings)
@@ -112,10 +109,10 @@ def rows_of(
 
 
 def start_build(  # type: ignore[no-untyped-def]
-    root: Path, cache: Path, *, workers: int = 2, limit: int = 0, slow: bool = False
+    root: Path, cache: Path, *, workers: int = 2, slow: bool = False
 ):
     """A process that builds the cache of a tree's training meshes."""
-    arguments = [str(root), str(cache), str(workers), str(limit)]
+    arguments = [str(root), str(cache), str(workers)]
     script = cache.with_name(f"build-{cache.name}.py")
     script.write_text(SLOW * slow + BUILD)  # a file, so that workers import it too
     return subprocess.Popen(
@@ -145,16 +142,6 @@ def assert_session_ends(leader: int) -> None:
         time.sleep(0.05)
     raise AssertionError("workers outlived the process that started them")
 
-
-LIMITED = """
-import resource, sys
-from sparsepipe.cli import main
-
-if __name__ == "__main__":
-    most = int(sys.argv.pop(1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    main()
-"""
 
 SLOWLY = (
     SLOW
@@ -191,15 +178,10 @@ def start(
     arguments: list[str],
     cwd: Path,
     *,
-    most_bytes: int | None = None,
     slow: bool = False,
 ) -> subprocess.Popen[str]:
-    """The command line; with a limit on the size of files, or reading meshes slowly."""
-    how = ["-m", "sparsepipe"]
-    if most_bytes is not None:
-        how = ["-c", LIMITED, str(most_bytes)]
-    elif slow:
-        how = ["-c", SLOWLY]
+    """The command line, perhaps reading meshes slowly."""
+    how = ["-c", SLOWLY] if slow else ["-m", "sparsepipe"]
     return subprocess.Popen(
         [sys.executable, *how, *arguments],
         cwd=cwd,

@@ -70,10 +70,7 @@ class ImageDataModule(SplitDataModule):
             are no digits, the names of their ``classes``.
         cache_dir: directory of drawn and of resized images.
         shift: what makes another domain of the images, if anything.
-        batch_size: as in ``ShapeDataModule``.
-        num_workers: likewise.
-        val_share: likewise.
-        seed: likewise.
+        batch_size: as in ``ShapeDataModule``, like the arguments behind it.
     """
 
     def __init__(

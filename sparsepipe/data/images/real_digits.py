@@ -36,12 +36,7 @@ _MNIST_FILES = tuple(
 
 
 class _Digits(ABC):
-    """Source of digits that are read whole into memory and resized to 28 x 28 pixels.
-
-    Attributes:
-        where_from: what the images are read from, for messages.
-        train_images: number of training images, the first ones; None is all.
-    """
+    """Source of digits that are read whole into memory and resized to 28 x 28 pixels."""
 
     where_from: str
     train_images: int | None

@@ -38,10 +38,7 @@ _PIECE_VOXELS = 1 << 18
 class MappedSamples:
     """The samples of a split in two memory-mapped files.
 
-    Attributes:
-        inputs: uint8 [S, C, *sizes].
-        labels: uint8 [S, *sizes], of the voxels.
-        labels_S: of the samples.
+    ``inputs`` are uint8 [S, C, *sizes], ``labels`` of voxels uint8 [S, *sizes].
     """
 
     inputs: MappedArray

@@ -52,15 +52,8 @@ Entries = Mapping[Split, Sequence[Entry]]
 class FileSamples:
     """Samples of a split that are files.
 
-    Attributes:
-        inputs: files of which parts can be read.
-        voxels: files of the voxels' labels; none where samples have labels.
-        labels_S: the class of each sample.
-        num_classes: number of classes of voxels.
-        channel_axis: the axis of inputs that is their channels; None: they have no such axis.
-        mean: subtracted from inputs.
-        std: inputs are divided by it afterwards.
-        files: the user's files, of which ``inputs`` may have decompressed copies.
+    Of ``inputs`` and ``voxels``, which are the files of voxels' labels, parts can be read: they may
+    be decompressed copies of the user's ``files``.
     """
 
     inputs: tuple[Path, ...]

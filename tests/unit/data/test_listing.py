@@ -78,8 +78,7 @@ def test_a_share_of_each_class_is_drawn_by_names(tmp_path: Path, share: float | 
 
 
 @pytest.mark.parametrize("delimiter", [",", "; "])
-def test_a_table_divides(tmp_path: Path, delimiter: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_a_table_divides(tmp_path: Path, delimiter: str) -> None:
     root = touched(tmp_path / "shapes", *MANY)
     rows = [["file", "split", "by"], ["ant/3.off", "train", "me"], ["./bee/0.ply", "Train", "me"],
             [str(root / "bee/0.glb"), "test", ""]]  # fmt: skip
@@ -87,7 +86,6 @@ def test_a_table_divides(tmp_path: Path, delimiter: str, caplog: pytest.LogCaptu
     path.write_text("\ufeff" + "\n".join(delimiter.join(row) for row in rows) + "\n")
     expected = {"train": ["ant/3.off", "bee/0.ply"], "test": ["bee/0.glb"]}
     assert listed(root, str(path)) == expected
-    assert f"28 files that {path} does not name are left out" in caplog.text
     (root / "mine.csv").write_text(path.read_text())
     assert listed(root, "mine.csv") == expected
 
