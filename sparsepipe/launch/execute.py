@@ -91,7 +91,7 @@ def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
     if stop.unresponsive:
         ended = (
             f"; ranks {', '.join(map(str, stop.unresponsive))} were ended after "
-            f"{spec.parallel.grace_s} s without a checkpoint; {_last_checkpoint(directory)}; "
+            f"{spec.parallel.grace_s:g} s without a checkpoint; {_last_checkpoint(directory)}; "
             "raise parallel.grace_s"
         )
     stop.message = f"stopped by {stop}{ended}; run {again} to go on"
