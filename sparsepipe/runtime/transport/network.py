@@ -213,6 +213,9 @@ class Network:
         unread = [c.route for c in self._in.values() if c.queue.discarded]
         assert not unread, f"closed before everything was received: {unread}"
         assert not self._riders, "closed before the activations of these batches were sent"
+        # A group that ends in a forked loader worker, whose garbage may hold it, crashes there.
+        for holders in (self._out, self._in, self._groups):
+            holders.clear()
 
     @property
     def blocked(self) -> bool:
