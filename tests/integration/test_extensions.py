@@ -128,7 +128,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("task.search=partition_search.even_layer", "nearest: 'even_layers'"),
-        ("task.cost_model=collections.Counter", "gives no cost model"),
+        ("task.cost_model=collections.Counter", "instead of a cost model"),
     ],
 )
 def test_a_name_that_leads_nowhere(tmp_path: Path, override: str, message: str) -> None:
@@ -145,5 +145,5 @@ def test_stages_that_are_no_plan_are_refused(
         return [Choice(first=0, end=problem.spans.num_layers - 1, counts=problem.pool.counts)]
 
     monkeypatch.setattr(partition_search, "even_layers", half)
-    with pytest.raises(PlanError, match=r"partition_search.even_layers has found is no plan"):
+    with pytest.raises(PlanError, match=r"partition_search.even_layers  is not a plan"):
         plan_by(tmp_path, "task.search=partition_search.even_layers")
