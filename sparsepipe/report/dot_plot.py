@@ -40,6 +40,9 @@ def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
         height_in=1.5 + 0.27 * len(rows),
     )
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
+    percent = [axes for axes, column in zip(panels, columns, strict=True) if column.unit == "%"]
+    for axes in percent[1:]:
+        axes.sharex(percent[0])
     for axes, column in zip(panels, columns, strict=True):
         _draw_column(axes, column, block)
     panels[0].set_yticks(range(len(rows)), rows)
