@@ -83,7 +83,7 @@ class Throughput(pl.Callback):
         parts = process_group.gather_objects((self._last_s - self._started_s, self._shapes))
         before_s, shapes_before = self._before
         longest_s = max(seconds_s for seconds_s, _ in parts)
-        read = sum(shapes for _, shapes in parts) // process_group.ranks_per_sample()
+        read = sum(shapes for _, shapes in parts) // process_group.ranks_per_sample
         return before_s + longest_s, shapes_before + read
 
 

@@ -8,10 +8,10 @@ random generators and the statistics of norm layers as they were.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -74,12 +74,21 @@ class RecomputedSpan:
         del value
 
         def run(*kept: Tensor) -> Any:
-            with derived_saved_with_tensors():
+            with derived_saved_with_tensors(), ExitStack() as stack:
                 if first:
-                    with self._recording(kept, drawn):
-                        return run_layers(first.pop())
-                with self._as_at_first(statistics, drawn):
-                    return run_layers(put_together(kept))
+                    stack.enter_context(self._recording(kept, drawn))
+                    return run_layers(first.pop())
+                # All as it was in the first run, and afterwards as it is now.
+                if self._randomness is not None:
+                    stack.enter_context(self._randomness.preserved())
+                for module, name, tensor in statistics:
+                    stack.callback(module._buffers.__setitem__, name, module._buffers[name])
+                    module._buffers[name] = tensor.clone()
+                stack.callback(_second_run.reset, _second_run.set(True))
+                generators = self._generators() if drawn else {}
+                found = [(generators[key], drawn[key]) for key in generators.keys() & drawn.keys()]
+                stack.callback(set_states, swap_states(found))
+                return run_layers(put_together(kept))
 
         keyed = self._randomness is not None  # each layer sets torch's generators itself
         return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=not keyed)
@@ -116,22 +125,6 @@ class RecomputedSpan:
             raise ConfigError(f"one of {self._layers} {refused}", remedy=remedy)
         drawn.update(states_before_draws(states, states_of(after)))
 
-    @contextmanager
-    def _as_at_first(
-        self, statistics: Sequence[tuple[nn.Module, str, Tensor]], drawn: Mapping[Any, Any]
-    ) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._randomness is not None:
-                stack.enter_context(self._randomness.preserved())
-            for module, name, tensor in statistics:
-                stack.callback(module._buffers.__setitem__, name, module._buffers[name])
-                module._buffers[name] = tensor.clone()
-            stack.callback(_second_run.reset, _second_run.set(True))
-            generators = self._generators() if drawn else {}
-            found = [(generators[key], drawn[key]) for key in generators.keys() & drawn.keys()]
-            stack.callback(set_states, swap_states(found))
-            yield
-
     def _generators(self) -> dict[Any, Generator]:
         """Collected at each run, since modules may get other generators between epochs."""
         found: dict[Any, Generator] = {"numpy": NUMPY, "python": PYTHON}
@@ -162,7 +155,9 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
         if isinstance(leaf, SparseTensor):
             grid = {"spatial_shape": leaf.spatial_shape, "batch_size": leaf.batch_size}
             grid["stride"] = leaf.stride
-            level = _levels.setdefault(leaf.cache, _SharedCoordinates(leaf.cache))
+            cache = leaf.cache
+            made = _SharedCoordinates(cache.coords_N4, weakref.ref(cache), cache.bare())
+            level = _levels.setdefault(cache, made)
         parts.append((grid, place, level))
 
     def put_together(kept: Sequence[Tensor]) -> Any:
@@ -179,13 +174,12 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
     return tensors, put_together
 
 
-class _SharedCoordinates:
-    """Coordinates, and a weak reference to what is derived from them."""
+class _SharedCoordinates(NamedTuple):
+    """Coordinates, a weak reference to what is derived from them, and a cache without that."""
 
-    def __init__(self, cache: CoordinateCache) -> None:
-        self.coords_N4 = cache.coords_N4
-        self.first = weakref.ref(cache)
-        self.bare = cache.bare()
+    coords_N4: Tensor
+    first: weakref.ref[CoordinateCache]
+    bare: CoordinateCache
 
 
 _levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()

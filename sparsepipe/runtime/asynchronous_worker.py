@@ -20,6 +20,7 @@ from sparsepipe.schedule import (
     until_return,
 )
 
+_DOING = {"F": "forward", "B": "backward", "U": "update"}
 _PEAKS: dict[Mode, Callable[[Tally], int]] = {
     Mode.STASH: lambda tally: tally.stashed,
     Mode.VERTICAL_SYNC: lambda tally: tally.vertical,
@@ -68,10 +69,6 @@ class AsynchronousWorker(StageWorker[Events]):
         self._gradients: dict[str, Tensor | None] | None = None
         self.segments: list[Segment] | None = None
 
-    @property
-    def rounds(self) -> int:
-        return -(-self._order.minibatches // self._plan.replicas(0))
-
     def feed(self, batch: Any, *, count: int, number: int) -> None:
         come = self._order.minibatches
         if come == 0:
@@ -83,6 +80,7 @@ class AsynchronousWorker(StageWorker[Events]):
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
         self._run(self._order.feed(count))
+        self.rounds += 1
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
         weights = self.weights
@@ -92,6 +90,7 @@ class AsynchronousWorker(StageWorker[Events]):
         weights.keep_from(None)
         self._tally.drain()
         self._run(self._order.drain())
+        self.rounds = 0
         self._replicas.average_statistics_(buffers)
         assert not self._flights
         used, expected = weights.memory.segment_peak, _PEAKS[weights.mode](self._tally)
@@ -112,24 +111,16 @@ class AsynchronousWorker(StageWorker[Events]):
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
             self._tally.see(action)
-            number = action.number
-            if action.kind == "U":  # of a round, which is recorded by its first minibatch
+            number, of = action.number, "minibatch"
+            if action.kind == "U":  # of a round, which is named by its first minibatch
                 number = self._order.first_of(number)
+                several = self._plan.replicas(self._number) > 1
+                of = "the round that begins with minibatch" if several else of
             in_run = replace(action, number=self._begin + number)
-            with self._noting(self._description(action)), self._recorded(in_run):
+            with self._noting(f"{_DOING[action.kind]} of {of} {in_run.number}", in_run):
                 do[action.kind](action.number)
         assert self.weights is not None
         self.weights.note_values()
-
-    def _description(self, action: Action) -> str:
-        """An action in words, with the minibatch's number in the whole run."""
-        if action.kind != "U":
-            doing = {"F": "forward", "B": "backward"}[action.kind]
-            return f"{doing} of minibatch {self._begin + action.number}"
-        first = self._begin + self._order.first_of(action.number)
-        if self._plan.replicas(self._number) == 1:
-            return f"update of minibatch {first}"
-        return f"update of the round that begins with minibatch {first}"
 
     def _forward(self, minibatch: int) -> None:
         weights = self.weights

@@ -6,12 +6,12 @@ stage and around those of the last.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -42,18 +42,22 @@ class Steps(Protocol):
         """The same where both ends are here; ``run`` takes the layers' input."""
 
 
-class Events(Protocol):
-    """Callbacks of a worker of the asynchronous pipeline."""
+class UpdateEvents(Protocol):
+    """Callbacks of every worker."""
 
     def before_backward(self, loss: Tensor) -> None:
-        """The last stage is about to run a backward."""
+        """The last stage is about to run a backward, in synchronous pipelines a microbatch's."""
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Applies the gradients of a round to this stage's parameters, in place.
+        """Applies the gradients of a round, or a minibatch, to this stage's parameters, in place.
 
         ``step`` is the round of stage 0 since the last drain whose learning rate counts. It is the
         same for all replicas, which may have come to the update in different ones.
         """
+
+
+class Events(UpdateEvents, Protocol):
+    """Callbacks of a worker of the asynchronous pipeline."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
         """A minibatch has gone backward through this stage."""
@@ -77,17 +81,11 @@ class Microbatch:
     logs: Any
 
 
-class MinibatchEvents(Protocol):
+class MinibatchEvents(UpdateEvents, Protocol):
     """Callbacks of a worker of a synchronous pipeline."""
-
-    def before_backward(self, loss: Tensor) -> None:
-        """The last stage is about to run a microbatch's backward."""
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
         """A minibatch has gone backward through this stage: this rank's parts, by their numbers."""
-
-    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Applies a minibatch's gradients, in place; ``step`` counts them since the last drain."""
 
 
 class StageMessages:
@@ -98,13 +96,16 @@ class StageMessages:
 
     Attributes:
         first: number, in messages and in errors about them, of the schedule's minibatch 0.
+        share: the message that its argument makes on this rank, or on the first of its grid alone.
     """
 
     def __init__(self, plan: Plan, network: Network, shared: SharedMessages | None) -> None:
         self._plan = plan
         self._network = network
-        self._shared = shared
         self.leads = shared is None or shared.leads
+        self.share: Callable[[Callable[[], Message]], Message] = (
+            operator.call if shared is None else shared.share
+        )
         self.first = 0
         self.recorder: Recorder | None = None
         self._held_back = False
@@ -143,10 +144,6 @@ class StageMessages:
         with moment(self.recorder, "waits"):
             return self.share(partial(self._network.receive, kind, source, minibatch=number))
 
-    def share(self, make: Callable[[], Message]) -> Message:
-        """The message that ``make`` returns on this rank, or on the first of its grid alone."""
-        return make() if self._shared is None else self._shared.share(make)
-
     def release(self, minibatch: int) -> None:
         self._network.release(self.first + minibatch)
 
@@ -158,12 +155,17 @@ def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None
 
 def merge_in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
     """Values that several ranks have of minibatches, in the order of their first components."""
-    pairs = sorted((pair for part in parts for pair in part), key=itemgetter(0))
+    pairs = sorted((pair for part in parts for pair in part), key=operator.itemgetter(0))
     return [item for _, item in pairs]
 
 
 class StageWorker(ABC, Generic[_Events]):
-    """Runs one rank's share of every minibatch, in the contexts that ``slowed`` makes."""
+    """Runs one rank's share of every minibatch, in the contexts that ``slowed`` makes.
+
+    Attributes:
+        rounds: rounds of stage 0 since the last drain; a partial one counts as one.
+        evaluated: minibatches that have been evaluated, to be set to 0 after a loader's last one.
+    """
 
     def __init__(
         self,
@@ -192,7 +194,8 @@ class StageWorker(ABC, Generic[_Events]):
         self._events = events
         self._slowed = slowed
         self._recorder: Recorder | None = None
-        self._evaluated = 0
+        self.rounds = 0
+        self.evaluated = 0
 
     def watch(self, around: Callable[[Callable[[], AbstractContextManager[None]]], Any]) -> None:
         """Puts a context around what is computed here; ``around`` makes it from the present one."""
@@ -202,14 +205,6 @@ class StageWorker(ABC, Generic[_Events]):
         """Lets a recorder note when this rank does what."""
         self._recorder = self._messages.recorder = recorder
         self.watch(recorder.computing)
-
-    def _recorded(self, action: Action) -> AbstractContextManager[None]:
-        return nullcontext() if self._recorder is None else self._recorder.action(action)
-
-    @property
-    @abstractmethod
-    def rounds(self) -> int:
-        """Rounds of stage 0 since the last drain; a partial one counts as one."""
 
     @abstractmethod
     def feed(self, batch: Any, *, count: int, number: int) -> None:
@@ -229,7 +224,7 @@ class StageWorker(ABC, Generic[_Events]):
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
         self._messages.begin(0, held_back=True)
-        first, self._evaluated = self._evaluated, self._evaluated + count
+        first, self.evaluated = self.evaluated, self.evaluated + count
         found = []
         for minibatch in range(first, first + count):
             if self._plan.rank_for(self._number, minibatch) == self._plan.leader_of(self._rank):
@@ -237,10 +232,6 @@ class StageWorker(ABC, Generic[_Events]):
                     found += self._evaluate_one(minibatch, batch, replies=replies)
                     self._messages.release(minibatch)
         return found
-
-    def end_evaluation(self) -> None:
-        """The next round begins with minibatch 0."""
-        self._evaluated = 0
 
     def _evaluate_one(self, minibatch: int, batch: Any, *, replies: bool) -> list[tuple[int, Any]]:
         if self._first:
@@ -251,12 +242,7 @@ class StageWorker(ABC, Generic[_Events]):
         found: list[tuple[int, Any]] = []
         if self._last:
             with self._slowed():
-                if self._first:
-                    step = partial(self._steps.whole, rest)
-                    result, logs = self._stage.evaluate_whole(step)
-                else:
-                    close = partial(self._steps.close, rest)
-                    result, logs = self._stage.evaluate(value, close=close)
+                result, logs = self._stage.evaluate(value, **self._step_around(rest))
             if replies and not self._first:
                 self._messages.send(Kind.REPLY, 0, minibatch, result)
             found.append((minibatch, result if replies else logs))
@@ -287,18 +273,27 @@ class StageWorker(ABC, Generic[_Events]):
 
     def _flight(self, value: Any, rest: Any, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Takes a minibatch, by its number in the whole run, forward through this stage."""
-        if not self._last:
-            return self._stage.forward(value, minibatch=minibatch, leaves=leaves)
+        around = self._step_around(rest) if self._last else {}
+        return self._stage.forward(value, minibatch=minibatch, leaves=leaves, **around)
+
+    def _step_around(self, rest: Any) -> dict[str, Callable[..., Any]]:
+        """The last stage's step, which runs around its layers; with both ends here it is whole."""
         if self._first:
-            whole = partial(self._steps.whole, rest)
-            return self._stage.forward_whole(whole, minibatch=minibatch, leaves=leaves)
-        close = partial(self._steps.close, rest)
-        return self._stage.forward(value, minibatch=minibatch, leaves=leaves, close=close)
+            return {"whole": partial(self._steps.whole, rest)}
+        return {"close": partial(self._steps.close, rest)}
 
     @contextmanager
-    def _noting(self, doing: str) -> Iterator[None]:
+    def _noting(self, doing: str, action: Action | None = None) -> Iterator[None]:
+        """Context whose errors say what this rank was doing; a recorder notes the action, if any.
+
+        The action has the minibatch's number in the whole run.
+        """
+        recorded: AbstractContextManager[None] = nullcontext()
+        if self._recorder is not None and action is not None:
+            recorded = self._recorder.action(action)
         try:
-            yield
+            with recorded:
+                yield
         except Exception as error:
             error.add_note(f"rank {self._rank}, stage {self._number}: {doing}")
             raise

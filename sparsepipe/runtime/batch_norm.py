@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -166,7 +166,13 @@ class MinibatchNorms:
         """
         if not self._norms:
             return
-        found = [norm.take() for norm in self._norms]
+        found = []
+        for norm in self._norms:
+            seen, norm.seen = norm.seen, []
+            assert norm.norm.running_mean is not None
+            zeros_C = torch.zeros_like(norm.norm.running_mean, dtype=torch.float64)
+            nothing = Moments(count=0, mean_C=zeros_C, squares_C=zeros_C)
+            found.append(Moments.together(seen or [nothing]))
         if replicas.count > 1:
             packed = [
                 torch.cat([each.mean_C.new_tensor([each.count]), each.mean_C, each.squares_C])
@@ -198,20 +204,24 @@ def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
     return type(norm).forward(norm, input)
 
 
+@dataclass(slots=True, eq=False)
 class _Gathering:
-    """Stands for the forward of a norm whose running statistics move later."""
+    """Stands for the forward of a norm whose running statistics move later.
 
-    def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
-        self.norm = norm
-        self.seen: list[Moments] = []
-        self._constant = mode is NormMode.RUNNING
+    Attributes:
+        seen: moments of the values since the minibatch began.
+    """
+
+    norm: _BatchNorm
+    mode: NormMode
+    seen: list[Moments] = field(default_factory=list)
 
     def __call__(self, input: Any) -> Any:
         norm = self.norm
         if not (norm.training and norm.track_running_stats):
             return type(norm).forward(norm, input)
         kept = dict(norm._buffers)
-        if self._constant:  # it normalises by its running statistics
+        if self.mode is NormMode.RUNNING:  # it normalises by its running statistics
             norm.training = False
         else:  # it moves copies of them
             copies = {name: None if b is None else b.clone() for name, b in kept.items()}
@@ -227,13 +237,6 @@ class _Gathering:
                 with torch.no_grad():
                     self.seen.append(Moments.of(values))
         return output
-
-    def take(self) -> Moments:
-        """Moments of all values since the minibatch began."""
-        seen, self.seen = self.seen, []
-        assert self.norm.running_mean is not None
-        zeros_C = torch.zeros_like(self.norm.running_mean, dtype=torch.float64)
-        return Moments.together(seen or [Moments(count=0, mean_C=zeros_C, squares_C=zeros_C)])
 
     def move(self, moments: Moments) -> None:
         """As torch moves them for a batch. A single value has no variance, and moves nothing."""

@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 
 _HOST = torch.device("cpu")
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# Steps look for generators in every microbatch, and torch.Generator answers isinstance in Python.
+_are_generators: dict[type, bool] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +60,13 @@ class KeyedRandomness:
                 torch.cuda.manual_seed(seed)
 
 
-# Steps look for generators in every microbatch, and torch.Generator answers isinstance in Python.
-@lru_cache(maxsize=4096)
-def _are_generators(kind: type) -> bool:
-    return issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
-
-
 def is_generator(value: Any) -> bool:
     """Whether a value is a generator whose state can be read and set."""
-    return _are_generators(type(value))  # type: ignore[arg-type]
+    kind = type(value)
+    if kind not in _are_generators:
+        settable = issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
+        _are_generators[kind] = settable
+    return _are_generators[kind]
 
 
 def module_generators(module: nn.Module) -> Iterator[tuple[str, Generator]]:

@@ -35,13 +35,12 @@ _REMEDY = (
 )
 
 
+@dataclasses.dataclass(eq=False)
 class Unsendable(Exception):
     """A value that cannot be sent, and a remedy."""
 
-    def __init__(self, what: str, *, remedy: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.remedy = remedy
+    what: str
+    remedy: str
 
 
 class UnreadableMessage(Exception):
@@ -135,13 +134,6 @@ def _make_array(data: bytes, kind: str, shape: tuple[int, ...] | None, order: An
     return made[()] if shape is None else made
 
 
-def _make_torch(name: str) -> Any:
-    found = vars(torch).get(name)
-    if not isinstance(found, _TORCH):
-        raise UnreadableMessage(f"torch.{name} is not a value that ranks send")
-    return found
-
-
 def _make_dataclass(module_name: str, name: str, fields: Mapping[str, Any]) -> Any:
     kind = _known_class(module_name, name)
     names = {each.name for each in dataclasses.fields(kind)}
@@ -157,7 +149,7 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
     "array": _make_array,
     "made": lambda name, arguments: _CLASSES[name](*arguments),
     "class": _CLASSES.__getitem__,
-    "torch": _make_torch,
+    "torch": {name: v for name, v in vars(torch).items() if isinstance(v, _TORCH)}.__getitem__,
     "reduction": _REDUCTIONS.__getitem__,
     "member": lambda module, name, member: _known_class(module, name, enum.Enum)[member],
     "error": lambda module, name, message, remedy: _known_class(module, name, SparsePipeError)(
@@ -198,15 +190,13 @@ class _Described(Exception):
 class _Reader(pickle.Unpickler):
     """Reads pickles of plain values and tensors, in which nothing can be called or changed."""
 
-    def __init__(self, stream: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(stream)
-        self._tensors = tensors
+    tensors: Sequence[Tensor]
 
     @override
     def persistent_load(self, pid: Any) -> Any:
         if type(pid) is not int:
             raise _Described
-        return self._tensors[pid]
+        return self.tensors[pid]
 
     @override
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -228,14 +218,12 @@ class _CarefulReader(pickle._Unpickler):
         )
     }
 
-    def __init__(self, stream: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(stream)
-        self._tensors = tensors
+    tensors: Sequence[Tensor]
 
     @override
     def persistent_load(self, pid: Any) -> Any:
         if type(pid) is int:
-            return self._tensors[pid]
+            return self.tensors[pid]
         maker, *arguments = pid
         return _MAKERS[maker](*arguments)
 
@@ -246,12 +234,15 @@ def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
     Raises:
         UnreadableMessage: the pickle does something else than to make values.
     """
+    reader: _Reader | _CarefulReader = _Reader(io.BytesIO(data))
+    reader.tensors = tensors
     try:
-        return _Reader(io.BytesIO(data), tensors).load()
+        return reader.load()
     except _Described:
-        pass
+        reader = _CarefulReader(io.BytesIO(data))
+        reader.tensors = tensors
     try:
-        return _CarefulReader(io.BytesIO(data), tensors).load()
+        return reader.load()
     except (LookupError, TypeError, ValueError) as error:
         raise UnreadableMessage(f"a message does not describe values: {error!r}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -30,33 +31,27 @@ Leaves = Mapping[str, Tensor] | None
 own."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
     """A minibatch that went forward through a stage; made by :class:`StageLayers`.
 
     The tensors of ``output`` are cut from the graph; those that required a gradient still do.
 
     Attributes:
+        call: calls a function while the stage has the weights that it is given.
+        inputs: differentiable tensors of the input, as leaves, until the backward.
+        roots: the loss, or differentiable tensors of the output, with their graph, until then.
         output: of the last layer, a pytree; None in the last stage.
         loss: scalar without graph; None in other stages.
         extra: what the last stage returned beside the loss.
     """
 
-    def __init__(
-        self,
-        call: Callable[[Leaves, Callable[[], Any]], Any],
-        *,
-        inputs: Sequence[Tensor] = (),
-        roots: Sequence[Tensor],
-        output: Any = None,
-        loss: Tensor | None = None,
-        extra: Any = None,
-    ) -> None:
-        self.output = output
-        self.loss = loss
-        self.extra = extra
-        self._call = call
-        self._inputs = tuple(inputs)
-        self._roots: tuple[Tensor, ...] | None = tuple(roots)
+    call: Callable[[Leaves, Callable[[], Any]], Any]
+    inputs: Sequence[Tensor] = ()
+    roots: Sequence[Tensor] | None
+    output: Any = None
+    loss: Tensor | None = None
+    extra: Any = None
 
     def backward(
         self, gradients: Sequence[Tensor | None] | None, *, leaves: Leaves = None
@@ -72,17 +67,17 @@ class Flight:
         Returns:
             Gradients of the input's differentiable tensors, in the same order.
         """
-        assert self._roots is not None, "the graph is gone"
-        roots, self._roots = self._roots, None
+        assert self.roots is not None, "the graph is gone"
+        roots, self.roots = self.roots, None
         given = [None] * len(roots) if gradients is None else list(gradients)
         pairs = list(zip(roots, given, strict=True))
         if gradients is not None:
             pairs = [(root, gradient) for root, gradient in pairs if gradient is not None]
         if pairs:
             tensors, values = zip(*pairs, strict=True)
-            self._call(leaves, lambda: torch.autograd.backward(tensors, values))
-        found = [leaf.grad for leaf in self._inputs]
-        self._inputs = ()
+            self.call(leaves, lambda: torch.autograd.backward(tensors, values))
+        found = [leaf.grad for leaf in self.inputs]
+        self.inputs = ()
         return found
 
 
@@ -116,7 +111,8 @@ class StageLayers:
         around: Around | None = None,
     ) -> None:
         assert 0 <= first <= last < len(layers), (first, last, len(layers))
-        self._caller = _Caller(module)
+        self._caller = _Caller()
+        self._caller.add_module("module", module)
         self._layers = layers
         self._autocast = autocast
         self._randomness = randomness
@@ -137,6 +133,7 @@ class StageLayers:
         minibatch: int,
         leaves: Leaves = None,
         close: Close | None = None,
+        whole: Step | None = None,
     ) -> Flight:
         """Runs the layers of a minibatch in training.
 
@@ -145,47 +142,45 @@ class StageLayers:
                 require one; they may be leaves or not.
             minibatch: its number in the whole run, for ``randomness``.
             leaves: the weights.
-            close: step that the last stage runs around its layers; None in other stages.
+            close: step that the last of several stages runs around its layers.
+            whole: step of the only stage, which makes the layers' input in place of ``value``.
         """
-        inputs, entered = _enter(value)
-        run = partial(self._run_layers, entered, minibatch=minibatch)
-        if close is not None:
-            return self._to_loss(partial(close, run), leaves=leaves, inputs=inputs)
+        inputs = differentiable(value)
+        if inputs:  # else the value stays as it is, with what a sparse tensor has in its cache
+            given, inputs = inputs, [tensor.detach().requires_grad_() for tensor in inputs]
+            entered = [_Entry.apply(leaf) for leaf in inputs]  # type: ignore[no-untyped-call]
+            value = _replaced(value, given, entered)
+        run = partial(self._run_layers, minibatch=minibatch)
+        around = whole if close is None else close
+        if around is not None:
+            with self._autocast():
+                ran = run if close is None else partial(run, value)
+                loss, extra = self._call(leaves, partial(around, ran))
+            return Flight(
+                call=self._call, inputs=inputs, roots=[loss], loss=loss.detach(), extra=extra
+            )
         with self._autocast():
-            output = self._call(leaves, run)
+            output = self._call(leaves, partial(run, value))
         roots = differentiable(output)
         apart = (root.data if isinstance(root, nn.Parameter) else root.detach() for root in roots)
         cut = _replaced(output, roots, [each.requires_grad_() for each in apart])
-        return Flight(self._call, inputs=inputs, roots=roots, output=cut)
-
-    def forward_whole(self, step: Step, *, minibatch: int, leaves: Leaves = None) -> Flight:
-        """Runs a minibatch's step in training, where all layers are here; see :meth:`forward`."""
-        run = partial(self._run_layers, minibatch=minibatch)
-        return self._to_loss(partial(step, run), leaves=leaves)
+        return Flight(call=self._call, inputs=inputs, roots=roots, output=cut)
 
     def evaluate(
-        self, value: Any, *, close: Callable[[Callable[[], Any]], Any] | None = None
-    ) -> Any:
-        """The output of the layers on the module's own parameters, or what ``close`` returns."""
-        run = partial(self._run_layers, value, minibatch=None)
-        with self._autocast():
-            return run() if close is None else close(run)
-
-    def evaluate_whole(self, step: Callable[[Callable[[Any], Any]], Any]) -> Any:
-        """Runs a whole step, as :meth:`forward_whole` does, on the module's own parameters."""
-        with self._autocast():
-            return step(partial(self._run_layers, minibatch=None))
-
-    def _to_loss(
         self,
-        function: Callable[[], tuple[Tensor, Any]],
+        value: Any,
         *,
-        leaves: Leaves,
-        inputs: Sequence[Tensor] = (),
-    ) -> Flight:
+        close: Callable[[Callable[[], Any]], Any] | None = None,
+        whole: Callable[[Callable[[Any], Any]], Any] | None = None,
+    ) -> Any:
+        """The output of the layers on the module's own parameters, or what the step returns that
+        is run around them, as in :meth:`forward`.
+        """
+        run = partial(self._run_layers, minibatch=None)
         with self._autocast():
-            loss, extra = self._call(leaves, function)
-        return Flight(self._call, inputs=inputs, roots=[loss], loss=loss.detach(), extra=extra)
+            if whole is not None:
+                return whole(run)
+            return run(value) if close is None else close(partial(run, value))
 
     def _call(self, leaves: Leaves, function: Callable[[], Any]) -> Any:
         """Calls a function while the module's parameters are ``leaves``."""
@@ -221,10 +216,6 @@ class StageLayers:
 class _Caller(nn.Module):
     """Calls any function through a module, as ``functional_call`` requires."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
     def forward(self, function: Callable[[], Any]) -> Any:
         return function()
 
@@ -239,16 +230,6 @@ class _Entry(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
-
-
-def _enter(tree: Any) -> tuple[list[Tensor], Any]:
-    """Leaves in place of a tree's differentiable tensors, and the tree on top of them."""
-    given = differentiable(tree)
-    if not given:
-        return [], tree  # as it is, with what a sparse tensor has in its cache
-    leaves = [tensor.detach().requires_grad_() for tensor in given]
-    entered: list[Tensor] = [_Entry.apply(leaf) for leaf in leaves]  # type: ignore[no-untyped-call]
-    return leaves, _replaced(tree, given, entered)
 
 
 def _replaced(tree: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Any:

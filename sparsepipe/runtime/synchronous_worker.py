@@ -68,7 +68,6 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._parameters = dict(parameters)
         self._norms = norms
         self._own = self._plan.microbatches_of(self._rank, microbatches)
-        self._rounds = 0
         self._minibatch = 0  # its number in the whole run
         self._read: dict[int, tuple[BatchPart, float]] = {}
         self._opened: dict[int, _OwnPart] = {}
@@ -76,10 +75,6 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._returned: list[Microbatch] = []
         self.sizes_read: list[int] = []
         self.most_in_flight = 0
-
-    @property
-    def rounds(self) -> int:
-        return self._rounds
 
     def feed(self, batch: Any, *, count: int, number: int) -> None:
         self._minibatch = self._replicas.first = number
@@ -96,23 +91,27 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             for action in self._order(self._plan, self._rank, supply, self._microbatches):
                 in_run = replace(action, number=number)
                 if action.kind == "U":
-                    with self._recorded(in_run):
+                    with self._noting(f"update of minibatch {number}", in_run):
                         self._finish()
                     continue
                 part = action.microbatch
                 assert part is not None
-                if action.kind == "B":
-                    self._open_next()
-                with self._noting(self._description(action.kind, part)), self._recorded(in_run):
+                following = next(iter(self._read), None)
+                ahead = action.kind == "B" and not self._opened and not self._last
+                if ahead and following is not None:
+                    # What goes forward next is read while a gradient may still be on its way.
+                    with self._noting(self._description("F", following)):
+                        self._opened[following] = self._take_in(following)
+                with self._noting(self._description(action.kind, part), in_run):
                     do = {"F": self._forward, "B": self._backward}
                     do[action.kind](part)
         assert not self._in_flight
-        self._rounds += 1
+        self.rounds += 1
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
         # Nothing is under way between minibatches.
         self._replicas.average_statistics_(buffers)
-        self._rounds = 0
+        self.rounds = 0
 
     def _cut(self, batch: Any, count: int) -> dict[int, tuple[BatchPart, float]]:
         """This rank's microbatches with what their losses count, by number."""
@@ -146,13 +145,6 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             self._messages.send(Kind.ACTIVATION, self._number + 1, number, output, meta=meta)
             if part.flight is not None:
                 part.flight.output = None
-
-    def _open_next(self) -> None:
-        """Takes in what goes forward next, while a gradient may still be on its way."""
-        number = next(iter(self._read), None)
-        if number is not None and not self._opened and not self._last:
-            with self._noting(self._description("F", number)):
-                self._opened[number] = self._take_in(number)
 
     def _take_in(self, number: int) -> _OwnPart:
         """A microbatch that is read here, with the step run up to its layers, or received."""
@@ -214,14 +206,13 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         """The update, with the sum of what all replicas' microbatches gave."""
         gradients = self._taken_gradients()
         returned, self._returned = self._returned, []
-        with self._noting(f"update of minibatch {self._minibatch}"):
-            with moment(self._recorder, "sums"):
-                total = self._replicas.total(gradients)
-            self._norms.move(self._replicas)
-            with moment(self._recorder, "logs"):
-                self._events.done(sorted(returned, key=lambda part: part.number))
-            with self._slowed():
-                self._events.update(total, step=self._rounds)
+        with moment(self._recorder, "sums"):
+            total = self._replicas.total(gradients)
+        self._norms.move(self._replicas)
+        with moment(self._recorder, "logs"):
+            self._events.done(sorted(returned, key=lambda part: part.number))
+        with self._slowed():
+            self._events.update(total, step=self.rounds)
 
     def _taken_gradients(self) -> dict[str, Tensor | None]:
         """The gradients that the parameters have gathered, taken from them."""

@@ -159,7 +159,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         os.environ.setdefault("WORLD_SIZE", str(self.world_size))
         backend = internals.resolve_process_group_backend(self)
         process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
-        process_group.share_samples(1)
+        process_group.ranks_per_sample = 1
 
     @override
     def on_exception(self, exception: BaseException) -> None:

@@ -175,7 +175,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self.placement = Placement(tuple(module.domains), units, self._roles)  # type: ignore[arg-type]
         self._unit = self.global_rank // self._size
         self.domains = self.placement.domains_of(self._unit)
-        process_group.share_samples(self._size)
+        process_group.ranks_per_sample = self._size
         if self.global_rank == 0:
             what = "rank" if self._size == 1 else "grid"
             for unit in range(units):

@@ -109,7 +109,7 @@ class SpatialStrategy(DataParallelStrategy):
         with isolate_rng():  # draws go on where the script left them, as on one device
             super().setup_distributed()
         check_grid(self._shape or "auto", replicas=self._replicas, ranks=self.world_size)
-        process_group.share_samples(self._ranks_per_replica)
+        process_group.ranks_per_sample = self._ranks_per_replica
         # The group of this rank's grid, and that of the ranks in its place of all grids. The grid's
         # is one of its own, also where it has all ranks: DDP's messages are on their way between
         # halos.

@@ -79,7 +79,7 @@ class TestTimer(pl.Callback):
         """Time of the slowest rank and the rate; collective."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
-        shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample()
+        shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample
         return {"test_time_s": longest_s, "test_shapes_per_s": shapes / max(longest_s, 1e-9)}
 
 

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import psutil
@@ -42,7 +43,7 @@ def keep_store(
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     family, bound = _resolved(address)
-    if across_hosts and _is_loopback(bound):
+    if across_hosts and ip_address(bound).is_loopback:
         raise ConfigError(
             f"{address} is {bound} on this host, which other hosts do not reach",
             remedy="name this host by the address that the others know (`ip address` lists them): "
@@ -81,7 +82,8 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
     if not one_host:
         family, address = _resolved(master)
         # One that is given as the loopback is for agents of one host that play several.
-        if _is_loopback(address) and not (_is_loopback(master) or master == "localhost"):
+        given = master.startswith("127.") or master in ("::1", "localhost")
+        if ip_address(address).is_loopback and not given:
             raise ConfigError(
                 f"{master}, where ranks meet, is {address} on this host, so that others would not "
                 "reach its ranks",
@@ -112,7 +114,7 @@ def on_one_host(variables: Mapping[str, str]) -> bool:
     local = variables.get("LOCAL_WORLD_SIZE")
     if local is not None:
         return local == variables.get("WORLD_SIZE")
-    return _is_loopback(_resolved(variables["MASTER_ADDR"])[1])
+    return ip_address(_resolved(variables["MASTER_ADDR"])[1]).is_loopback
 
 
 def _resolved(address: str) -> tuple[socket.AddressFamily, str]:
@@ -126,7 +128,3 @@ def _resolved(address: str) -> tuple[socket.AddressFamily, str]:
         ) from error
     family, *_, place = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, str(place[0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"

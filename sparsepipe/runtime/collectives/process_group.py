@@ -40,7 +40,8 @@ _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiti
 _joins = itertools.count()
 _numbers = [0]
 """The rank of the process that was started as rank 0, which keeps the store."""
-_ranks_per_sample = [1]
+ranks_per_sample = 1
+"""How many consecutive ranks share each sample, and so read the same batches; strategies set it."""
 _host_groups: list[dist.ProcessGroup] = []
 """A group over gloo beside one over NCCL, so that hosts can agree without waiting for devices."""
 
@@ -69,19 +70,9 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if started_externally() else 1
 
 
-def share_samples(ranks: int) -> None:
-    """Sets how many consecutive ranks share each sample, and so read the same batches."""
-    _ranks_per_sample[0] = ranks
-
-
-def ranks_per_sample() -> int:
-    """Number of ranks that count each sample that is read."""
-    return _ranks_per_sample[0]
-
-
 def reader() -> int:
     """The number of this rank, or of the ranks with which it shares samples, among readers."""
-    return rank() // ranks_per_sample()
+    return rank() // ranks_per_sample
 
 
 def assert_world_size(expected: int) -> None:
@@ -166,11 +157,12 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
     except RuntimeError as error:
         if not is_backend_error(type(error).__name__, str(error)):
             raise
-
-        def absent() -> list[int]:
-            return [r for r in range(count) if not place.check([f"sparsepipe/came/{r}"])]
-
-        missing = None if place is None else call_within(_JOIN_STORE_LIMIT_S, absent)
+        missing = None
+        if place is not None:
+            missing = call_within(
+                _JOIN_STORE_LIMIT_S,
+                lambda: [r for r in range(count) if not place.check([f"sparsepipe/came/{r}"])],
+            )
         me, keeper = rank_name(mine), store_rank()
         who = "the launcher" if keeper is None else rank_name(keeper)
         reason = f"{who}, at which all ranks join, did not answer {me}"

@@ -27,17 +27,24 @@ class Replicas:
     Args:
         group: group of the replicas; None for a stage without, where gradients stay as they are.
         parameters: parameters of the stage by name, in the same order on all.
+        grid: they are the ranks of a grid instead, each of which has a part of every gradient;
+            their statistics are those of whole samples, and equal.
 
     Attributes:
         first: number, in errors, of the first minibatch since the last drain.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, parameters: Mapping[str, nn.Parameter]
+        self,
+        group: dist.ProcessGroup | None,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        grid: bool = False,
     ) -> None:
         self._group = group
+        self._grid = grid
         self._over_gloo = group is not None and dist.get_backend(group) == "gloo"
-        self.count = 1 if group is None else dist.get_world_size(group)
+        self.count = 1 if group is None or grid else dist.get_world_size(group)
         self._parameters = dict(parameters)
         sizes = [parameter.numel() for parameter in self._parameters.values()]
         # Parts of the summed vector: gradients, which of them are present, minibatches.
@@ -54,7 +61,8 @@ class Replicas:
                 )
 
     def average(self, gradients: Gradients, *, minibatches: int = 1) -> dict[str, Tensor | None]:
-        """The mean gradient over the minibatches of a round; a collective.
+        """The mean gradient over the minibatches of a round, on a grid of its one minibatch; a
+        collective.
 
         A parameter has no gradient afterwards only if it has none on any replica; where it is
         missing on some, it counts as zero there. Computed in float32, or float64 if a parameter is
@@ -65,6 +73,9 @@ class Replicas:
             minibatches: number of those; 0 in a partial last round without one here, and
                 ``gradients`` is empty then.
         """
+        if self._grid:
+            assert minibatches == 1, "a grid takes part in every round"
+            return self.total(gradients)
         first = self.first + self._round * self.count
         what = f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
         found = self._summed(gradients, what, minibatches=minibatches, divides=True)
@@ -114,7 +125,7 @@ class Replicas:
 
     def gather(self, vector: Tensor) -> list[Tensor]:
         """Every replica's vector, in their order; a collective. All have one length and dtype."""
-        if self._group is None:
+        if self._group is None or self._grid:
             return [vector]
         mine = vector.cpu() if self._over_gloo else vector
         found = [torch.empty_like(mine) for _ in range(self.count)]
@@ -129,7 +140,7 @@ class Replicas:
         Floating-point ones become their mean, as the running statistics of batch norms do; of
         integers, such as counts of batches, the largest is taken.
         """
-        if self._group is None:
+        if self._group is None or self._grid:
             return
         self._round = 0
         every = list(buffers)
@@ -151,30 +162,6 @@ class Replicas:
                 flat = flat.cpu() if self._over_gloo else flat
                 dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self._group)
                 _fill(whole, flat)
-
-
-class GridRanks(Replicas):
-    """The ranks of a stage that is a grid: each has a part of every gradient.
-
-    Their statistics are those of whole samples, and equal.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup | None, parameters: Mapping[str, nn.Parameter]
-    ) -> None:
-        super().__init__(group, parameters)
-        self.count = 1
-
-    def average(self, gradients: Gradients, *, minibatches: int = 1) -> dict[str, Tensor | None]:
-        """The gradient of the one minibatch of a round: the sum of its parts; a collective."""
-        assert minibatches == 1, "a grid takes part in every round"
-        return self.total(gradients)
-
-    def gather(self, vector: Tensor) -> list[Tensor]:
-        return [vector]
-
-    def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
-        """Nothing: they are equal."""
 
 
 def _fill(buffers: list[Tensor], flat: Tensor) -> None:

@@ -35,6 +35,9 @@ class Stopped(BaseException):
     Args:
         unresponsive: ranks that did not end in time.
         save_error: error that kept a rank from saving a checkpoint, such as a full disk.
+
+    Attributes:
+        exit_code: code that shells expect of a process ended by the signal: 130 for Ctrl-C.
     """
 
     def __init__(
@@ -46,14 +49,10 @@ class Stopped(BaseException):
     ) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+        self.exit_code = 128 + signum
         self.unresponsive = tuple(unresponsive)
         self.save_error = save_error
         self.message = f"stopped by {self}; run the same command again to go on"
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code that shells expect of a process ended by the signal: 130 for Ctrl-C."""
-        return 128 + self.signum
 
 
 def is_backend_error(kind: str, message: str) -> bool:

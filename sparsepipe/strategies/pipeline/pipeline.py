@@ -266,7 +266,7 @@ class Pipeline(ABC):
 
     def end_evaluation(self, hook: str) -> None:
         """After a loader's last batch: every rank gets all that was logged, and all metrics."""
-        self.worker.end_evaluation()
+        self.worker.evaluated = 0
         self._replay.append(self._exchange(), hook=hook)
 
     def end(self, *, failed: bool) -> None:

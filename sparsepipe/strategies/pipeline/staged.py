@@ -19,7 +19,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import make_stage_group
-from sparsepipe.runtime.collectives.replicas import GridRanks, Replicas
+from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.failures.missing_ranks import set_rank_names
 from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.transport import Network, SharedMessages
@@ -326,7 +326,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             plan=plan,
             rank=rank,
             stage=stage,
-            replicas=(GridRanks if shared else Replicas)(pipeline.group, pipeline.parameters),
+            replicas=Replicas(pipeline.group, pipeline.parameters, grid=is_grid),
             network=network,
             shared=shared,
             steps=pipeline.steps,
@@ -476,7 +476,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         if in_turn and batch_idx + 1 >= loop.max_batches[number]:
             self._evaluated, is_last = [number + 1, 0], True
         if is_last and predicts:
-            pipeline.worker.end_evaluation()
+            pipeline.worker.evaluated = 0
         elif is_last:
             pipeline.end_evaluation(hook)
         return result
