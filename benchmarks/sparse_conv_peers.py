@@ -86,7 +86,7 @@ def _spconv(inputs: Sequence[tuple[SparseTensor, int]]) -> Work:
             shape = list(x.spatial_shape or ())
             levels[id(x.cache)] = spconv.SparseConvTensor(feats, x.coords, shape, x.batch_size)
         algo = spconv.ConvAlgo.Native
-        size = x.num_channels, width, 3
+        size = x.feats.shape[1], width, 3
         conv = spconv.SubMConv3d(*size, bias=False, indice_key="map", algo=algo)
         layer = _FeaturesOf(conv, "features")
         tensor = levels[id(x.cache)].replace_feature(feats)
@@ -111,7 +111,7 @@ def _minkowski(inputs: Sequence[tuple[SparseTensor, int]]) -> Work:
                 coordinate_map_key=known.coordinate_map_key,
                 coordinate_manager=known.coordinate_manager,
             )
-        conv = engine.MinkowskiConvolution(x.num_channels, width, kernel_size=3, dimension=3)
+        conv = engine.MinkowskiConvolution(x.feats.shape[1], width, kernel_size=3, dimension=3)
         layer = _FeaturesOf(conv, "F")
         layer(tensor)
         work.append((layer, tensor, feats, torch.randn(len(x), width)))

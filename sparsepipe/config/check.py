@@ -16,13 +16,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sparsepipe.config.finished_run import GROUPS
 from sparsepipe.config.schema import Config, Node
 from sparsepipe.config.target import names_in_source, parameters_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import in_words, wrong_value
 from sparsepipe.utils.extensions import suggest
 
-_UNKNOWN = re.compile(r"unknown key '([^']*)'")
+UNKNOWN_KEY = re.compile(r"unknown key '([^']*)'")
 _WITHOUT_NODES = ("hydra", "paper", "runs")
 _INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
@@ -39,20 +40,20 @@ def check(config: Mapping[str, Any]) -> None:
     _refuse(problems)
 
 
-def check_names(config: Mapping[str, Any]) -> None:
-    """Refuses unknown keys, without an import and before anything is resolved."""
-    fixed = (each for each in check_fields(config, Config) if _UNKNOWN.match(each))
+def check_names(raw: Mapping[str, Any]) -> None:
+    """Refuses keys that source files show to be unknown, before any import or interpolation.
+
+    Groups that a checkpoint's training replaces are left out.
+    """
+    replaced = GROUPS if raw.get("checkpoint") is not None else ()
+    config = {key: value for key, value in raw.items() if key not in replaced}
+    fixed = (each for each in check_fields(config, Config) if UNKNOWN_KEY.match(each))
     _refuse([*fixed, *_misspelt(config)])
 
 
 def check_task(value: Mapping[str, Any]) -> None:
     """Checks the task alone, for one that reads nothing else of the configuration."""
     _refuse([*_check_node(value, _descriptions()["task"], "task")])
-
-
-def unknown_keys(error: ConfigError) -> set[str]:
-    """The keys that the error of a check calls unknown."""
-    return {*_UNKNOWN.findall(error.message)}
 
 
 def _refuse(problems: list[str]) -> None:

@@ -32,7 +32,6 @@ from omegaconf.errors import OmegaConfBaseException
 from sparsepipe.config.check import check, check_names, check_task, unknown_key
 from sparsepipe.config.finished_run import (
     FROM_RUN,
-    GROUPS,
     NOT_RECORDED,
     as_trained,
     begun_from,
@@ -48,6 +47,8 @@ from sparsepipe.utils.extensions import imported, nearest
 from sparsepipe.utils.files import expanded
 
 CONFIG_NAME = "config"
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+"""The directory of profiles and plans that come with the package."""
 
 
 def _listed_devices(hardware: DictConfig | None) -> int | str:
@@ -113,11 +114,6 @@ def config_dir() -> Path:
     )
 
 
-def assets_dir() -> Path:
-    """The directory of profiles and plans that come with the package."""
-    return Path(__file__).resolve().parent.parent / "assets"
-
-
 def config_loader(arguments: Sequence[str] = ()) -> ConfigLoader:
     """Knows the groups of :func:`own_directories`."""
     path = create_config_search_path(str(config_dir()))
@@ -174,18 +170,14 @@ def in_place_of_scale(arguments: Sequence[str]) -> list[str]:
     Keys and groups that the arguments set stay as they have them.
     """
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
-    scale, instead = given.get("scale", ""), overrides_by_scale(str(given.get("experiment")))
+    file = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    instead: Mapping[str, Sequence[str]] = ((content or {}).get(STUDY) or {}).get(KEY) or {}
+    scale = given.get("scale", "")
     if scale not in instead:
         return list(arguments)
     narrowed = [word for word in instead[scale] if word.partition("=")[0] not in given]
     return [*(a for a in arguments if a.lstrip("+") != f"scale={scale}"), *narrowed]
-
-
-def overrides_by_scale(experiment: str) -> Mapping[str, Sequence[str]]:
-    """Overrides that narrow what one of our experiments sweeps, in place of scales; mostly none."""
-    file = config_dir() / "experiment" / f"{experiment}.yaml"
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return ((content or {}).get(STUDY) or {}).get(KEY) or {}
 
 
 def _with_home_quoted(argument: str) -> str:
@@ -208,7 +200,7 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     if given is None:
         given = [] if job is None else [str(word) for word in job.overrides.task]
     raw = begun_from(_unresolved(config), given)
-    _refuse_misspelt(raw)
+    check_names(raw)
     source = raw.get("checkpoint")
     if isinstance(source, str) and getattr(_task_of(raw), "as_trained", False):
         training = training_of(source)
@@ -248,12 +240,6 @@ def _unresolved(config: DictConfig) -> dict[str, Any]:
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
     return {str(key): value for key, value in raw.items() if key != "hydra"}
-
-
-def _refuse_misspelt(raw: Mapping[str, Any]) -> None:
-    """Raises a ConfigError for keys that source files show to be unknown, before any import."""
-    replaced = GROUPS if raw.get("checkpoint") is not None else ()  # as trained
-    check_names({key: value for key, value in raw.items() if key not in replaced})
 
 
 def explain(
@@ -344,7 +330,7 @@ def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str
     But for the task, the configuration is not resolved: that may require what is missing.
     """
     raw = _unresolved(config)
-    _refuse_misspelt(raw)
+    check_names(raw)
     task = _task_of(raw)
     if not getattr(task, "prints_only", False):
         return None

@@ -88,18 +88,16 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
     with reading.explained(config, "configuration of a run", error=ConfigError, remedy=remedy):
         command = reading.mapping(read_settings(config).get("hydra"), "hydra")
         recorded = list(map(str, reading.listing(command.get("overrides"), "overrides")))
-
-    def name_of(word: str) -> str:
-        return word.lstrip("+~").partition("=")[0].partition("@")[0]
-
     is_override = re.compile(r"~|[^-].*=").match
     first = next((n for n, word in enumerate(words) if is_override(word)), len(words))
-    own = {name_of(word) for word in words[first:]}
-    chosen = [f"{group}." for group in groups if group in own]
+    names = {
+        word: word.lstrip("+~").partition("=")[0].partition("@")[0]
+        for word in (*recorded, *words[first:])
+    }
+    own = {names[word] for word in words[first:]}
+    chosen = tuple(f"{group}." for group in groups if group in own)
     kept = [
-        word
-        for word in recorded
-        if name_of(word) not in own and not name_of(word).startswith(tuple(chosen))
+        word for word in recorded if names[word] not in own and not names[word].startswith(chosen)
     ]
     path = str(config.absolute()).replace("'", "\\'")
     return [*words[:first], f"++{FROM_RUN}='{path}'", *kept, *words[first:]]
@@ -241,17 +239,14 @@ def _located(values: dict[str, Any]) -> dict[str, Any]:
     directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
     if not isinstance(directory, str) or directory == os.getcwd():
         return values
-
-    def located(node: Any, key: str = "") -> Any:
-        if isinstance(node, Mapping):
-            return {name: located(value, str(name)) for name, value in node.items()}
-        if key not in _PLACES or not isinstance(node, str) or not node or os.path.exists(node):
-            return node
-        path = os.path.join(directory, node)
-        needed = os.R_OK | os.W_OK if key == "cache_dir" else os.R_OK
-        return path if os.access(path, needed) else node
-
-    return {**values, "data": located(values["data"])}
+    data = flatten(values["data"])
+    for name, value in data.items():
+        key = name.rpartition(".")[2]
+        if key in _PLACES and isinstance(value, str) and value and not os.path.exists(value):
+            path = os.path.join(directory, value)
+            needed = os.R_OK | os.W_OK if key == "cache_dir" else os.R_OK
+            data[name] = path if os.access(path, needed) else value
+    return {**values, "data": nested(data)}
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -303,14 +298,15 @@ class Difference:
 
 def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
     """Where a configuration differs from a training in what networks compute, and on what."""
-
-    def compared(values: Mapping[str, Any]) -> dict[str, Any]:
+    compared = []
+    for values in (now, training.values):
         nodes = {group: _complete(values.get(group)) for group in GROUPS}
         found = flatten({**nodes, **{name: values.get(name) for name in _VALUES}})
         found[_PRECISION] = (values.get("trainer") or {}).get("precision")
-        return {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
-
-    ours, theirs = compared(now), compared(training.values)
+        compared.append(
+            {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
+        )
+    ours, theirs = compared
     return [
         Difference(key, ours.get(key), theirs.get(key))
         for key in dict.fromkeys((*ours, *theirs))

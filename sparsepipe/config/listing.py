@@ -98,7 +98,20 @@ def list_options(
         )
     shown = [found for found in groups if group in (None, found.name)]
     column = max(len(option.name) for found in shown for option in found.options)
-    blocks = [_block(found, column=column, width=width) for found in shown]
+    blocks = []
+    for found in shown:
+        head = f"{found.name}={found.default}" if found.default else found.name
+        lines = textwrap.wrap(f"{head}  {found.line}", width=width, subsequent_indent="    ")
+        for option in found.options:
+            lines += textwrap.wrap(
+                option.line or "(its file begins without a comment)",
+                width=max(width, column + 24),
+                initial_indent=f"  {option.name.ljust(column)}  ",
+                subsequent_indent=" " * (column + 4),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks if group else [_HEAD, *blocks])
 
 
@@ -184,18 +197,3 @@ def first_comment(text: str) -> str:
     first_lines = " ".join(words)
     sentence = _SENTENCE.match(first_lines)
     return (sentence.group() if sentence else first_lines).rstrip(" .:;")
-
-
-def _block(group: Group, *, column: int, width: int) -> str:
-    head = f"{group.name}={group.default}" if group.default else group.name
-    lines = textwrap.wrap(f"{head}  {group.line}", width=width, subsequent_indent="    ")
-    for option in group.options:
-        lines += textwrap.wrap(
-            option.line or "(its file begins without a comment)",
-            width=max(width, column + 24),
-            initial_indent=f"  {option.name.ljust(column)}  ",
-            subsequent_indent=" " * (column + 4),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "\n".join(lines)

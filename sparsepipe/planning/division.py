@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.config.compose import assets_dir
+from sparsepipe.config.compose import ASSETS
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
@@ -151,7 +151,7 @@ def division_of(spec: RunSpec) -> Division | None:
 
 def own_or_shipped(name: str) -> Path:
     """A user's file; a relative path that leads nowhere is looked for among the shipped files."""
-    path, shipped = expanded(name), assets_dir() / name
+    path, shipped = expanded(name), ASSETS / name
     return shipped if not path.exists() and shipped.exists() else path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places, places
 from sparsepipe.config.build import build_data, num_classes_of
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import SearchChoice
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.partition.devices import kinds_of
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.division import Division
 from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
-from sparsepipe.planning.search import find_plan, plan_table, recomputing
+from sparsepipe.planning.search import FoundPlan, find_plan, plan_table, recomputing
 from sparsepipe.profiling import Profile, check_there
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan, Stage
@@ -64,12 +65,28 @@ def resolve_plan(
         with writing(directory.path):
             write_text_atomic(directory.plan, plan.to_json())
         return
-    measured: dict[str, tuple[Profile, Path]] = {}
     if spec.emulation is None:  # else data are never read, nor links measured
         _check_classes(profiles, spec)
+    found = _measure_and_search(spec, choice, inventory, profiles, missing=missing, run_job=run_job)
+    log.info("%s", plan_table(found.explanation))
+    with writing(directory.path):
+        found.write(directory)
+
+
+def _measure_and_search(
+    spec: RunSpec,
+    choice: SearchChoice,
+    inventory: Inventory,
+    known: Mapping[str, Profile],
+    *,
+    missing: Sequence[str],
+    run_job: RunJob | None,
+) -> FoundPlan:
+    """Measures missing profiles and an unknown link, and finds the plan with them."""
+    measured: dict[str, tuple[Profile, Path]] = {}
     if run_job is not None:
         measured = measure_devices(missing, spec, choice.measure, run_job=run_job)
-        profiles |= {name: profile for name, (profile, _) in measured.items()}
+    profiles = {**known, **{name: profile for name, (profile, _) in measured.items()}}
     origin: dict[str, Any] = {
         "measured": {name: str(path) for name, (_, path) in measured.items()},
         "profiling_s": sum(profile.meta.get("cost_s", 0.0) for profile in profiles.values()),
@@ -94,9 +111,7 @@ def resolve_plan(
         ", ".join(times),
         "the links of the inventory" if speed is None else f"{speed / 1e6:.4g} MB/s",
     )
-    log.info("%s", plan_table(found.explanation))
-    with writing(directory.path):
-        found.write(directory)
+    return found
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:

@@ -79,6 +79,46 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory, or the search stops before it has found one.
     """
+    problem = _problem_of(choice, spec, inventory, profiles)
+    device = choice.device
+    if choice.search in _ALIKE and device is None:
+        device = _fastest(problem, choice.search)
+    solution = _solve(problem, choice, device=device)
+    chosen = None
+    if problem.synchronous is not None:  # no branching graph
+        chosen = recomputation_of(solution.stages, problem, solution.spans)
+        if problem.synchronous.setting == "auto":
+            log_chosen(chosen)
+    explanation = explain(problem, solution, chosen)
+    counts = {f"{host.name}/{d.name}": d.count for host in inventory.hosts for d in host.devices}
+    known: dict[str, object] = {
+        "model": spec.model.name,
+        "search": choice.search,
+        "device": device,
+        "levels": choice.levels,
+        "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
+        "memory": None if problem.memory is None else asdict(problem.memory),
+        "inventory": {"fingerprint": inventory.fingerprint(), "devices": counts},
+        "profiles": {
+            name: {
+                "fingerprint": fingerprint_of_text(profiles[name].to_json()),
+                "source": profiles[name].meta.get("source"),
+            }
+            for name in sorted(profiles)
+        },
+    }
+    names = dict.fromkeys(kind.name for kind in problem.pool.kinds)
+    return FoundPlan(
+        plan=as_plan(problem, explanation, **known, **origin),
+        explanation=explanation,
+        profiles={name: profiles[name] for name in names},
+    )
+
+
+def _problem_of(
+    choice: SearchChoice, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
+) -> Problem:
+    """The problem with the memory and the costs that the configuration says."""
     synchronous = synchronous_stages_of(spec.parallel, profiles)
     automatic = synchronous is not None and synchronous.setting == "auto"
     if automatic and not choice.memory:
@@ -96,46 +136,13 @@ def find_plan(
         if 0 < len(unknown) < len(counted):
             devices = ", ".join(unknown)
             log.warning("the profile of %s has no time of %s: none is counted", devices, what)
-    problem = Problem.of(
+    return Problem.of(
         inventory,
         counted,
         model=cost_model(choice.cost_model),
         memory=memory,
         bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
         synchronous=synchronous,
-    )
-    device = choice.device
-    if choice.search in _ALIKE and device is None:
-        device = _fastest(problem, choice.search)
-    solution = _solve(problem, choice, device=device)
-    chosen = None
-    if problem.synchronous is not None:  # no branching graph
-        chosen = recomputation_of(solution.stages, problem, solution.spans)
-        if automatic:
-            log_chosen(chosen)
-    explanation = explain(problem, solution, chosen)
-    counts = {f"{host.name}/{d.name}": d.count for host in inventory.hosts for d in host.devices}
-    known: dict[str, object] = {
-        "model": spec.model.name,
-        "search": choice.search,
-        "device": device,
-        "levels": choice.levels,
-        "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
-        "memory": None if memory is None else asdict(memory),
-        "inventory": {"fingerprint": inventory.fingerprint(), "devices": counts},
-        "profiles": {
-            name: {
-                "fingerprint": fingerprint_of_text(profiles[name].to_json()),
-                "source": profiles[name].meta.get("source"),
-            }
-            for name in sorted(profiles)
-        },
-    }
-    names = dict.fromkeys(kind.name for kind in problem.pool.kinds)
-    return FoundPlan(
-        plan=as_plan(problem, explanation, **known, **origin),
-        explanation=explanation,
-        profiles={name: profiles[name] for name in names},
     )
 
 

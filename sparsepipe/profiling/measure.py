@@ -72,29 +72,19 @@ def measure(
             remedy="give one batch or more, and one measured pass or more",
         )
     updates = optimizer and Updates(layers, optimizer, device=device, slowed=slowed)
-    passes: list[Pass] = []
-    steps_s: list[float] = []
-
-    def step() -> None:
-        parts = cut(fresh(batches[len(steps_s) % len(batches)]))
-        steps_s.append(
-            sum(step_seconds(layers, part, device=device, slowed=slowed) for part in parts)
-        )
-        if updates is not None:
-            updates.take()
-
     with _training(layers):
         try:
-            if updates is not None:
-                updates.take(counts=False)
-            for number in range(num_warmup + num_measured):
-                parts = cut(fresh(batches[number % len(batches)]))
-                found = pass_over(layers, parts, device, slowed)
-                if number >= num_warmup:
-                    if len(passes) % _PASSES_A_STEP == 0:
-                        step()
-                    passes.append(found)
-                between(number)
+            passes, steps_s = _passes_and_steps(
+                layers,
+                batches,
+                device=device,
+                num_warmup=num_warmup,
+                num_measured=num_measured,
+                updates=updates,
+                between=between,
+                slowed=slowed,
+                cut=cut,
+            )
         finally:
             if updates is not None:
                 updates.restore()
@@ -109,6 +99,39 @@ def measure(
         "input_bytes": sum(map(crossing_bytes, batches)) / len(batches),
     }
     return Profile(layers=_rows(layers, passes, amounts), meta={**known, **(meta or {})})
+
+
+def _passes_and_steps(
+    layers: nn.Sequential,
+    batches: Sequence[Any],
+    *,
+    device: torch.device,
+    num_warmup: int,
+    num_measured: int,
+    updates: Updates | None,
+    between: Callable[[int], None],
+    slowed: Slowed,
+    cut: Cut,
+) -> tuple[list[Pass], list[float]]:
+    """Passes over the layers, and times in seconds of steps of the whole network amid them."""
+    passes: list[Pass] = []
+    steps_s: list[float] = []
+    if updates is not None:
+        updates.take(counts=False)
+    for number in range(num_warmup + num_measured):
+        parts = cut(fresh(batches[number % len(batches)]))
+        found = pass_over(layers, parts, device, slowed)
+        if number >= num_warmup:
+            if len(passes) % _PASSES_A_STEP == 0:
+                parts = cut(fresh(batches[len(steps_s) % len(batches)]))
+                steps_s.append(
+                    sum(step_seconds(layers, part, device=device, slowed=slowed) for part in parts)
+                )
+                if updates is not None:
+                    updates.take()
+            passes.append(found)
+        between(number)
+    return passes, steps_s
 
 
 def _rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,13 +72,11 @@ def _cell_texts(
     cell: Cell, places: Mapping[MeasuringPlace, str], numbers: dict[str, str]
 ) -> Iterator[CellText]:
     """Texts of the parts of a cell; new notes get numbers."""
-
-    def number(note: str) -> str:
-        return numbers.setdefault(note, str(len(numbers) + 1))
-
     paper, ours, column = cell.paper, cell.ours, cell.column
     if column.printed:
-        source = (number(paper.derived),) if paper and paper.derived else ()
+        source: tuple[str, ...] = ()
+        if paper and paper.derived:
+            source = (numbers.setdefault(paper.derived, str(len(numbers) + 1)),)
         yield CellText(role="paper", text=paper.text if paper else NOTHING, marks=source)
     if ours is None:
         yield CellText(role="ours", text=MISSING if cell.missing else NOTHING)
@@ -88,7 +86,7 @@ def _cell_texts(
             small = f"{' to '.join(map(column.text, ours.spread))}, {ours.count} runs"
         marks = tuple(sorted({places[MeasuringPlace.of(run)] for run in ours.runs}))
         if ours.note and column.compare is not Compare.WORDS:
-            marks = (*marks, number(ours.note))
+            marks = (*marks, numbers.setdefault(ours.note, str(len(numbers) + 1)))
         yield CellText(role="ours", text=column.text(ours.value), small=small, marks=marks)
     if column.compare is Compare.WORDS:
         yield CellText(role="compared", text=(ours.note if ours else "") or NOTHING)
@@ -246,15 +244,18 @@ def page(
 
 def csv_rows(chapter: FilledChapter) -> Iterator[dict[str, Any]]:
     """The cells of all blocks, with the same keys in all rows."""
-
-    def joined(words: Iterable[str]) -> str:
-        return "; ".join(dict.fromkeys(words))
-
     for layout in chapter.blocks:
         for cell in layout.block.cells:
             ours, paper = cell.ours, cell.paper
             runs = () if ours is None else ours.runs
             places = [MeasuringPlace.of(run) for run in runs]
+            several = {
+                "kind": [place.kind for place in places],
+                "hardware": [place.hardware for place in places],
+                "versions": [place.versions for place in places],
+                "commit": [place.commit for place in places],
+                "runs": [str(run.get("run_id")) for run in runs],
+            }
             least, most = (None, None) if ours is None or ours.spread is None else ours.spread
             yield {
                 "exhibit": chapter.definition.name,
@@ -270,11 +271,7 @@ def csv_rows(chapter: FilledChapter) -> Iterator[dict[str, Any]]:
                 "averaged": None if ours is None else ours.count,
                 "status": "missing" if cell.missing else "" if ours is None else "there",
                 "note": None if ours is None else ours.note,
-                "kind": joined(place.kind for place in places),
-                "hardware": joined(place.hardware for place in places),
-                "versions": joined(place.versions for place in places),
-                "commit": joined(place.commit for place in places),
-                "runs": joined(str(run.get("run_id")) for run in runs),
+                **{key: "; ".join(dict.fromkeys(words)) for key, words in several.items()},
                 "compared": cell.compared,
                 "comparison": cell.column.compare.name.lower(),
             }

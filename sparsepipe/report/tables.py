@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from sparsepipe.config.run_spec import is_below
 from sparsepipe.runs.ledger_table import Row
 
 Key = Mapping[str, Any]
@@ -30,11 +31,6 @@ _GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
 def cell_of(row: Row, *names: str) -> Any:
     """The values of ``study.cell`` that name the cell of a run, as a tuple."""
     return tuple(row.get(f"study.cell.{name}") for name in names)
-
-
-def is_below(name: str, groups: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these or below one of them."""
-    return any(name == each or name.startswith(f"{each}.") for each in groups)
 
 
 def of_training(key: str) -> bool:

@@ -11,7 +11,6 @@ Shape suffixes: N sites, M queried sites, K offsets of a kernel.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,14 +27,6 @@ _MAX_KEYS = 2**63
 _TABLE_MAX_CELLS = 2**26
 _TABLE_MIN_CELLS = 2**16
 _TABLE_CELLS_PER_SITE = 512
-
-
-class SiteIndex(Protocol):
-    """Finds the rows of sites by coordinate."""
-
-    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """Rows (int32 [K, M], -1 without a site) of ``base + offset``."""
-        ...
 
 
 def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | None) -> Triple:
@@ -97,6 +88,71 @@ def coords_of_keys(keys_N: Tensor, extent: Triple) -> Tensor:
     return torch.stack([keys_N, *reversed(columns)], dim=1).int()
 
 
+class TableIndex:
+    """A dense table from cell to row.
+
+    Each axis is padded by its reach on one side only: an offset below zero lands in the
+    empty padding of the neighbouring line, so that no lookup needs a bounds check.
+    """
+
+    __slots__ = ("_base", "_sizes", "_strides_3", "_table")
+
+    def __init__(
+        self, coords_N4: Tensor, *, batch_size: int, extent: Triple, reach: Triple
+    ) -> None:
+        size_x, size_y, size_z = (e + r for e, r in zip(extent, reach, strict=True))
+        self._sizes, self._strides_3 = (size_x, size_y, size_z), (size_y * size_z, size_z, 1)
+        self._base = sum(r * s for r, s in zip(reach, self._strides_3, strict=True))
+        cells = batch_size * size_x * size_y * size_z + 2 * self._base
+        rows_N = torch.arange(coords_N4.shape[0], dtype=torch.int32, device=coords_N4.device)
+        self._table = torch.full((cells,), -1, dtype=torch.int32, device=coords_N4.device)
+        keys_N = linear_keys(coords_N4, self._sizes) + self._base
+        self._table[keys_N] = rows_N
+        if not torch.equal(self._table[keys_N], rows_N):
+            raise_duplicate(coords_N4, keys_N)
+
+    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
+        """Rows (int32 [K, M], -1 without a site) of ``base + offset``."""
+        strides_3 = torch.tensor(self._strides_3, device=base_M4.device)
+        steps_K = (offsets_K3.long() * strides_3).sum(1) + self._base
+        keys_KM = steps_K[:, None] + linear_keys(base_M4, self._sizes)[None, :]
+        return self._table.index_select(0, keys_KM.reshape(-1)).view(keys_KM.shape)
+
+
+class SortedIndex:
+    """Sorted keys and a binary search, for grids too large for a table."""
+
+    __slots__ = ("_extent", "_keys_N", "_order_N")
+
+    def __init__(self, coords_N4: Tensor, *, extent: Triple) -> None:
+        keys_N = linear_keys(coords_N4, extent)
+        self._extent = extent
+        self._keys_N, order_N = torch.sort(keys_N)
+        self._order_N = order_N.int()
+        if bool((self._keys_N[1:] == self._keys_N[:-1]).any()):
+            raise_duplicate(coords_N4, keys_N)
+
+    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
+        """Rows (int32 [K, M], -1 without a site) of ``base + offset``."""
+        if self._keys_N.shape[0] == 0 or offsets_K3.shape[0] == 0:
+            shape = (offsets_K3.shape[0], base_M4.shape[0])
+            return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
+        extent_3 = torch.tensor(self._extent, dtype=torch.int32, device=base_M4.device)
+        rows = []
+        for offset_3 in offsets_K3:
+            sites_M4 = base_M4.clone()
+            sites_M4[:, 1:] += offset_3
+            inside_M = ((sites_M4[:, 1:] >= 0) & (sites_M4[:, 1:] < extent_3)).all(1)
+            keys_M = linear_keys(sites_M4, self._extent)
+            place_M = torch.searchsorted(self._keys_N, keys_M).clamp_(max=len(self._keys_N) - 1)
+            hit_M = inside_M & (self._keys_N.index_select(0, place_M) == keys_M)
+            rows.append(self._order_N.index_select(0, place_M).masked_fill_(~hit_M, -1))
+        return torch.stack(rows)
+
+
+SiteIndex = TableIndex | SortedIndex
+
+
 def build_index(
     coords_N4: Tensor, *, batch_size: int, extent: Triple, reach: Triple, method: str = "auto"
 ) -> SiteIndex:
@@ -119,73 +175,6 @@ def build_index(
     if method == "table":
         return TableIndex(coords_N4, batch_size=batch_size, extent=extent, reach=reach)
     return SortedIndex(coords_N4, extent=extent)
-
-
-class TableIndex:
-    """A dense table from cell to row.
-
-    Each axis is padded by its reach on one side only: an offset below zero lands in the
-    empty padding of the neighbouring line, so that no lookup needs a bounds check.
-    """
-
-    __slots__ = ("_base", "_strides_4", "_table")
-
-    def __init__(
-        self, coords_N4: Tensor, *, batch_size: int, extent: Triple, reach: Triple
-    ) -> None:
-        size_x, size_y, size_z = (e + r for e, r in zip(extent, reach, strict=True))
-        self._strides_4 = (size_x * size_y * size_z, size_y * size_z, size_z, 1)
-        self._base = sum(r * s for r, s in zip(reach, self._strides_4[1:], strict=True))
-        cells = batch_size * self._strides_4[0] + 2 * self._base
-        rows_N = torch.arange(coords_N4.shape[0], dtype=torch.int32, device=coords_N4.device)
-        self._table = torch.full((cells,), -1, dtype=torch.int32, device=coords_N4.device)
-        keys_N = self._keys(coords_N4)
-        self._table[keys_N] = rows_N
-        if not torch.equal(self._table[keys_N], rows_N):
-            raise_duplicate(coords_N4, keys_N)
-
-    def _keys(self, coords_N4: Tensor) -> Tensor:
-        b, x, y, z = coords_N4.long().unbind(1)
-        stride_b, stride_x, stride_y, _ = self._strides_4
-        return b * stride_b + x * stride_x + y * stride_y + (z + self._base)
-
-    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """See :meth:`SiteIndex.find`."""
-        strides_3 = torch.tensor(self._strides_4[1:], device=base_M4.device)
-        steps_K = (offsets_K3.long() * strides_3).sum(1)
-        keys_KM = steps_K[:, None] + self._keys(base_M4)[None, :]
-        return self._table.index_select(0, keys_KM.reshape(-1)).view(keys_KM.shape)
-
-
-class SortedIndex:
-    """Sorted keys and a binary search, for grids too large for a table."""
-
-    __slots__ = ("_extent", "_keys_N", "_order_N")
-
-    def __init__(self, coords_N4: Tensor, *, extent: Triple) -> None:
-        keys_N = linear_keys(coords_N4, extent)
-        self._extent = extent
-        self._keys_N, order_N = torch.sort(keys_N)
-        self._order_N = order_N.int()
-        if bool((self._keys_N[1:] == self._keys_N[:-1]).any()):
-            raise_duplicate(coords_N4, keys_N)
-
-    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """See :meth:`SiteIndex.find`."""
-        if self._keys_N.shape[0] == 0 or offsets_K3.shape[0] == 0:
-            shape = (offsets_K3.shape[0], base_M4.shape[0])
-            return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
-        extent_3 = torch.tensor(self._extent, dtype=torch.int32, device=base_M4.device)
-        rows = []
-        for offset_3 in offsets_K3:
-            sites_M4 = base_M4.clone()
-            sites_M4[:, 1:] += offset_3
-            inside_M = ((sites_M4[:, 1:] >= 0) & (sites_M4[:, 1:] < extent_3)).all(1)
-            keys_M = linear_keys(sites_M4, self._extent)
-            place_M = torch.searchsorted(self._keys_N, keys_M).clamp_(max=len(self._keys_N) - 1)
-            hit_M = inside_M & (self._keys_N.index_select(0, place_M) == keys_M)
-            rows.append(self._order_N.index_select(0, place_M).masked_fill_(~hit_M, -1))
-        return torch.stack(rows)
 
 
 def raise_duplicate(coords_N4: Tensor, keys_N: Tensor) -> None:

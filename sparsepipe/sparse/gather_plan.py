@@ -24,6 +24,7 @@ class RowBlock:
     Attributes:
         first: first row of the block.
         last: one past its last row.
+        num_pairs: P.
         counts: number of pairs per offset, K values that sum to P.
         sources_P: int32, each pair's row in the source tensor, grouped by offset.
         rows_P: int32, the row (of the whole level) that each pair contributes to.
@@ -33,16 +34,12 @@ class RowBlock:
 
     first: int
     last: int
+    num_pairs: int
     counts: list[int]
     sources_P: Tensor
     rows_P: Tensor
     bag_P: Tensor
     bag_starts: Tensor
-
-    @property
-    def num_pairs(self) -> int:
-        """P."""
-        return self.sources_P.shape[0]
 
 
 GatherPlan = list[RowBlock]
@@ -85,6 +82,7 @@ def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
             RowBlock(
                 first=first,
                 last=last,
+                num_pairs=pairs,
                 counts=counts_BK[b],
                 sources_P=sources_P[part],
                 rows_P=rows_P[part],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparsepipe.errors import ConfigError
 
@@ -37,12 +37,50 @@ class KernelSpec:
     ``centred=False``, starts at the site (offsets ``0 .. K-1``). Offsets are multiplied by the
     dilation. Output site ``y`` reads the inputs
     ``y * stride + offset * dilation``.
+
+    Attributes:
+        volume: number of offsets, K^3 for a cube.
+        before: number of offsets below zero, per axis.
+        reach: largest distance per axis, in input voxels, from a site to what its window reads.
+        is_submanifold: whether the output sites are the input sites (stride 1).
+        is_symmetric: whether offset ``k`` is minus offset ``volume - 1 - k`` and the stride is 1.
+        centre: the offset at which every row of a symmetric window reads itself.
+        is_tiling: whether every input is in exactly one window, because size and stride are equal;
+            centred windows, which are cut off at the grid's border, do not tile.
     """
 
     size: Triple
     stride: Triple = (1, 1, 1)
     dilation: Triple = (1, 1, 1)
     centred: bool = True
+    volume: int = field(init=False, compare=False, repr=False)
+    before: Triple = field(init=False, compare=False, repr=False)
+    reach: Triple = field(init=False, compare=False, repr=False)
+    is_submanifold: bool = field(init=False, compare=False, repr=False)
+    is_symmetric: bool = field(init=False, compare=False, repr=False)
+    centre: int | None = field(init=False, compare=False, repr=False)
+    is_tiling: bool = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        volume, is_submanifold = math.prod(self.size), self.stride == (1, 1, 1)
+        is_symmetric = is_submanifold and self.centred and all(k % 2 == 1 for k in self.size)
+        before = tuple(k // 2 if k % 2 and self.centred else 0 for k in self.size)
+        derived = {
+            "volume": volume,
+            "before": before,
+            "reach": tuple(
+                d * max(b, k - 1 - b)
+                for k, d, b in zip(self.size, self.dilation, before, strict=True)
+            ),
+            "is_submanifold": is_submanifold,
+            "is_symmetric": is_symmetric,
+            "centre": volume // 2 if is_symmetric else None,
+            "is_tiling": self.size == self.stride
+            and not any(before)
+            and all(d == 1 or k == 1 for d, k in zip(self.dilation, self.size, strict=True)),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(
@@ -71,53 +109,6 @@ class KernelSpec:
         stride_3 = size_3 if stride is None else as_triple(stride, name="stride")
         has_centre = any(k % 2 == 1 and k > 1 for k in size_3)
         return cls(size_3, stride_3, centred=not (has_centre and size_3 == stride_3))
-
-    @property
-    def volume(self) -> int:
-        """Number of offsets, K^3 for a cube."""
-        return math.prod(self.size)
-
-    @property
-    def is_submanifold(self) -> bool:
-        """True when the output sites are the input sites (stride 1)."""
-        return self.stride == (1, 1, 1)
-
-    @property
-    def is_symmetric(self) -> bool:
-        """True when offset ``k`` is minus offset ``volume - 1 - k`` and the stride is 1."""
-        return self.is_submanifold and self.centred and all(k % 2 == 1 for k in self.size)
-
-    @property
-    def centre(self) -> int | None:
-        """The offset at which every row of a symmetric window reads itself."""
-        return self.volume // 2 if self.is_symmetric else None
-
-    @property
-    def is_tiling(self) -> bool:
-        """True when every input is in exactly one window, because size and stride are equal.
-
-        False for centred windows, which are cut off at the grid's border.
-        """
-        return (
-            self.size == self.stride
-            and not any(self.before)
-            and all(d == 1 or k == 1 for d, k in zip(self.dilation, self.size, strict=True))
-        )
-
-    @property
-    def reach(self) -> Triple:
-        """The largest distance per axis, in input voxels, from a site to what its window reads."""
-        x, y, z = (
-            d * max(before, k - 1 - before)
-            for k, d, before in zip(self.size, self.dilation, self.before, strict=True)
-        )
-        return x, y, z
-
-    @property
-    def before(self) -> Triple:
-        """The number of offsets below zero, per axis."""
-        x, y, z = (k // 2 if k % 2 and self.centred else 0 for k in self.size)
-        return x, y, z
 
     def offsets(self) -> list[Triple]:
         """All offsets (dx, dy, dz), multiplied by the dilation, x fastest."""

@@ -27,20 +27,18 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, input: Features) -> Features:
-        if isinstance(input, SparseTensor):
-            return input.replace_feats(self._normalise(input.feats))
-        return self._normalise(input)
-
-    def _normalise(self, feats: Tensor) -> Tensor:
+        feats = input.feats if isinstance(input, SparseTensor) else input
         if self.training and feats.dim() == 2 and feats.shape[0] < 2 and self.track_running_stats:
             # Copies, because other batches update the statistics before this one's backward.
             mean, var = self.running_mean, self.running_var
             assert mean is not None
             assert var is not None
-            return F.batch_norm(
+            result = F.batch_norm(
                 feats, mean.clone(), var.clone(), self.weight, self.bias, eps=self.eps
             )
-        return super().forward(feats)
+        else:
+            result = super().forward(feats)
+        return input.replace_feats(result) if isinstance(input, SparseTensor) else result
 
 
 class ReLU(nn.ReLU):

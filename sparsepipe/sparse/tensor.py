@@ -91,11 +91,6 @@ class SparseTensor:
         """Dtype of the features."""
         return self.feats.dtype
 
-    @property
-    def num_channels(self) -> int:
-        """C, the number of columns of the features."""
-        return self.feats.shape[1]
-
     def __len__(self) -> int:
         return self.coords.shape[0]
 
@@ -138,9 +133,9 @@ class SparseTensor:
         cache.check()
         x, y, z = cache.extent
         keys_N = linear_keys(self.coords, cache.extent)
-        grid = self.feats.new_zeros(self.batch_size * x * y * z, self.num_channels)
+        grid = self.feats.new_zeros(self.batch_size * x * y * z, self.feats.shape[1])
         grid = grid.index_copy(0, keys_N, self.feats)
-        return grid.view(self.batch_size, x, y, z, self.num_channels).permute(0, 4, 1, 2, 3)
+        return grid.view(self.batch_size, x, y, z, self.feats.shape[1]).permute(0, 4, 1, 2, 3)
 
     @classmethod
     def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
@@ -225,21 +220,12 @@ def sparse_collate(
     return SparseTensor(feats_NC, coords_N4, spatial_shape=spatial_shape, batch_size=len(samples))
 
 
-def _flatten_with_keys(x: SparseTensor) -> tuple[list[tuple[Any, Any]], _Context]:
-    keys = pytree.GetAttrKey("feats"), pytree.GetAttrKey("coords")
-    return [(keys[0], x.feats), (keys[1], x.coords)], x._context()
-
-
-def _unflatten(children: Any, context: _Context) -> SparseTensor:
-    feats, coords = children
-    return _rebuild(feats, coords, context, None)
-
-
+_FEATS, _COORDS = pytree.GetAttrKey("feats"), pytree.GetAttrKey("coords")
 pytree.register_pytree_node(
     SparseTensor,
     lambda x: ([x.feats, x.coords], x._context()),
-    _unflatten,
-    flatten_with_keys_fn=_flatten_with_keys,
+    lambda children, context: _rebuild(*[*children, context, None]),
+    flatten_with_keys_fn=lambda x: ([(_FEATS, x.feats), (_COORDS, x.coords)], x._context()),
 )
 
 
@@ -250,7 +236,7 @@ def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     which waits for the device.
     """
     ours, theirs = ((len(each), *each._context()) for each in (x, y))
-    if ours != theirs or x.num_channels != y.num_channels:
+    if ours != theirs or x.feats.shape[1] != y.feats.shape[1]:
         raise CoordinateError(
             f"cannot add {x!r} and {y!r}",
             remedy="give both paths windows that produce the same sites, such as kernel size 2 "

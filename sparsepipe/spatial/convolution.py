@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.spatial.grid import Fetch, GiveBack, Grid, Move, give_back
+from sparsepipe.spatial.grid import Fetch, GiveBack, Grid, Move, give_back, halo_pieces
 from sparsepipe.spatial.intervals import Interval, Window, window_exchanges
 from sparsepipe.spatial.shard import (
     Shard,
@@ -193,21 +193,22 @@ class _Part:
     def compute(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Contribution of the inputs to the outputs, with ``bias``."""
         transposed = self.layer.windows[0].transposed
+        padding, pads = ([], []) if self.is_empty else self.padding
+        # Where outputs are cropped the bias is added behind.
+        is_behind = self.is_empty or bool(pads and transposed)
         if self.is_empty:
             channels = weight.shape[1] * self.layer.groups if transposed else weight.shape[0]
             sizes = [each.size for each in self.outputs]
             outputs = inputs.new_zeros((inputs.shape[0], channels, *sizes))
-            return outputs if bias is None else outputs.add_(_per_channel(bias, outputs))
-        padding, pads = self.padding
-        inputs = F.pad(inputs, pads) if pads and not transposed else inputs
-        is_cropped = bool(pads) and transposed
-        outputs = torch.ops.aten.convolution.default(
-            inputs, weight, None if is_cropped else bias, *self.layer.arguments(padding)
-        )
-        if is_cropped:
-            outputs = F.pad(outputs, pads)
-            outputs = outputs if bias is None else outputs.add_(_per_channel(bias, outputs))
-        return outputs
+        else:
+            inputs = F.pad(inputs, pads) if pads and not transposed else inputs
+            outputs = torch.ops.aten.convolution.default(
+                inputs, weight, None if is_behind else bias, *self.layer.arguments(padding)
+            )
+            outputs = F.pad(outputs, pads) if is_behind else outputs
+        if bias is None or not is_behind:
+            return outputs
+        return outputs.add_(bias.view(-1, *[1] * len(self.outputs)))
 
     def gradients(
         self, gradient: Tensor, inputs: Tensor | None, weight: Tensor, mask: Sequence[bool]
@@ -254,10 +255,6 @@ class _Part:
         return outputs
 
 
-def _per_channel(bias: Tensor, outputs: Tensor) -> Tensor:
-    return bias.view(-1, *[1] * (outputs.dim() - 2))
-
-
 class _ShardConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -281,9 +278,18 @@ class _ShardConvolution(torch.autograd.Function):
         """
         local, weight = ctx.saved_tensors
         layer: _Layer = ctx.layer
-        mask = ctx.needs_input_grad[:3]
+        moves, mask = layer.moves, ctx.needs_input_grad[:3]
         fetching = layer.start(local) if mask[1] else None
-        giving = _HaloGradients.start(layer, gradient, weight) if mask[0] else None
+        giving: GiveBack | None = None
+        halos: list[list[Tensor]] = []  # of each move, the last one first: before and behind
+        for place in reversed(range(len(moves) if mask[0] else 0)):
+            found = [
+                part.gradients(part.of(gradient), None, weight, [True, False, False])[0]
+                for part in layer.halos(place)
+            ]
+            halos.append(found)
+            if giving is None:  # go back along the last axis while the others are computed
+                giving = _start_giving_halos(found, moves[place], layer.grid)
         own = _Part(layer, layer.inside, layer.outputs)
         into, of_weight, of_bias = own.gradients(gradient, layer.narrowed(local), weight, mask)
         if mask[1]:
@@ -291,50 +297,24 @@ class _ShardConvolution(torch.autograd.Function):
                 if not part.is_empty:
                     needs = [False, True, False]
                     of_weight += part.gradients(part.of(gradient), halo, weight, needs)[1]
-        return None if giving is None else giving.wait(into), of_weight, of_bias, None
+        if giving is not None:
+            for (before, behind), move in zip(reversed(halos[1:]), moves[:-1], strict=True):
+                if before.shape[move.dim] or behind.shape[move.dim]:
+                    into = torch.cat([before, into, behind], move.dim)
+            into = giving.wait([(layer.inside[moves[-1].dim], into)], is_own=True)
+            into = give_back(into, moves[:-1], layer.grid, is_own=True)
+        return into if mask[0] else None, of_weight, of_bias, None
 
 
-@dataclass(slots=True)
-class _HaloGradients:
-    """Gradients of halos on their way back to the ranks that hold these.
-
-    Args:
-        layer: the convolution.
-        halos: for each of its moves but the last, the gradients of what it brought before and
-            behind.
-        giving: back along the last axis; None without other ranks.
-    """
-
-    layer: _Layer
-    halos: list[list[Tensor]]
-    giving: GiveBack | None
-
-    @classmethod
-    def start(cls, layer: _Layer, gradient: Tensor, weight: Tensor) -> _HaloGradients:
-        def brought(place: int) -> list[Tensor]:
-            return [
-                part.gradients(part.of(gradient), None, weight, [True, False, False])[0]
-                for part in layer.halos(place)
-            ]
-
-        if not layer.moves:
-            return cls(layer, [], None)
-        last = len(layer.moves) - 1
-        giving = GiveBack.start_halos(brought(last), layer.moves[last], layer.grid)
-        if not layer.grid.overlap:
-            giving.pending.wait()
-        return cls(layer, [brought(place) for place in range(last)], giving)
-
-    def wait(self, into: Tensor) -> Tensor:
-        """The gradient of this rank's shard, of which ``into`` is what its own outputs add."""
-        if self.giving is None:
-            return into
-        moves, grid = self.layer.moves, self.layer.grid
-        for (before, behind), move in zip(self.halos, moves[:-1], strict=True):
-            if before.shape[move.dim] or behind.shape[move.dim]:
-                into = torch.cat([before, into, behind], move.dim)
-        into = self.giving.wait([(self.layer.inside[moves[-1].dim], into)], is_own=True)
-        return give_back(into, moves[:-1], grid, is_own=True)
+def _start_giving_halos(halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
+    """Begins to give back the gradients of what :meth:`Fetch.halos` has brought."""
+    parts: list[Tensor] = []
+    for halo, pieces in zip(halos, halo_pieces(move, grid), strict=True):
+        parts += torch.split(halo, [piece.interval.size for piece in pieces], move.dim)
+    giving = GiveBack.start(parts, move, grid, like=halos[0])
+    if not grid.overlap:
+        giving.pending.wait()
+    return giving
 
 
 def _run_convolution(

@@ -145,7 +145,7 @@ class Grid:
         if has_torch_function_unary(local):
             return handle_torch_function(Grid.gather, (local,), self, local)
         moves = whole_on_all(self, range(-self.dimensions, 0), self.whole_sizes(local))
-        return gather_moved(local, moves, self)
+        return moved(local, moves, self, keeps_part=True)
 
     def whole_sizes(self, local: Tensor) -> tuple[int, ...]:
         """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
@@ -165,18 +165,28 @@ class Grid:
         entries = gather_numbers(entry, self.group, device=local.device, what="comparing shards")
         lead = local.dim() - self.dimensions
         shapes = [each[3 : 3 + each[0]] for each in entries]
-        if len({(*each[:3], *each[3 : 3 + lead]) for each in entries}) > 1:
-            raise _disagreement(entries)
+        is_balanced = len({(*each[:3], *each[3 : 3 + lead]) for each in entries}) == 1
         whole = []
-        for axis, parts in enumerate(self.shape):
+        for axis, parts in enumerate(self.shape if is_balanced else ()):
             step = math.prod(self.shape[axis + 1 :])
             size = sum(shapes[place * step][lead + axis] for place in range(parts))
             expected = shares(size, parts)
-            for rank, shape in enumerate(shapes):
-                if shape[lead + axis] != expected[rank // step % parts].size:
-                    raise _disagreement(entries)
+            is_balanced &= all(
+                shape[lead + axis] == expected[rank // step % parts].size
+                for rank, shape in enumerate(shapes)
+            )
             whole.append(size)
-        return tuple(whole)
+        if is_balanced:
+            return tuple(whole)
+        listed = []
+        for rank, (dims, dtype, with_gradient, *shape) in enumerate(entries):
+            name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype >= 0 else "another dtype"
+            needs = " that needs a gradient" * with_gradient
+            listed.append(f"rank {rank}: {name} {shape[:dims]}{needs}")
+        raise ConfigError(
+            f"ranks do not hold balanced shards of one batch: {'; '.join(listed)}",
+            remedy="let every rank read the same batch, and cut it with Grid.shard",
+        )
 
 
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
@@ -201,12 +211,12 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
             f"samples of {list(sizes)} cannot be cut into {ranks} shards",
             remedy="use fewer devices, or replicas of smaller grids",
         )
-
-    def exchanged(shape: tuple[int, ...]) -> int:
-        across = math.prod(sizes)
-        return sum((p - 1) * across // size for p, size in zip(shape, sizes, strict=True))
-
-    return min(found, key=lambda shape: (exchanged(shape), shape))
+    across = math.prod(sizes)
+    exchanged = {
+        shape: sum((p - 1) * across // size for p, size in zip(shape, sizes, strict=True))
+        for shape in found
+    }
+    return min(found, key=lambda shape: (exchanged[shape], shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +288,7 @@ class Fetch:
         before, behind = (
             [part for _, part in zip(pieces, received, strict=False)]
             or [self.local.narrow(self.move.dim, 0, 0)]
-            for pieces in _halo_pieces(self.move, self.grid)
+            for pieces in halo_pieces(self.move, self.grid)
         )
         return torch.cat(before, self.move.dim), torch.cat(behind, self.move.dim)
 
@@ -314,14 +324,6 @@ class GiveBack:
         )
         return cls(move, pending, like)
 
-    @classmethod
-    def start_halos(cls, halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
-        """Begins with gradients of what :meth:`Fetch.halos` has brought."""
-        parts: list[Tensor] = []
-        for halo, pieces in zip(halos, _halo_pieces(move, grid), strict=True):
-            parts += torch.split(halo, [piece.interval.size for piece in pieces], move.dim)
-        return cls.start(parts, move, grid, like=halos[0])
-
     def wait(self, kept: Sequence[tuple[Interval, Tensor]], *, is_own: bool = False) -> Tensor:
         """The gradient of this rank's shard.
 
@@ -344,7 +346,7 @@ class GiveBack:
         return total
 
 
-def _halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
+def halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
     """Pieces of a rank's halos that other ranks hold, before its shard and behind it."""
     own, end = grid.coordinate(move.axis), move.exchange.held.stop
     theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
@@ -379,9 +381,11 @@ def give_back(
 
 
 class _Moved(torch.autograd.Function):
+    """What a rank needs after a move; ``keeps_part``: its gradient is whole and equal on all."""
+
     @staticmethod
-    def forward(ctx: Any, local: Tensor, grid: Grid, move: Move) -> Tensor:
-        ctx.grid, ctx.move = grid, move
+    def forward(ctx: Any, local: Tensor, grid: Grid, move: Move, keeps_part: bool) -> Tensor:
+        ctx.grid, ctx.move, ctx.keeps_part = grid, move, keeps_part
         # Activation checkpointing computes again where a saved tensor is first needed. A layer with
         # an empty output saves none: with this one, messages go in the same order on every rank.
         ctx.save_for_backward(local.new_empty(0))
@@ -392,60 +396,26 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
-        return give_back(gradient, [ctx.move], ctx.grid), None, None
+        held = ctx.move.exchange.held
+        if ctx.keeps_part:
+            return gradient.narrow(ctx.move.dim, held.start, held.size), None, None, None
+        return give_back(gradient, [ctx.move], ctx.grid), None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, grid: Grid, moves: tuple[Move, ...]) -> Tensor:
-        ctx.moves = moves
-        found = fetch(local, moves, grid)
-        shared = found.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
-        return found.clone() if shared else found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        for move in ctx.moves:
-            held = move.exchange.held
-            gradient = gradient.narrow(move.dim, held.start, held.size)
-        return gradient, None, None
-
-
-def gather_moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """The whole that moves bring together; of its gradient, equal on all ranks, each keeps a part.
-
-    ``moves`` are those of :func:`whole_on_all`.
-    """
-    whole: Tensor = _Gather.apply(local, grid, tuple(moves))  # type: ignore[no-untyped-call]
-    return whole
-
-
-def moved(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
+def moved(local: Tensor, moves: Sequence[Move], grid: Grid, *, keeps_part: bool = False) -> Tensor:
     """Fetches what this rank needs after all moves; gradients go back to the ranks that hold it.
 
     Where a rank has all that it needs the result is a view, so that nothing is kept twice for the
-    backward pass.
+    backward pass. With ``keeps_part``, for moves of :func:`whole_on_all`, the gradient of the whole
+    is equal on all ranks, and each keeps its part.
     """
     for move in moves:
-        if move.exchange.is_nothing:
+        if move.exchange.is_nothing and not keeps_part:
             continue  # autograd would fill a whole tensor for a view of it
-        if move.exchange.is_alone:
+        if move.exchange.is_alone and not keeps_part:
             local = Fetch.start(local, move, grid).wait()
         else:
-            local = _Moved.apply(local, grid, move)  # type: ignore[no-untyped-call]
+            local = _Moved.apply(local, grid, move, keeps_part)  # type: ignore[no-untyped-call]
     return local
-
-
-def _disagreement(entries: Sequence[Sequence[int]]) -> ConfigError:
-    listed = []
-    for rank, (dims, dtype, with_gradient, *shape) in enumerate(entries):
-        name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype >= 0 else "another dtype"
-        needs = " that needs a gradient" * with_gradient
-        listed.append(f"rank {rank}: {name} {shape[:dims]}{needs}")
-    return ConfigError(
-        f"ranks do not hold balanced shards of one batch: {'; '.join(listed)}",
-        remedy="let every rank read the same batch, and cut it with Grid.shard",
-    )

@@ -165,7 +165,7 @@ def _batch_norm(
 
 @function_rule(F.group_norm)
 def _group_norm(
-    _: Any,
+    func: Any,
     input: Shard,
     num_groups: int,
     weight: Tensor | None = None,
@@ -173,19 +173,8 @@ def _group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     local = local_of(input)
-    if local.is_cuda and torch.is_autocast_enabled("cuda"):
+    if func is F.group_norm and local.is_cuda and torch.is_autocast_enabled("cuda"):
         local = local.float()  # as PyTorch's does there
-    return _by_groups(input, local, num_groups, weight, bias, eps)
-
-
-def _by_groups(
-    input: Shard,
-    local: Tensor,
-    num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
     uncut(input, 1, "a norm of groups of channels in")
     shape = whole_shape(input)
     grouped = local.reshape(shape[0], num_groups, shape[1] // num_groups, *local.shape[2:])
@@ -201,7 +190,7 @@ def _by_groups(
 
 @function_rule(F.instance_norm)
 def _instance_norm(
-    _: Any,
+    func: Any,
     input: Shard,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -213,4 +202,4 @@ def _instance_norm(
 ) -> Tensor:
     if running_mean is not None:
         raise without_rule("an instance norm that tracks running statistics")
-    return _by_groups(input, local_of(input), input.shape[1], weight, bias, eps)
+    return _group_norm(func, input, input.shape[1], weight, bias, eps)

@@ -85,13 +85,9 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             shapes = f"{list(whole_shape(first))} and {list(whole_shape(other))}"
             raise without_rule(f"{name} of shards of {shapes}")
 
-    def part(value: Any) -> Any:
-        if isinstance(value, Shard):
-            return local_of(value)
-        is_wide = isinstance(value, Tensor) and value.dim() > 0 and func is not F.prelu
-        return own_part(value, first) if is_wide and func is not torch.prelu else value
-
-    result = func(*map(part, args), **{name: part(value) for name, value in kwargs.items()})
+    cut = Shard if func in (F.prelu, torch.prelu) else Tensor  # a prelu's weight is of channels
+    parts, named = tree_map_only(cut, lambda each: own_part(each, first), (args, kwargs))
+    result = func(*parts, **named)
     if isinstance(result, Tensor):
         return alike(result, first)
     if result is NotImplemented:
@@ -122,17 +118,29 @@ def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> 
         return func(shard, *args, **kwargs)
 
 
-@function_rule(
-    Tensor.shape.__get__,  # type: ignore[attr-defined]
-    *(Tensor.size, Tensor.numel, torch.numel, Tensor.nelement, Tensor.__len__),
+_RULES_OF_ONE_LINE: tuple[tuple[list[Any], Callable[..., Any]], ...] = (
+    (  # what is asked of the whole
+        [
+            Tensor.shape.__get__,  # type: ignore[attr-defined]
+            *(Tensor.size, Tensor.numel, torch.numel, Tensor.nelement, Tensor.__len__),
+        ],
+        lambda func, shard, *args, **kwargs: func(
+            torch.empty(whole_shape(shard), device="meta"), *args, **kwargs
+        ),
+    ),
+    (
+        [Tensor.__repr__, Tensor.__str__],
+        lambda _, shard, **__: (
+            f"Shard({list(local_of(shard).shape)} of {list(whole_shape(shard))})"
+        ),
+    ),
+    (
+        _named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]),
+        lambda func, shard, *args, **kwargs: func(local_of(shard), *args, **kwargs),
+    ),
 )
-def _asked_of_whole(func: Callable[..., Any], shard: Shard, *args: Any, **kwargs: Any) -> Any:
-    return func(torch.empty(whole_shape(shard), device="meta"), *args, **kwargs)
-
-
-@function_rule(Tensor.__repr__, Tensor.__str__)
-def _text(_: Any, shard: Shard, **kwargs: Any) -> str:
-    return f"Shard({list(local_of(shard).shape)} of {list(whole_shape(shard))})"
+for _functions, _rule in _RULES_OF_ONE_LINE:
+    Shard.rules.update(dict.fromkeys(_functions, _rule))
 
 
 @function_rule(Tensor.grad.__get__)  # type: ignore[union-attr]
@@ -165,8 +173,7 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
                 f"Sizes of tensors must match except in dimension {place}: "
                 f"{list(whole_shape(first))} and {list(whole_shape(each))}"
             )
-    parts = [local_of(e) if isinstance(e, Shard) else own_part(e, first) for e in tensors]
-    return alike(torch.cat(parts, place), first)
+    return alike(torch.cat([own_part(each, first) for each in tensors], place), first)
 
 
 @function_rule(
@@ -266,8 +273,3 @@ def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
     draw = torch.rand if func is torch.rand_like else torch.randn
     more = {"dtype": local.dtype, "device": local.device, **kwargs}
     return alike(own_part(draw(tuple(whole_shape(input)), **more), input).clone(), input)
-
-
-@function_rule(*_named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]))
-def _new(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
-    return func(local_of(input), *args, **kwargs)

@@ -80,21 +80,6 @@ def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
     return added_up(summed, grid.group, what="values of shards").to(losses.dtype)
 
 
-def _reduced(
-    how: Callable[..., Tensor], shard: Shard, dim: int | Sequence[int] | None, keepdim: bool
-) -> Tensor:
-    count = local_of(shard).dim()
-    given = [dim] if isinstance(dim, int) else list(dim or range(count))
-    dims = [each - count if each >= 0 else each for each in given]
-    cut = set(dims) & set(shard.dims)
-    if cut and cut != set(shard.dims):
-        raise without_rule("a reduction over some of the dimensions that are cut")
-    if not cut:
-        return _without(how(local_of(shard), dims, keepdim=keepdim), shard, [] if keepdim else dims)
-    result = total(shard, dims, how)
-    return result if keepdim else result.squeeze(tuple(dims))
-
-
 def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
     """``local`` as a shard like ``shard``, of which the dimensions ``gone``, uncut, are missing."""
     dims = [dim + sum(each > dim for each in gone) for dim in shard.dims]
@@ -111,7 +96,16 @@ def _sum_mean_or_amax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     shard = input if dtype is None else alike(local_of(input).to(dtype), input)
-    return _reduced(getattr(torch, func.__name__), shard, dim, keepdim)
+    how, count = getattr(torch, func.__name__), local_of(shard).dim()
+    given = [dim] if isinstance(dim, int) else list(dim or range(count))
+    dims = [each - count if each >= 0 else each for each in given]
+    cut = set(dims) & set(shard.dims)
+    if cut and cut != set(shard.dims):
+        raise without_rule("a reduction over some of the dimensions that are cut")
+    if not cut:
+        return _without(how(local_of(shard), dims, keepdim=keepdim), shard, [] if keepdim else dims)
+    result = total(shard, dims, how)
+    return result if keepdim else result.squeeze(tuple(dims))
 
 
 @function_rule(torch.max, Tensor.max)
@@ -119,7 +113,7 @@ def _max(
     _: Any, input: Shard, dim: int | Tensor | None = None, keepdim: bool = False, **other: Tensor
 ) -> Any:
     if dim is None and not other:
-        return _reduced(torch.amax, input, None, False)
+        return _sum_mean_or_amax(torch.amax, input)
     if not isinstance(dim, int):
         return torch.maximum(input, other.get("other", dim))  # type: ignore[arg-type]
     place = uncut(input, dim, "max with indices over")
@@ -148,8 +142,8 @@ def _elementwise_loss(
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]
     shard = max(shards, key=lambda each: local_of(each).dim())
-    values = [_matching(value, shard) for value in args]
-    named = {name: _matching(value, shard) for name, value in kwargs.items()}
+    values = [own_part(value, shard) for value in args]
+    named = {name: own_part(value, shard) for name, value in kwargs.items()}
     losses = func(*values, reduction="none", **named)
     whole_losses = alike(losses, shard)
     if reduction == "none":
@@ -158,12 +152,6 @@ def _elementwise_loss(
     if reduction == "batchmean":
         return summed / shape[0]
     return summed if reduction == "sum" else summed / math.prod(shape)
-
-
-def _matching(value: Any, shard: Shard) -> Any:
-    if isinstance(value, Shard):
-        return local_of(value)
-    return own_part(value, shard) if isinstance(value, Tensor) and value.dim() else value
 
 
 @function_rule(F.cross_entropy, F.nll_loss)
@@ -185,7 +173,7 @@ def _class_loss(
         assert isinstance(target, Shard)
         input = cut(input, target.grid)
     uncut(input, 1, "classes in")
-    local = _matching(target, input)
+    local = own_part(target, input)
     losses = func(
         local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing
     )

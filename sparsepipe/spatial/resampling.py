@@ -98,6 +98,7 @@ def _windowed(
     windows: Sequence[Window],
     compute: Callable[[Tensor, list[Interval], list[int]], Tensor],
     *,
+    padding: float,
     keeps_input: bool,
 ) -> Shard:
     """Applies a layer with windows over the last dimensions to a shard and its halo.
@@ -105,7 +106,9 @@ def _windowed(
     Args:
         shard: of the whole.
         windows: of the layer.
-        compute: from the shard with its halo, this rank's outputs and the sizes of the whole.
+        compute: from the shard with its halo and padding, this rank's outputs and the sizes of
+            the whole.
+        padding: value of positions beyond the whole.
         keeps_input: whether PyTorch's layer keeps its input for the backward pass.
     """
     moves, grid = halo_moves(shard, windows), shard.grid
@@ -118,10 +121,14 @@ def _windowed(
         outputs[dim] = grid.held(axis, outputs[dim].size)
 
     def computed(ready: Tensor) -> Tensor:
-        if all(each.size for each in outputs):
-            return compute(ready, outputs, sizes)
-        shape = [*ready.shape[: -len(outputs)], *(each.size for each in outputs)]
-        return ready.flatten()[:0].clone().reshape(shape)  # connected, as on the other ranks
+        if not all(each.size for each in outputs):
+            shape = [*ready.shape[: -len(outputs)], *(each.size for each in outputs)]
+            return ready.flatten()[:0].clone().reshape(shape)  # connected, as on the other ranks
+        pads: list[int] = []
+        for window, mine, size in reversed(list(zip(windows, outputs, sizes, strict=True))):
+            pads += window.padding(mine, size)
+        ready = F.pad(ready, pads, value=padding) if any(pads) else ready
+        return compute(ready, outputs, sizes)
 
     local = local_of(shard)
     if not keeps_input or all(move.exchange.is_alone for move in moves):
@@ -129,16 +136,6 @@ def _windowed(
     else:
         result = _Recomputed.apply(local, grid, moves, computed)  # type: ignore[no-untyped-call]
     return alike(result, shard, full=full)
-
-
-def _padded(
-    ready: Tensor, windows: Sequence[Window], outputs: Sequence[Interval], sizes: Sequence[int],
-    value: float,
-) -> Tensor:  # fmt: skip
-    pads: list[int] = []
-    for window, mine, size in reversed(list(zip(windows, outputs, sizes, strict=True))):
-        pads += window.padding(mine, size)
-    return F.pad(ready, pads, value=value) if any(pads) else ready
 
 
 @function_rule(*_MAX.values(), torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
@@ -156,16 +153,15 @@ def _max_pool(
         raise without_rule("max_pool with return_indices")
     count = int(func.__name__[-2])  # max_pool2d
     windows = _pool_windows(count, kernel_size, stride, padding, dilation, ceil_mode)
-
-    def pool(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
-        return _MAX[count](
-            _padded(ready, windows, outputs, sizes, -math.inf),
-            [window.kernel for window in windows],
-            [window.stride for window in windows],
-            dilation=[window.dilation for window in windows],
-        )
-
-    return _windowed(input, windows, pool, keeps_input=True)
+    kernels, strides = [each.kernel for each in windows], [each.stride for each in windows]
+    dilations = [each.dilation for each in windows]
+    return _windowed(
+        input,
+        windows,
+        lambda ready, *_: _MAX[count](ready, kernels, strides, dilation=dilations),
+        padding=-math.inf,
+        keeps_input=True,
+    )
 
 
 @function_rule(*_AVG.values())
@@ -183,7 +179,6 @@ def _avg_pool(
     windows = _pool_windows(count, kernel_size, stride, padding, 1, ceil_mode)
 
     def pool(ready: Tensor, outputs: list[Interval], sizes: list[int]) -> Tensor:
-        ready = _padded(ready, windows, outputs, sizes, 0.0)
         kernel = [window.kernel for window in windows]
         mean = _AVG[count](ready, kernel, [window.stride for window in windows])
         for place, (window, mine, size) in enumerate(zip(windows, outputs, sizes, strict=True)):
@@ -197,34 +192,31 @@ def _avg_pool(
                 mean = mean * factor.view(-1, *[1] * (count - 1 - place))
         return mean
 
-    return _windowed(input, windows, pool, keeps_input=True)
+    return _windowed(input, windows, pool, padding=0.0, keeps_input=True)
 
 
-_Taps = Callable[[int], list[tuple[int, float]]]
-"""Positions of inputs, with their weights, that make one output."""
+_Taps = Sequence[Sequence[tuple[int, float]]]
+"""Of each output the positions of inputs that make it, with their weights."""
 
 
-def _picked(shard: Shard, dim: int, size: int, taps: _Taps) -> Shard:
-    """Weighted sums of positions along one of the last dimensions, of which ``size`` come out.
+def _picked(shard: Shard, dim: int, taps: _Taps) -> Shard:
+    """Weighted sums of positions along one of the last dimensions, one for each of ``taps``.
 
     As PyTorch does, it computes with values of half precision in single precision.
     """
-
-    def hull(outputs: Interval) -> Interval:
-        if not outputs.size:
-            return Interval(0, 0)
-        first, last = taps(outputs.start), taps(outputs.stop - 1)
-        ends = first[0][0], first[-1][0], last[0][0], last[-1][0]
-        return Interval(min(ends), max(ends) + 1)
-
-    local, full, mine, start = local_of(shard), list(shard.full), Interval(0, size), 0
+    local, full, start = local_of(shard), list(shard.full), 0
     if dim in shard.dims:
         grid, axis = shard.grid, shard.dims.index(dim)
-        outputs, place = shares(size, grid.shape[axis]), grid.coordinate(axis)
-        plans = exchanges(full[axis], tuple((hull(each),) for each in outputs))
+        outputs, place = shares(len(taps), grid.shape[axis]), grid.coordinate(axis)
+        hulls = []
+        for each in outputs:
+            ends = [i for o in taps[each.start : each.stop] for i in (o[0][0], o[-1][0])]
+            hulls.append(Interval(min(ends), max(ends) + 1) if ends else Interval(0, 0))
+        plans = exchanges(full[axis], tuple((hull,) for hull in hulls))
         local = moved(local, (Move(dim, axis, plans[place]),), grid)
-        full[axis], mine, start = size, outputs[place], hull(outputs[place]).start
-    rows = [[(i - start, weight) for i, weight in taps(o)] for o in range(mine.start, mine.stop)]
+        full[axis], start = len(taps), hulls[place].start
+        taps = taps[outputs[place].start : outputs[place].stop]
+    rows = [[(i - start, weight) for i, weight in row] for row in taps]
     result = local.narrow(dim, 0, 0)
     for tap in range(len(rows[0]) if rows else 0):
         index = torch.tensor([row[tap][0] for row in rows], device=local.device)
@@ -276,7 +268,7 @@ def _interpolate(
         if mode.startswith("nearest"):
             local = local_of(result)
             taps = _nearest_taps(n, m, scales[place], local, exact=mode == "nearest-exact")
-        result = _picked(result, place - count, m, taps)
+        result = _picked(result, place - count, taps)
     return result
 
 
@@ -285,12 +277,11 @@ def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact:
     on_host = values.device.type == "cpu"
     real = np.float64 if on_host and values.dtype == torch.float64 else np.float32
     ratio = real(n) / real(m) if scale is None else real(1 / scale)
-
-    def taps(o: int) -> list[tuple[int, float]]:
-        place = o + 0.5 * exact
+    taps = []
+    for output in range(m):
+        place = output + 0.5 * exact
         at = place * float(ratio) if on_host and exact else real(place) * ratio
-        return [(min(math.floor(np.float32(at)), n - 1), 1.0)]
-
+        taps.append([(min(math.floor(np.float32(at)), n - 1), 1.0)])
     return taps
 
 
@@ -299,14 +290,13 @@ def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _T
         ratio = (n - 1) / (m - 1) if m > 1 else 0.0
     else:
         ratio = n / m if scale is None else 1 / scale
-
-    def taps(o: int) -> list[tuple[int, float]]:
-        at = o * ratio if align_corners else max((o + 0.5) * ratio - 0.5, 0.0)
+    taps = []
+    for output in range(m):
+        at = output * ratio if align_corners else max((output + 0.5) * ratio - 0.5, 0.0)
         low = min(math.floor(at), n - 1)
         high = min(low + 1, n - 1)
         share = min(max(at - low, 0.0), 1.0)
-        return [(low, 1 - share), (high, share)]
-
+        taps.append([(low, 1 - share), (high, share)])
     return taps
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.spatial.grid import Grid, fetch, gather_moved, moved, whole_on_all
+from sparsepipe.spatial.grid import Grid, fetch, moved, whole_on_all
 
 FunctionRule = Callable[..., Any]
 _Rule = TypeVar("_Rule", bound=FunctionRule)
@@ -170,13 +170,18 @@ def share(whole: Tensor, grid: Grid) -> Shard:
 
 def gathered(shard: Shard) -> Tensor:
     """The whole on every rank, for computing on with it as one device would."""
-    return gather_moved(
-        local_of(shard), whole_on_all(shard.grid, shard.dims, shard.full), shard.grid
-    )
+    moves = whole_on_all(shard.grid, shard.dims, shard.full)
+    return moved(local_of(shard), moves, shard.grid, keeps_part=True)
 
 
-def own_part(value: Tensor, shard: Shard) -> Tensor:
-    """The part of a plain tensor, of sizes that broadcast to the whole, that is for ``shard``."""
+def own_part(value: Any, shard: Shard) -> Any:
+    """The part of an argument that is for ``shard``.
+
+    It is the local tensor of a shard, a part of a plain tensor whose sizes broadcast to the whole,
+    and any other value as it is.
+    """
+    if isinstance(value, Shard) or not isinstance(value, Tensor):
+        return local_of(value) if isinstance(value, Shard) else value
     for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
         if -dim > value.dim() or value.shape[dim] == 1:
             continue

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import sparsepipe.spatial.pointwise
 import sparsepipe.spatial.resampling  # noqa: F401
@@ -84,19 +84,15 @@ class _SpatialForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = False
-
-        def shard(value: Any) -> Any:
-            nonlocal plain
-            is_sample = isinstance(value, Tensor) and not isinstance(value, Shard)
-            if not is_sample or value.dim() < self.grid.dimensions + 2:
-                return value
-            plain = True
-            dims = range(-self.grid.dimensions, 0)
-            return shard_of(value, self.grid, dims, self.grid.whole_sizes(value))
-
+        leaves, form = tree_flatten((args, kwargs))
         if self.is_outermost:  # between shards of one's own it changes nothing
-            args, kwargs = tree_map(shard, args), tree_map(shard, kwargs)
-        leaves = tree_leaves((args, kwargs)) if self.by_rule is not None else []
+            dims = range(-self.grid.dimensions, 0)
+            for place, value in enumerate(leaves):
+                is_sample = isinstance(value, Tensor) and not isinstance(value, Shard)
+                if is_sample and value.dim() >= self.grid.dimensions + 2:
+                    plain, sizes = True, self.grid.whole_sizes(value)
+                    leaves[place] = shard_of(value, self.grid, dims, sizes)
+            args, kwargs = tree_unflatten(leaves, form)
         if self.by_rule is not None and any(isinstance(each, Shard) for each in leaves):
             result = self.by_rule(self.module, self.grid, *args, **kwargs)
         else:  # behind a global pool no argument is a shard
@@ -239,11 +235,13 @@ def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     """
     sizes = sample_sizes(whole, grid)
     grid.check(sizes)
-
-    def cut_one(leaf: Tensor) -> Tensor:
-        return share(leaf, grid) if has_sizes(leaf, sizes) else enter(leaf, grid)
-
-    def whole_one(leaf: Tensor) -> Tensor:
-        return gathered(leaf) if isinstance(leaf, Shard) else leave(leaf, grid)
-
-    return tree_map_only(Tensor, whole_one, layers(tree_map_only(Tensor, cut_one, whole)))
+    shards = tree_map_only(
+        Tensor,
+        lambda leaf: share(leaf, grid) if has_sizes(leaf, sizes) else enter(leaf, grid),
+        whole,
+    )
+    return tree_map_only(
+        Tensor,
+        lambda leaf: gathered(leaf) if isinstance(leaf, Shard) else leave(leaf, grid),
+        layers(shards),
+    )

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
-from sparsepipe.config.check import unknown_keys
+from sparsepipe.config.check import UNKNOWN_KEY
 from sparsepipe.config.compose import CONFIG_NAME
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import sweep_directory
@@ -159,7 +159,7 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
             refused = compose_job(loader, sweep, [*job.values()], number=0).refused
             if not isinstance(refused, ConfigError):
                 return
-            if not (unknown := unknown & unknown_keys(refused)):
+            if not (unknown := unknown.intersection(UNKNOWN_KEY.findall(refused.message))):
                 return
             first = first or refused
     except (HydraException, OmegaConfBaseException):

@@ -99,22 +99,18 @@ def _run_jobs(
     jobs += [(one.job.number, one.job.overrides) for one in composed]
     texts = own_texts([words for _, words in jobs], given=given_overrides(config))
     by_number = {one.job.number: one for one in composed}
-
-    # Hydra's callbacks of jobs, as if these ran in this process.
-    def on_start(job: SweptJob) -> None:
-        whole = by_number[job.number].whole
-        context.callbacks.on_job_start(config=whole, task_function=lambda config: None)
-
-    def on_end(record: JobRecord) -> None:
-        one = by_number[record.number]
-        context.callbacks.on_job_end(config=one.whole, job_return=_returned(one, record))
-
     runner = Runner(
         Slots(machine=there, max_jobs=settings.max_jobs),
         settings=settings,
         texts={number: text for (number, _), text in zip(jobs, texts, strict=True)},
-        on_start=on_start,
-        on_end=on_end,
+        # Hydra's callbacks of jobs, as if these ran in this process.
+        on_start=lambda job: context.callbacks.on_job_start(
+            config=by_number[job.number].whole, task_function=lambda config: None
+        ),
+        on_end=lambda record: context.callbacks.on_job_end(
+            config=by_number[record.number].whole,
+            job_return=_returned(by_number[record.number], record),
+        ),
         earlier=earlier,
         total=expected_jobs(config, begun=len(jobs)),
     )

@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,34 +36,31 @@ Status = Literal["finished", "failed", "stopped", "not started"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptJob:
-    """A job of a sweep, before it has a result."""
+    """A job of a sweep, before it has a result.
+
+    Attributes:
+        path: its directory.
+        file: the input of its process.
+        log: the output of its process.
+        started: names the run directory as soon as it is known.
+        record: its result.
+    """
 
     number: int
     overrides: tuple[str, ...]
     sweep: Path
+    path: Path = field(init=False)
+    file: Path = field(init=False)
+    log: Path = field(init=False)
+    started: Path = field(init=False)
+    record: Path = field(init=False)
 
-    @property
-    def path(self) -> Path:
-        return self.sweep / "jobs" / str(self.number)
-
-    @property
-    def file(self) -> Path:
-        """The input of the job's process."""
-        return self.path / "job.yaml"
-
-    @property
-    def log(self) -> Path:
-        """The output of the job's process."""
-        return self.path / "log.txt"
-
-    @property
-    def started(self) -> Path:
-        """Names the run directory as soon as it is known."""
-        return self.path / "started.json"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "record.json"
+    def __post_init__(self) -> None:
+        path = self.sweep / "jobs" / str(self.number)
+        object.__setattr__(self, "path", path)
+        names = {"file": "job.yaml", "log": "log.txt", "started": "started.json"}
+        for attribute, name in {**names, "record": "record.json"}.items():
+            object.__setattr__(self, attribute, path / name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,15 +51,12 @@ def _kinds(run: ResolvedRun, there: Machine) -> tuple[str, ...]:
     if run.inventory.accelerator != "cuda" or task.cores is not None:
         return ()
     every = tuple(gpu.kind for gpu in there.gpus)
+    finds_machine = run.spec.hardware.locate() is cluster.local
     own_way = task.chooses_devices or type(task).processes is not Task.processes
-    if own_way or run.spec.search is not None or not _finds_machine(run.spec):
+    if own_way or run.spec.search is not None or not finds_machine:
         return every
     names = tuple(place.name for place in run.places)
     return names if any_alike_serve(run.places) else every
-
-
-def _finds_machine(spec: RunSpec) -> bool:
-    return spec.hardware.locate() is cluster.local
 
 
 def whole_machine(spec: RunSpec) -> dict[str, Any] | None:
@@ -67,7 +64,7 @@ def whole_machine(spec: RunSpec) -> dict[str, Any] | None:
 
     None for a job whose inventory is written down.
     """
-    if not _finds_machine(spec):
+    if spec.hardware.locate() is not cluster.local:
         return None
     target = spec.inventory_target
     inventory = yaml.safe_load(target.build().to_yaml())

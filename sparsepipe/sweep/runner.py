@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import methodcaller
-from types import FrameType
 
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
@@ -215,14 +214,10 @@ def _signals_noted() -> Iterator[list[int]]:
         yield found
         return
 
-    def note(signum: int, frame: FrameType | None) -> None:
-        del frame
-        found.append(signum)
-
     before = {signum: signal.getsignal(signum) for signum in SIGNALS}
     for signum, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(signum, note)
+            signal.signal(signum, lambda signum, frame: found.append(signum))
     try:
         yield found
     finally:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from sparsepipe.config.run_spec import is_below
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.measurements import mean_of, unlike_notes
-from sparsepipe.report.tables import cell_of, is_below, overrides_beside, tables_of
+from sparsepipe.report.tables import cell_of, overrides_beside, tables_of
 from sparsepipe.runs.ledger_table import Row, plan_text
 
 STRATEGIES: Mapping[str, str] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,12 +15,12 @@ class Backend(Protocol):
     """Differentiable convolution and max pooling of sparse tensors.
 
     Backends hold no state of a model: they can be copied, pickled and shared.
+
+    Attributes:
+        name: short name for configurations, logs and profiles.
     """
 
-    @property
-    def name(self) -> str:
-        """Short name for configurations, logs and profiles."""
-        ...
+    name: ClassVar[str]
 
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsepipe.sparse.gather_plan import GatherPlan, RowBlock
+from sparsepipe.sparse.gather_plan import RowBlock
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.saved_tensors import save, saved
 
@@ -26,18 +26,16 @@ class _Workspace(threading.local):
     caching allocator does that, and respects streams.
     """
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
         """An uninitialised tensor of ``shape``, valid until the next call with ``name``."""
         if like.device.type != "cpu":
             return like.new_empty(shape)
         size = shape[0] * shape[1] * like.element_size()
-        buffer = self._buffers.get(name)
+        buffers: dict[str, Tensor] = vars(self)  # of this thread
+        buffer = buffers.get(name)
         if buffer is None or buffer.numel() < size:
             buffer = torch.empty(size, dtype=torch.uint8, device=like.device)
-            self._buffers[name] = buffer
+            buffers[name] = buffer
         return buffer[:size].view(like.dtype).view(shape)
 
 
@@ -81,14 +79,26 @@ def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
 
 
 class _Convolution(torch.autograd.Function):
-    """One matrix product per offset on gathered rows, summed per output row."""
+    """One matrix product per offset on gathered rows, summed per output row.
+
+    ``out[r] = sum over pairs (r, s) at offset k of feats[s] @ kernel[k]``
+    """
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
         save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
         plan = kernel_map.gather_plan(_block_rows(kernel_map, kernel_KCD))
         feats_NC = feats_NC.contiguous()
-        return _sum_of_products(plan, feats_NC, kernel_KCD, centre=kernel_map.spec.centre)
+        kernels, centre = kernel_KCD.unbind(0), kernel_map.spec.centre
+        sums = []
+        for block in plan:
+            parts = _allocate_parts(block, kernel_KCD.shape[2], feats_NC)
+            for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
+                if k == centre or part.shape[0]:  # at the centre every row is its own source
+                    read = _rows("gathered", feats_NC, block, None if k == centre else rows_P)
+                    torch.mm(read, kernels[k], out=part)
+            sums.append(_bag_sum(parts, block))
+        return torch.cat(sums) if len(sums) > 1 else sums[0]
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -145,25 +155,6 @@ class _NarrowConvolution(torch.autograd.Function):
                 need_kernel=False,
             )
         return grad_feats, grad_kernel, None
-
-
-def _sum_of_products(
-    plan: GatherPlan, source_SC: Tensor, kernel_KCD: Tensor, *, centre: int | None
-) -> Tensor:
-    """``out[r] = sum over pairs (r, s) at offset k of source[s] @ kernel[k]``.
-
-    At the offset ``centre`` (if any) every row is its own source.
-    """
-    kernels = kernel_KCD.unbind(0)
-    sums = []
-    for block in plan:
-        parts = _allocate_parts(block, kernel_KCD.shape[2], source_SC)
-        for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
-            if k == centre or part.shape[0]:
-                read = _rows("gathered", source_SC, block, None if k == centre else rows_P)
-                torch.mm(read, kernels[k], out=part)
-        sums.append(_bag_sum(parts, block))
-    return torch.cat(sums) if len(sums) > 1 else sums[0]
 
 
 def _gradients(

@@ -62,7 +62,11 @@ class NativeBackend:
         (x, y, z) order, as in dense max pooling.
         """
         kernel_map = x.cache.kernel_map(spec)
-        return at_level(x, max_pool(x.feats, kernel_map), kernel_map.output or x.cache, spec)
+        if kernel_map.num_outputs:
+            out = _MaxPool.apply(x.feats, kernel_map)  # type: ignore[no-untyped-call]
+        else:
+            out = x.feats.sum(0).expand(0, -1)
+        return at_level(x, out, kernel_map.output or x.cache, spec)
 
 
 def at_level(
@@ -107,14 +111,6 @@ class Round:
     offsets_P1: Tensor
 
 
-def max_pool(feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:
-    """Largest input of each window [M, C]; the gradient goes to the first one that is largest."""
-    if kernel_map.num_outputs == 0:
-        return feats_NC.sum(0).expand(0, -1)
-    out: Tensor = _MaxPool.apply(feats_NC, kernel_map)  # type: ignore[no-untyped-call]
-    return out
-
-
 def build_rounds(kernel_map: KernelMap) -> list[Round]:
     """Sort the pairs by their position in their window, in the scan order of dense pooling.
 
@@ -139,6 +135,8 @@ def build_rounds(kernel_map: KernelMap) -> list[Round]:
 
 
 class _MaxPool(torch.autograd.Function):
+    """Largest input of each window [M, C]; the gradient goes to the first one that is largest."""
+
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:
         # Every output has an input, so the first round covers them all, in order.

@@ -24,7 +24,7 @@ _kernel_maps: WeakKeyDictionary[CoordinateCache, dict[bool, Any]] = WeakKeyDicti
 
 
 @dataclass(frozen=True)
-class TorchSparseBackend:
+class TorchSparseBackend(NativeBackend):
     """Submanifold convolutions of odd size by torchsparse, everything else by the native backend.
 
     Computes in float32 and float16. Output sites, weights and results equal those of the native
@@ -77,10 +77,6 @@ class TorchSparseBackend:
                 remedy="build torchsparse 2.1, or use backend=native",
             )
         return convolve(torchsparse, x, kernel, bias, spec)
-
-    def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """Delegates to :meth:`NativeBackend.max_pool3d`."""
-        return _NATIVE.max_pool3d(x, spec)
 
 
 def convolve(

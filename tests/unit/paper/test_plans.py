@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.compose import assets_dir
+from sparsepipe.config.compose import ASSETS
 from sparsepipe.errors import PlanError
 from sparsepipe.paper.plans import MODEL, MP_DEVICE, paper_mp_plan, paper_problem
 from sparsepipe.partition.explanation import as_plan, explain
@@ -23,7 +23,7 @@ SPLITS = {5: "1-2-1-1", 6: "4-1-1", 7: "4-1-1-1", 8: "4-1-1-1-1"}  # Table III
 
 
 def shipped(gpus: int) -> Path:
-    return assets_dir() / "plans" / "paper" / f"mp_{gpus}gpu.json"
+    return ASSETS / "plans" / "paper" / f"mp_{gpus}gpu.json"
 
 
 def models(plan: Plan) -> list[str]:
