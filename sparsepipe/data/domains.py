@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,14 +258,14 @@ class FolderDomains(DomainDataModule):
         )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class InTurn:
     """The batches of several loaders, one loader after the other, each with its domain.
 
     Without loaders it has one empty batch, since all processes take part in an evaluation.
     """
 
-    def __init__(self, loaders: Mapping[str, DataLoader[dict[str, Any]]]) -> None:
-        self.loaders = loaders
+    loaders: Mapping[str, DataLoader[dict[str, Any]]]
 
     def __len__(self) -> int:
         return sum(map(len, self.loaders.values())) or 1

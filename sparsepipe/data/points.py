@@ -6,7 +6,7 @@ Shapes: S shapes of a split, P points stored per shape, N points in use, 3 axes.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ _CHUNK_SHAPES = 256
 """Shapes in memory at once while frames are measured."""
 
 
+@dataclass(slots=True, eq=False)
 class MappedArray:
     """A ``.npy`` file that is memory-mapped on first use in each process.
 
@@ -35,11 +36,8 @@ class MappedArray:
     receiving a copy of the array.
     """
 
-    __slots__ = ("_array", "path")
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._array: NDArray[Any] | None = None
+    path: Path
+    _array: NDArray[Any] | None = field(default=None, init=False, repr=False)
 
     @property
     def array(self) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from sparsepipe.cluster import Inventory, Link
@@ -57,11 +57,34 @@ class DevicePool:
         kinds: at least one.
         inside: bytes/s between devices of each host, by its name.
         between: bytes/s between hosts.
+
+    Attributes:
+        counts: all devices of each kind.
+        num_devices: N, devices of all kinds.
+        speeds: bandwidths that two devices can have between them.
+        is_uniform: whether one bandwidth holds between any two devices.
     """
 
     kinds: tuple[DeviceKind, ...]
     inside: Mapping[str, float]
     between: float
+    counts: Counts = field(init=False, compare=False, repr=False)
+    num_devices: int = field(init=False, compare=False, repr=False)
+    speeds: frozenset[float] = field(init=False, compare=False, repr=False)
+    is_uniform: bool = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        counts = tuple(kind.count for kind in self.kinds)
+        on_host = dict.fromkeys(self.inside, 0)
+        for kind in self.kinds:
+            on_host[kind.host] += kind.count
+        speeds = {self.inside[host] for host, count in on_host.items() if count > 1}
+        if len(self.inside) > 1:
+            speeds.add(self.between)
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "num_devices", sum(counts))
+        object.__setattr__(self, "speeds", frozenset(speeds))
+        object.__setattr__(self, "is_uniform", len(speeds) <= 1)
 
     @classmethod
     def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> DevicePool:
@@ -79,30 +102,6 @@ class DevicePool:
         of_all = "the inventory, between its hosts,"
         between = _speed(inventory.link, of_all, inventory) if len(inside) > 1 else inf
         return cls(kinds=kinds, inside=inside, between=between)
-
-    @property
-    def counts(self) -> Counts:
-        """All devices of each kind."""
-        return tuple(kind.count for kind in self.kinds)
-
-    @property
-    def num_devices(self) -> int:
-        """N, devices of all kinds."""
-        return sum(self.counts)
-
-    @property
-    def _speeds(self) -> set[float]:
-        """Bandwidths that two devices can have between them."""
-        of_host = dict.fromkeys(self.inside, 0)
-        for kind in self.kinds:
-            of_host[kind.host] += kind.count
-        inside = {self.inside[host] for host, count in of_host.items() if count > 1}
-        return inside | ({self.between} if len(self.inside) > 1 else set())
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether one bandwidth holds between any two devices."""
-        return len(self._speeds) <= 1
 
     def host_of(self, counts: Sequence[int]) -> int:
         """Number of the host that holds all of some devices, or :data:`SEVERAL`."""
@@ -136,7 +135,7 @@ class DevicePool:
     def cut_bytes_per_s(self, host: int, following: int) -> float:
         """Bandwidth between successive stages, each on one host or :data:`SEVERAL`."""
         if self.is_uniform:
-            return next(iter(self._speeds), inf)
+            return next(iter(self.speeds), inf)
         if host == following != SEVERAL:
             return list(self.inside.values())[host]
         return self.between

@@ -9,7 +9,7 @@ one whose stages, one after another, have those of the hosts that the inventory 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
@@ -151,23 +151,24 @@ class SynchronousStages:
 
     Args:
         setting: checked; ``auto``: the cheapest layers with which each stage fits its devices.
+
+    Attributes:
+        recomputes: whether some layers may be recomputed.
+        named_stages: numbers of the stages that the setting names.
     """
 
     setting: Setting
     microbatches: Microbatches
+    recomputes: bool = field(init=False, compare=False, repr=False)
+    named_stages: frozenset[int] = field(init=False, compare=False, repr=False)
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether some layers may be recomputed."""
-        if isinstance(self.setting, Mapping):
-            return any(self.setting.values())
-        return self.setting != "none"
-
-    @property
-    def named_stages(self) -> frozenset[int]:
-        """Numbers of the stages that the setting names."""
-        named = self.setting.get("stages", []) if isinstance(self.setting, Mapping) else []
-        return frozenset(named)
+    def __post_init__(self) -> None:
+        setting, named = self.setting, frozenset[int]()
+        recomputes = setting != "none"
+        if isinstance(setting, Mapping):
+            recomputes, named = any(setting.values()), frozenset(setting.get("stages", []))
+        object.__setattr__(self, "recomputes", recomputes)
+        object.__setattr__(self, "named_stages", named)
 
     def is_whole(self, stage: int) -> bool:
         """Whether a stage is one span by the setting."""

@@ -54,11 +54,6 @@ class ImageShift:
         return shifted
 
 
-def _noisy(image: Image, rng: Generator) -> Image:
-    noise = rng.standard_normal(image.shape[1:], np.float32)
-    return image + np.float32(0.35) * noise
-
-
 def _blurred(image: Image, rng: Generator) -> Image:
     blurred: Image = ndimage.gaussian_filter(image, (0, 1.6, 1.6))
     return blurred / max(float(blurred.max()), 1e-6)
@@ -117,7 +112,9 @@ SHIFTS: dict[ImageShiftKind, _Draw] = {
     "none": lambda image, rng: image,
     "blended": _blended,
     "inverted": lambda image, rng: 1 - image,
-    "noisy": _noisy,
+    "noisy": lambda image, rng: (
+        image + np.float32(0.35) * rng.standard_normal(image.shape[1:], np.float32)
+    ),
     "blurred": _blurred,
     "thick": lambda image, rng: ndimage.grey_dilation(image, size=(1, 4, 4)),
     "slanted": _slanted,

@@ -92,10 +92,10 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
     ]
     for own_s, load_s in zip(compute_s_KL, loads_s(profiles), strict=True):
         own_s[0] += load_s
-
-    def most(name: str) -> Floats:
-        return _most([[getattr(layer, name) or 0.0 for layer in p.layers] for p in profiles])
-
+    most = {
+        name: _most([[getattr(layer, name) or 0.0 for layer in p.layers] for p in profiles])
+        for name in ("parameter_bytes", "activation_bytes", "begin_bytes", "end_bytes")
+    }
     stored_KL = []
     for own in profiles:
         inputs = [own.input_bytes, *(layer.activation_bytes for layer in own.layers[:-1])]
@@ -107,11 +107,11 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
         )
     return Spans(
         compute_s_KI=_sums(np.array(compute_s_KL)),
-        parameter_bytes_I=_sums(most("parameter_bytes")),
+        parameter_bytes_I=_sums(most["parameter_bytes"]),
         stored_bytes_I=_sums(_most(stored_KL)),
-        cut_bytes_I=np.array([0.0, *most("activation_bytes")[:-1], 0.0]),
-        begin_bytes_I=np.array([*most("begin_bytes"), 0.0]),
-        end_bytes_I=np.array([0.0, *most("end_bytes")]),
+        cut_bytes_I=np.array([0.0, *most["activation_bytes"][:-1], 0.0]),
+        begin_bytes_I=np.array([*most["begin_bytes"], 0.0]),
+        end_bytes_I=np.array([0.0, *most["end_bytes"]]),
     )
 
 
@@ -129,15 +129,15 @@ def state_spans(states: Sequence[Sequence[State]]) -> Spans:
         )
     places = [0, *(state.layers for state in states[0])]
     wide = np.array([[a & ~b == 0 for b in places] for a in places])
-
-    def of(name: str) -> Floats:
-        return _most([[0.0, *(getattr(state, name) for state in kind)] for kind in states])
-
+    most = {
+        name: _most([[0.0, *(getattr(state, name) for state in kind)] for kind in states])
+        for name in ("parameter_bytes", "input_bytes", "cut_bytes")
+    }
     return Spans(
         compute_s_KI=np.array([[0.0, *(state.compute_s for state in kind)] for kind in states]),
-        parameter_bytes_I=of("parameter_bytes"),
-        stored_bytes_I=of("input_bytes"),
-        cut_bytes_I=of("cut_bytes"),
+        parameter_bytes_I=most["parameter_bytes"],
+        stored_bytes_I=most["input_bytes"],
+        cut_bytes_I=most["cut_bytes"],
         nested_II=wide & ~np.eye(len(places), dtype=np.bool_),
     )
 

@@ -65,13 +65,12 @@ def exhaustive(
     second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)
     last = [p for p, times in short if fewest == 1 or times[-2] <= second * (1 + EQUAL)]
     kinds = tuple(pool.kinds[k] for k in sorted(set(likes)))
-
-    def key(plan: list[Choice]) -> tuple[list[str], list[list[int]]]:
+    keys = []
+    for plan in last:
         alike = [replace(stage, counts=together(stage.counts, likes)) for stage in plan]
-        texts = [stage.text(kinds) for stage in alike]
-        return texts, [[-count for count in stage.counts] for stage in plan]
-
-    return min(last, key=key)
+        hosts = [[-count for count in stage.counts] for stage in plan]
+        keys.append(([stage.text(kinds) for stage in alike], hosts))
+    return last[keys.index(min(keys))]
 
 
 def how_many(num_layers: int, pool: DevicePool) -> int:
