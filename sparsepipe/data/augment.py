@@ -149,10 +149,6 @@ class CloudShift:
 _Shift = Callable[[FloatArray, int, float, Generator], FloatArray]
 
 
-def _size_of(cloud_N3: FloatArray) -> float:
-    return float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
-
-
 def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
     """A random direction that is nearly horizontal, from above."""
     turn, rise = rng.uniform(0, 2 * np.pi), rng.uniform(0.1, 0.7)
@@ -182,7 +178,8 @@ def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> 
 
 def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
     """Noise on each point, and some points anywhere."""
-    noise_N3 = rng.standard_normal(cloud_N3.shape) * 0.015 * strength * _size_of(cloud_N3)
+    size = float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
+    noise_N3 = rng.standard_normal(cloud_N3.shape) * 0.015 * strength * size
     outliers = rng.uniform(
         cloud_N3.min(0), cloud_N3.max(0), (int(0.03 * strength * len(cloud_N3)), 3)
     )
@@ -194,7 +191,8 @@ def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) ->
     for _ in range(2):
         middle_3 = cloud_N3[rng.integers(len(cloud_N3))]
         near = np.linalg.norm(cloud_N3 - middle_3, axis=1)
-        left = near > 0.18 * strength * _size_of(cloud_N3)
+        size = float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
+        left = near > 0.18 * strength * size
         if left.sum() >= _LEAST:
             cloud_N3 = cloud_N3[left]
     return cloud_N3

@@ -69,6 +69,7 @@ class DomainDataModule(pl.LightningDataModule):
                 )
             each.stream = number
             self._domains[name] = each
+        self._source: Any = self._domains[names[0]]
         self.domains = names
         """Names of the domains, the source first."""
         self._evaluated = tuple(names if evaluated is None else evaluated)
@@ -88,10 +89,6 @@ class DomainDataModule(pl.LightningDataModule):
     def in_channels(self) -> int:
         """Channels of a sample of the source."""
         return int(self._source.in_channels)
-
-    @property
-    def _source(self) -> Any:
-        return self._domains[self.domains[0]]
 
     def fingerprint(self) -> str:
         """Digest of the data of all domains."""
@@ -258,7 +255,7 @@ class FolderDomains(DomainDataModule):
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False)
 class InTurn:
     """The batches of several loaders, one loader after the other, each with its domain.
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from operator import methodcaller
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -71,7 +71,7 @@ class SweepState:
 
 class Lines:
     """A line when a job begins, and one when it ends; in between, how far the running ones are
-    whenever nothing was logged for long. Shown while the block runs.
+    whenever nothing was logged for long.
 
     Args:
         silence: since when nothing was logged.
@@ -80,11 +80,8 @@ class Lines:
     def __init__(self, silence: Silence = SILENCE) -> None:
         self._silence = silence
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+    def close(self) -> None:
+        """Ends the view, if it has taken anything."""
 
     def began(self, row: JobRow, state: Callable[[], SweepState]) -> None:
         log.info("job %d: %s", row.number, row.text)
@@ -120,11 +117,7 @@ class LiveView(Lines):
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._shown_s = -_EVERY_S
 
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._live.stop()
 
     def began(self, row: JobRow, state: Callable[[], SweepState]) -> None:
@@ -142,6 +135,7 @@ class LiveView(Lines):
 
     def _draw(self, state: SweepState) -> None:
         self._shown_s = time.monotonic()
+        self._live.start()  # at the first one
         room = max(3, self._console.height - 6)
         self._live.update(picture(state, room=room, width=self._console.width), refresh=True)
 
@@ -191,12 +185,8 @@ class SafeDisplay:
         self._view = view or (LiveView(Console(stderr=True)) if in_terminal else Lines())
         self._failed = False
 
-    def __enter__(self) -> Self:
-        self.show(lambda view: view.__enter__())
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.show(lambda view: view.__exit__(None, None, None))
+    def close(self) -> None:
+        self.show(methodcaller("close"))
 
     def show(self, action: Callable[[Lines], object]) -> None:
         if self._failed:
@@ -206,7 +196,7 @@ class SafeDisplay:
         except Exception as error:  # whatever it is: jobs count, and not how they are shown
             self._failed = True
             with suppress(Exception):
-                self._view.__exit__(None, None, None)  # which restores the streams
+                self._view.close()  # which restores the streams
             log.warning("the sweep goes on without a display: %s: %s", type(error).__name__, error)
 
 

@@ -46,8 +46,17 @@ def launch(
             compose_job(context.config_loader, config, each, number=first + index)
             for index, each in enumerate(overrides)
         ]
+    refused = {one.job.number: one.refused for one in composed if one.refused is not None}
     try:
-        records = _refused(composed, context) or _run_jobs(config, composed, settings, context)
+        if len(refused) < len(composed):
+            records = _run_jobs(config, composed, settings, context)
+        else:  # without importing what runs jobs: a misspelt key need not wait for torch
+            records = {
+                one.job.number: refusal(one.job, refused[one.job.number]) for one in composed
+            }
+            for one in composed:
+                returned = _returned(one, records[one.job.number])
+                context.callbacks.on_job_end(config=one.whole, job_return=returned)
     except SystemExit:
         # Hydra would not call its callbacks, which make the table of what has finished so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
@@ -55,21 +64,6 @@ def launch(
         raise
     note_exit_code([records[number] for number in sorted(records)])
     return [_returned(one, records[one.job.number]) for one in composed]
-
-
-def _refused(composed: Sequence[ComposedJob], context: HydraContext) -> dict[int, JobRecord]:
-    """The records of jobs none of which can be run; empty where one can.
-
-    What runs jobs is not imported for them: a misspelt key need not wait for torch.
-    """
-    refused = [one for one in composed if one.refused is not None]
-    if len(refused) < len(composed):
-        return {}
-    records = {one.job.number: refusal(one.job, one.refused) for one in refused if one.refused}
-    for one in refused:
-        returned = _returned(one, records[one.job.number])
-        context.callbacks.on_job_end(config=one.whole, job_return=returned)
-    return records
 
 
 def _run_jobs(

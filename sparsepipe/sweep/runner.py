@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from operator import methodcaller
 
@@ -86,7 +86,7 @@ class Runner:
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}
-        with self._display, _signals_noted() as signals:
+        with closing(self._display), _signals_noted() as signals:
             for record in known:
                 self._add(record)
             try:

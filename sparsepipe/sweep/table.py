@@ -106,7 +106,16 @@ def sweep_rows(
     """
     names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
     differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
-    found = [_figures(job) for job in jobs]
+    found = []
+    for job in jobs:  # its result, with the plan as text and one rate
+        result = {**job.result, "plan": None}
+        if (config := result.get("plan_config")) is not None:
+            result["plan"] = plan_text(str(config), result.get("plan_cuts") or ())
+        if result.get("kind") == "emulated":
+            result[_MINIBATCHES] = result.get("minibatches")
+        for rate in [rate for rate in _RATES if result.get(rate) is not None][1:]:
+            del result[rate]
+        found.append(result)
     for rate in _RATES:
         first = next((row[rate] for row in found if row.get(rate)), None)
         for row in found:
@@ -230,15 +239,3 @@ def _best_places(jobs: Sequence[SweepJob], objective: Objective | None) -> list[
     return best_of(
         [job.result for job in jobs], objective.key, mode=objective.mode or mode_of(objective.key)
     )
-
-
-def _figures(job: SweepJob) -> dict[str, Any]:
-    """A job's result, with the plan as text and one rate."""
-    result = {**job.result, "plan": None}
-    if (config := result.get("plan_config")) is not None:
-        result["plan"] = plan_text(str(config), result.get("plan_cuts") or ())
-    if result.get("kind") == "emulated":
-        result[_MINIBATCHES] = result.get("minibatches")
-    for rate in [rate for rate in _RATES if result.get(rate) is not None][1:]:
-        del result[rate]
-    return result

@@ -63,16 +63,17 @@ class CostModel:
         return self.cut / (bytes_per_s * receivers if self.cut_is_shared else bytes_per_s)
 
 
-def _preset(name: str, sync: float, shared: bool, cut: float, cut_shared: bool) -> CostModel:
-    return CostModel(name=name, sync=sync, sync_is_shared=shared, cut=cut, cut_is_shared=cut_shared)
-
-
 PRESETS: Mapping[str, CostModel] = MappingProxyType(
     {
-        "eq4": _preset("eq4", 2, False, 1, False),
-        "pipedream": _preset("pipedream", 4, True, 2, True),
-        "sparsepipe_mp": _preset("sparsepipe_mp", 2, True, 2, True),
-        "sparsepipe_hete": _preset("sparsepipe_hete", 2, True, 2, False),
+        name: CostModel(
+            name=name, sync=sync, sync_is_shared=shared, cut=cut, cut_is_shared=cut_shared
+        )
+        for name, sync, shared, cut, cut_shared in (
+            ("eq4", 2, False, 1, False),
+            ("pipedream", 4, True, 2, True),
+            ("sparsepipe_mp", 2, True, 2, True),
+            ("sparsepipe_hete", 2, True, 2, False),
+        )
     }
 )
 """``eq4``: the paper's equations to the letter. ``pipedream``: PipeDream's published optimizer.
@@ -94,7 +95,10 @@ def cost_model(name: str | CostModel) -> CostModel:
         return name
     sync, _, cut = name.partition("_")
     if sync in ("2", "4") and cut in ("whole", "shared"):
-        return _preset(name, float(sync), True, 2, cut == "shared")
+        is_shared = cut == "shared"
+        return CostModel(
+            name=name, sync=float(sync), sync_is_shared=True, cut=2, cut_is_shared=is_shared
+        )
     found = by_name(name, PRESETS, kind="cost model")
     model = found if isinstance(found, CostModel) else found()
     if not isinstance(model, CostModel):

@@ -9,7 +9,7 @@ import pty
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from rich.console import Console
@@ -71,7 +71,8 @@ def test_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
     clock_s = iter([0, 29, 30, 30, 31])
     silence = Silence(clock=lambda: float(next(clock_s)))
-    with caplog.at_level(logging.INFO), Lines(silence) as lines:
+    lines = Lines(silence)
+    with caplog.at_level(logging.INFO):
         lines.began(ROWS[3], lambda: STATE)
         for row in ROWS[:3]:
             lines.ended(row, lambda: STATE)
@@ -104,7 +105,7 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as ours:
         live = SafeDisplay()._view
         assert isinstance(live, LiveView)
-        with live:
+        with closing(live):
             live.began(ROWS[3], lambda: STATE)
             sys.stdout.write("outputs/tiny/abc\n")  # a run's directory, above the table
             live.ended(ROWS[0], lambda: STATE)
