@@ -41,31 +41,26 @@ class BatchNorm(nn.BatchNorm1d):
         return input.replace_feats(result) if isinstance(input, SparseTensor) else result
 
 
-class ReLU(nn.ReLU):
+class _RowWise(nn.Module):
+    """Forward of a layer of PyTorch that acts on each row: of features in a sparse tensor too."""
+
+    def forward(self, input: Features) -> Features:
+        if isinstance(input, SparseTensor):
+            return input.replace_feats(super().forward(input.feats))
+        found: Features = super().forward(input)
+        return found
+
+
+class ReLU(_RowWise, nn.ReLU):
     """Rectifier."""
 
-    def forward(self, input: Features) -> Features:
-        if isinstance(input, SparseTensor):
-            return input.replace_feats(super().forward(input.feats))
-        return super().forward(input)
 
-
-class Linear(nn.Linear):
+class Linear(_RowWise, nn.Linear):
     """The same linear map at every voxel."""
 
-    def forward(self, input: Features) -> Features:
-        if isinstance(input, SparseTensor):
-            return input.replace_feats(super().forward(input.feats))
-        return super().forward(input)
 
-
-class Dropout(nn.Dropout):
+class Dropout(_RowWise, nn.Dropout):
     """Set single features to zero at random in training."""
-
-    def forward(self, input: Features) -> Features:
-        if isinstance(input, SparseTensor):
-            return input.replace_feats(super().forward(input.feats))
-        return super().forward(input)
 
 
 class Conv3d(nn.Module):
