@@ -72,19 +72,17 @@ def unlike_notes(
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         by_seed.setdefault(row.get("seed"), []).append(row)
-
-    def names(runs: Sequence[Row]) -> str:
-        return ", ".join(str(run.get("run_id")) for run in runs)
-
     notes = []
     for seed, runs in by_seed.items():
         if len(runs) > 1:
             keys = ", ".join(differing(runs)) or "nothing that is recorded"
-            which = f"runs {names(runs)} all have seed {seed} and differ in {keys}"
+            names = ", ".join(str(run.get("run_id")) for run in runs)
+            which = f"runs {names} all have seed {seed} and differ in {keys}"
             notes.append(f"{which}: {of_one_seed}")
     keys = ", ".join(key for key in differing(rows) if matters(key))
     if keys and not notes:
-        notes.append(f"runs {names(rows)} differ in {keys}: the mean is of all")
+        names = ", ".join(str(run.get("run_id")) for run in rows)
+        notes.append(f"runs {names} differ in {keys}: the mean is of all")
     return notes
 
 

@@ -78,17 +78,15 @@ def tables_of(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> list[tuple[K
 def _belongs(row: Row, own: Key, table: Key) -> bool:
     for name, value in own.items():
         expected = table.get(name, value)
-        fits = value == expected
-        if isinstance(value, tuple):
-            further = set(expected) - set(value)
-            fits = set(value) <= set(expected) and all(_has_value(row, word) for word in further)
-        if not fits:
+        if not isinstance(value, tuple):
+            if value != expected:
+                return False
+            continue
+        if not set(value) <= set(expected):
             return False
+        for word in set(expected) - set(value):  # made without it, a run may have its value
+            key, _, text = word.partition("=")
+            found = row.get(key if "." in key else f"hydra.choices.{key}")
+            if found is None or (str(found) != text and found != yaml.safe_load(text)):
+                return False
     return True
-
-
-def _has_value(row: Row, word: str) -> bool:
-    """Whether a run that was made without an override has its value nevertheless."""
-    name, _, text = word.partition("=")
-    value = row.get(name if "." in name else f"hydra.choices.{name}")
-    return value is not None and (str(value) == text or bool(value == yaml.safe_load(text)))

@@ -102,12 +102,6 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
 
     Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
     """
-
-    def chosen(*words: str) -> Any:
-        config = loader.load_configuration(CONFIG_NAME, [*words], run_mode=RunMode.MULTIRUN)
-        kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
-        return OmegaConf.to_container(kept, resolve=False)
-
     for word in overrides:
         if not word.lstrip("+").startswith("experiment="):
             continue
@@ -117,8 +111,14 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
             names = [*override.sweep_string_iterator()] if swept else []
             # Launcher and sweeper on the command line count for all of them.
             words = [each for each in overrides if each.startswith(("hydra/", "hydra.searchpath="))]
-            usual = chosen(*words)
-            own = [each for each in names if chosen(*words, f"experiment={each}") != usual]
+            chosen: list[Any] = []  # without an experiment, and by each of them
+            for more in ([], *([f"experiment={each}"] for each in names)):
+                config = loader.load_configuration(
+                    CONFIG_NAME, [*words, *more], run_mode=RunMode.MULTIRUN
+                )
+                kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
+                chosen.append(OmegaConf.to_container(kept, resolve=False))
+            own = [n for n, each in zip(names, chosen[1:], strict=True) if each != chosen[0]]
         except (HydraException, OmegaConfBaseException):
             return  # Hydra raises its own
         if own:

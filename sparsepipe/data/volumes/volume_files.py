@@ -289,20 +289,19 @@ def _in_class_folders(root: Path, classes: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def _in_pairs(root: Path) -> Entries:
-    def stem(name: str) -> str:
-        return name[: -len(suffix_of(Path(name)))]
-
     listings = list_folder(root / "inputs", suffixes=SUFFIXES)
     names = [file.name for file in find_files(root / "labels", SUFFIXES)[0]]
-    labels = {stem(name): root / "labels" / name for name in names}
-    inputs = {stem(name) for listing in listings.values() for name in listing.names}
+    given = [name for listing in listings.values() for name in listing.names]
+    stems = {name: name[: -len(suffix_of(Path(name)))] for name in (*names, *given)}
+    labels = {stems[name]: root / "labels" / name for name in names}
+    inputs = {stems[name] for name in given}
     if alone := sorted(inputs ^ labels.keys()):
         raise DataError(
             f"{root} has no {'label' if alone[0] in inputs else 'input'} for {named(alone)}",
             remedy="give an input and its labels the same name, in inputs and labels",
         )
     return {
-        split: [(listing.root / name, labels[stem(name)]) for name in listing.names]
+        split: [(listing.root / name, labels[stems[name]]) for name in listing.names]
         for split, listing in listings.items()
     }
 
