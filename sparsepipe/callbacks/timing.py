@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 from typing_extensions import override
 
-from sparsepipe.emulate import lift_limits, set_limits
+from sparsepipe.emulate import set_limits
 from sparsepipe.emulate.training import Rates, rates, steady_part
 from sparsepipe.runtime.base_worker import StageWorker
 from sparsepipe.runtime.collectives import process_group
@@ -230,4 +230,4 @@ class StepTimer(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         process_group.gather_objects(True, what="lifting the links' limits")
         if trainer.is_global_zero:
-            lift_limits()
+            set_limits(lifted=True)

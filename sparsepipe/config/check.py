@@ -21,7 +21,7 @@ from sparsepipe.config.schema import Config, Node
 from sparsepipe.config.target import names_in_source, parameters_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import in_words, wrong_value
-from sparsepipe.utils.extensions import suggest
+from sparsepipe.utils.extensions import nearest
 
 UNKNOWN_KEY = re.compile(r"unknown key '([^']*)'")
 _WITHOUT_NODES = ("hydra", "paper", "runs")
@@ -104,7 +104,7 @@ def _path_in(value: Any, place: Iterable[Any]) -> tuple[str, ...]:
 def unknown_key(name: Any, known: Iterable[str], *, path: Iterable[str] = ()) -> str:
     """The message of an unknown key, with the nearest name."""
     prefix = "".join(f"{part}." for part in path)
-    return f"unknown key '{prefix}{name}'{suggest(str(name), known, prefix=prefix)}"
+    return f"unknown key '{prefix}{name}'{nearest(str(name), known, prefix=prefix, lists=True)}"
 
 
 def _misspelt(config: Mapping[str, Any]) -> Iterator[str]:

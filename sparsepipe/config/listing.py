@@ -17,7 +17,7 @@ from pathlib import Path
 from hydra.conf import ConfigSourceInfo
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.utils.extensions import suggest
+from sparsepipe.utils.extensions import nearest
 
 PARTS = "base"
 """Directories of this name hold what options are made of, and no options."""
@@ -93,7 +93,7 @@ def list_options(
     names = [found.name for found in groups]
     if group is not None and group not in names:
         raise ConfigError(
-            f"there is no group '{group}'{suggest(group, names)}",
+            f"there is no group '{group}'{nearest(group, names, lists=True)}",
             remedy="leave task.group out: all groups are listed then",
         )
     shown = [found for found in groups if group in (None, found.name)]

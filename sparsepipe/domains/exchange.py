@@ -153,13 +153,7 @@ class OneLossRank(_OverGrids):
                 _send(packed, rank, ranks)
             return found
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.encoders)
-        sizes = ranks.sizes(codes.sizes, device=device)
-        return self._sent(module, codes, sizes)
-
-    def _sent(
-        self, module: DomainSeparation, codes: Codes, sizes: Sequence[Sequence[int]]
-    ) -> MinibatchLosses:
-        ranks, last = self.ranks, self.ranks.placement.ranks - 1
+        sizes, last = ranks.sizes(codes.sizes, device=device), ranks.placement.ranks - 1
         packed = torch.cat([codes.shared_BC, codes.private_BC], 1)
         target = codes.target.to(packed.dtype)
         _send(target, last, ranks)

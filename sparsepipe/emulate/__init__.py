@@ -6,7 +6,6 @@ from sparsepipe.emulate.ranks import (
     announce_hosts,
     emulated_layout,
     enter_host,
-    lift_limits,
     set_limits,
 )
 
@@ -17,6 +16,5 @@ __all__ = [
     "emulated_hosts",
     "emulated_layout",
     "enter_host",
-    "lift_limits",
     "set_limits",
 ]

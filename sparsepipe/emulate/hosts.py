@@ -7,12 +7,12 @@ without: the names of namespaces have their owners in them.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from sparsepipe.cluster import Inventory
@@ -24,7 +24,6 @@ from sparsepipe.emulate.layout import (
     leftovers,
     making,
     owners,
-    unmaking,
 )
 from sparsepipe.errors import HardwareError
 from sparsepipe.utils.files import LockHeldError, file_lock
@@ -46,7 +45,8 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
         NotPermitted: this process may not make namespaces.
         HardwareError: they cannot be made, or the link cannot be emulated.
     """
-    owner = machine.this_process()
+    owner = machine.owner_of(os.getpid())
+    assert owner is not None, "this process lives"
     lay_out(inventory, owner=owner, block=0, time_scale=time_scale)  # refused before it is begun
     layout: Layout | None = None
     try:
@@ -87,7 +87,7 @@ def remove_leftovers() -> None:
 
 def _left_over() -> tuple[list[str], list[str]]:
     there = machine.namespaces()
-    living = machine.living(owners(there).values())
+    living = {owner for owner in owners(there).values() if machine.owner_of(owner.pid) == owner}
     return leftovers(there, machine.interfaces(), living=living)
 
 
@@ -97,7 +97,9 @@ def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
     for pid in machine.end_processes(there):
         log.warning("process %d of an emulated cluster does not end", pid)
     failed: dict[str, str] = {}
-    for command in unmaking(there, [name for name in cables if name in machine.interfaces()]):
+    loose = [name for name in cables if name in machine.interfaces()]
+    commands = [("ip", "link", "del", cable) for cable in loose]
+    for command in [*commands, *(("ip", "netns", "del", name) for name in there)]:
         try:
             machine.do(command)
         except HardwareError as error:
@@ -148,10 +150,6 @@ def signals_held() -> Iterator[None]:
     Only that one: its handler would take a second one as a request to end at once.
     """
     came: list[int] = []
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
-
     # Blocked as well, for the commands that are started within, which get a terminal's Ctrl-C
     # too. Blocking alone is not enough: libraries have threads that would take the signals.
     handlers: dict[signal.Signals, Any] = {}
@@ -159,7 +157,7 @@ def signals_held() -> Iterator[None]:
         found = {signum: signal.getsignal(signum) for signum in _SIGNALS}
         handlers = {s: h for s, h in found.items() if h not in (signal.SIG_IGN, None)}
         for signum in handlers:
-            signal.signal(signum, note)
+            signal.signal(signum, lambda signum, frame: came.append(signum))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield

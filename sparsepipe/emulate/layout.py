@@ -14,7 +14,7 @@ each other in its store is no traffic of the cluster.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 
@@ -143,7 +143,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
 
 
 def making(layout: Layout) -> list[Command]:
-    """Commands that make the cluster, in order; each may be undone by :func:`unmaking`."""
+    """Commands that make the cluster, in order, each of which can be undone."""
     found: list[Command] = [
         ("ip", "netns", "add", layout.switch),
         ("ip", "-n", layout.switch, "link", "add", "name", _BRIDGE, "type", "bridge"),
@@ -193,14 +193,6 @@ def _buckets(station: Station, layout: Layout) -> list[Command]:
     ]
 
 
-def unmaking(namespaces: Sequence[str], cables: Sequence[str]) -> list[Command]:
-    """Commands that remove interfaces and namespaces of a cluster."""
-    return [
-        *(("ip", "link", "del", cable) for cable in cables),
-        *(("ip", "netns", "del", namespace) for namespace in namespaces),
-    ]
-
-
 def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
     """The processes that made namespaces of emulated clusters, by these namespaces."""
     found = {name: _NAMESPACE.fullmatch(name) for name in namespaces}
@@ -210,7 +202,7 @@ def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
 def leftovers(
     namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
 ) -> tuple[list[str], list[str]]:
-    """Namespaces and cables of processes that have ended; :func:`unmaking` removes them."""
+    """Namespaces and cables of processes that have ended."""
     pids = {owner.pid for owner in living}
     dead = [name for name, owner in owners(namespaces).items() if owner not in living]
     cables = {name: _CABLE.fullmatch(name) for name in interfaces}

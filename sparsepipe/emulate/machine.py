@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -92,24 +92,14 @@ def interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
-def this_process() -> Owner:
-    started = _started(os.getpid())
-    assert started is not None
-    return Owner(pid=os.getpid(), started=started)
-
-
-def living(owners: Iterable[Owner]) -> set[Owner]:
-    return {owner for owner in owners if _started(owner.pid) == owner.started}
-
-
-def _started(pid: int) -> int | None:
-    """Start time of a process in kernel ticks; None where it has ended or is a zombie."""
+def owner_of(pid: int) -> Owner | None:
+    """A living process with its start time in kernel ticks; None: it has ended or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # a process's name may hold anything
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else Owner(pid=pid, started=int(fields[19]))
 
 
 def living_in(namespace: str) -> list[int]:

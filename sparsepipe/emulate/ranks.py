@@ -29,18 +29,12 @@ def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManag
 
 def emulated_layout() -> Layout | None:
     """The cluster in which this rank is; None: it has no network of its own."""
-    found = _announced()
-    return None if found is None else found[0]
-
-
-def _announced() -> tuple[Layout, list[str]] | None:
-    """The cluster, and the host of each rank."""
     text = os.environ.get(_VARIABLE)
     if text is None:
         return None
-    found = json.loads(text)
-    stations = tuple(Station(**station) for station in found["layout"]["stations"])
-    return Layout(**{**found["layout"], "stations": stations}), found["hosts"]
+    found = json.loads(text)["layout"]
+    stations = tuple(Station(**station) for station in found["stations"])
+    return Layout(**{**found, "stations": stations})
 
 
 def enter_host() -> None:
@@ -50,21 +44,14 @@ def enter_host() -> None:
     at which ranks meet is reached by the other one. Does nothing where the cluster has no
     network of its own.
     """
-    found = _announced()
-    if found is None:
+    layout = emulated_layout()
+    if layout is None:
         return
-    layout, hosts = found
-    host = hosts[int(os.environ["RANK"])]
+    host = json.loads(os.environ[_VARIABLE])["hosts"][int(os.environ["RANK"])]
     station = next(station for station in layout.stations if station.host == host)
-    _enter(station.namespace)
-    os.environ["GLOO_SOCKET_IFNAME"] = DATA
-    os.environ["MASTER_ADDR"] = station.launcher
-
-
-def _enter(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
     try:
-        handle = os.open(machine.NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(machine.NAMESPACES / station.namespace, os.O_RDONLY | os.O_CLOEXEC)
         failed = libc.setns(handle, _CLONE_NEWNET)
         number = ctypes.get_errno() if failed else 0
         os.close(handle)
@@ -72,21 +59,19 @@ def _enter(namespace: str) -> None:
         number = error.errno or 0
     if number:
         raise HardwareError(
-            f"this rank cannot enter its emulated host {namespace}: {os.strerror(number)}",
+            f"this rank cannot enter its emulated host {station.namespace}: {os.strerror(number)}",
             remedy="run the command again, and do not remove namespaces of running processes "
             "(`ip netns`)",
         )
+    os.environ["GLOO_SOCKET_IFNAME"] = DATA
+    os.environ["MASTER_ADDR"] = station.launcher
 
 
-def lift_limits() -> None:
-    """Lets bytes go as fast as they can, before and after a training; for one rank."""
+def set_limits(*, lifted: bool = False) -> None:
+    """Limits the links, or lets bytes go as fast as they can: before and after a training.
+
+    To be called by one rank.
+    """
     if (layout := emulated_layout()) is not None:
-        for command in limiting(layout, lifted=True):
-            machine.do(command)
-
-
-def set_limits() -> None:
-    """Undoes :func:`lift_limits`."""
-    if (layout := emulated_layout()) is not None:
-        for command in limiting(layout):
+        for command in limiting(layout, lifted=lifted):
             machine.do(command)

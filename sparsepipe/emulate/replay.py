@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _MOST_CREDIT_S = 0.1
 """How much too long a pause may have been for the next ones to make up for it."""
 
 
+@dataclass(slots=True, eq=False)
 class ReplayPace:
     """Pauses whose sum is right: time passes as if something had been computed.
 
@@ -32,17 +34,11 @@ class ReplayPace:
     ``time_scale`` says how many times as long every pause is.
     """
 
-    def __init__(
-        self,
-        time_scale: float = 1.0,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._time_scale = time_scale
-        self.clock = clock
-        self._sleep = sleep
-        self._owed_s = 0.0
+    time_scale: float = 1.0
+    _: KW_ONLY
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+    _owed_s: float = 0.0
 
     def take(self, seconds: float, *, since_s: float | None = None) -> None:
         """Lets time pass, multiplied by the scale.
@@ -50,19 +46,19 @@ class ReplayPace:
         Work since ``since_s``, by the clock, takes some of that time by itself, or all of it.
         """
         worked_s = 0.0 if since_s is None else self.clock() - since_s
-        self._owed_s += max(0.0, self._time_scale * seconds - worked_s)
+        self._owed_s += max(0.0, self.time_scale * seconds - worked_s)
         if self._owed_s < _GRAIN_S:
             return
         begin_s = self.clock()
-        self._sleep(self._owed_s)
+        self.sleep(self._owed_s)
         self._owed_s = max(self._owed_s - (self.clock() - begin_s), -_MOST_CREDIT_S)
 
 
+@dataclass(slots=True, eq=False)
 class Zeros:
     """Tensors of zeros that share one memory; they must not be written to."""
 
-    def __init__(self) -> None:
-        self._memory = torch.zeros(0)
+    _memory: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def of(self, count: int, *more: int) -> Tensor:
         """float32 [count, *more]."""
@@ -77,19 +73,16 @@ class Zeros:
 ZEROS = Zeros()
 
 
-def floats_in(size_bytes: float) -> int:
-    """float32 numbers that make up a size, one at least: a gradient needs one."""
-    return max(1, math.ceil(size_bytes / 4))
-
-
 def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
     """The shape (n,) of a whole minibatch, or (r, c) of one that is cut into microbatches.
 
     ``rows`` is r of a whole minibatch, None if it is not cut, and ``of_rows`` r of a microbatch.
+    n and c are 1 at least: a gradient needs one number.
     """
+    floats = max(1, math.ceil(size_bytes / (rows or 1) / 4))
     if rows is None:
-        return (floats_in(size_bytes),)
-    return (rows if of_rows is None else of_rows, floats_in(size_bytes / rows))
+        return (floats,)
+    return (rows if of_rows is None else of_rows, floats)
 
 
 class ReplayLayer(nn.Module):
@@ -108,7 +101,7 @@ class ReplayLayer(nn.Module):
         self.pace = pace
         self.rows = rows
         size_bytes = profile.parameter_bytes
-        weight = nn.Parameter(torch.zeros(floats_in(size_bytes))) if size_bytes else None
+        weight = nn.Parameter(torch.zeros(shape_of(size_bytes, None))) if size_bytes else None
         self.register_parameter("weight_p", weight)
 
     def forward(self, value_n: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runs.ledger import load_results, run_directories
 from sparsepipe.runs.ledger_table import rows_of
 from sparsepipe.utils.arguments import is_number
-from sparsepipe.utils.extensions import suggest
+from sparsepipe.utils.extensions import nearest
 from sparsepipe.utils.files import PathLike, expanded
 
 Mode = Literal["max", "min"]
@@ -147,4 +147,4 @@ def without_figure(
     others = [figure for figure in figures if of_test or not figure.startswith("test")]
     if objective.startswith("val/"):
         remedy = f"train with data.val_share above 0, or {remedy}"
-    return ConfigError(f"{message}{suggest(objective, others)}", remedy=remedy)
+    return ConfigError(f"{message}{nearest(objective, others, lists=True)}", remedy=remedy)

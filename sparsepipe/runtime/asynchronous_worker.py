@@ -131,7 +131,7 @@ class AsynchronousWorker(StageWorker[Events]):
         else:
             message = self._messages.receive(Kind.ACTIVATION, self._number - 1, minibatch)
             value, included = message.tree, message.meta["included"]
-            rest = self._rest(minibatch)
+            rest = self._messages.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
         assert included == included_at(self._plan, minibatch), included
         with self._slowed():
             leaves = weights.begin(

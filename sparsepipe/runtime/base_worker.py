@@ -153,12 +153,6 @@ def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None
     return nullcontext() if recorder is None else recorder.moment(part)
 
 
-def merge_in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
-    """Values that several ranks have of minibatches, in the order of their first components."""
-    pairs = sorted((pair for part in parts for pair in part), key=operator.itemgetter(0))
-    return [item for _, item in pairs]
-
-
 class StageWorker(ABC, Generic[_Events]):
     """Runs one rank's share of every minibatch, in the contexts that ``slowed`` makes.
 
@@ -238,7 +232,7 @@ class StageWorker(ABC, Generic[_Events]):
             value, rest = self._open_minibatch(minibatch, batch)
         else:
             value = self._messages.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
-            rest = self._rest(minibatch)
+            rest = self._messages.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
         found: list[tuple[int, Any]] = []
         if self._last:
             with self._slowed():
@@ -267,9 +261,6 @@ class StageWorker(ABC, Generic[_Events]):
             return Message(minibatch=minibatch, tree=value)
 
         return self._messages.share(opened).tree, None
-
-    def _rest(self, minibatch: int) -> Any:
-        return self._messages.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
 
     def _flight(self, value: Any, rest: Any, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Takes a minibatch, by its number in the whole run, forward through this stage."""

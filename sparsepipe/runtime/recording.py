@@ -123,7 +123,7 @@ class Recorder:
                     took_s, core_s = self.clock() - inside, self.core_clock() - core_s
                     self.without_core_s = (self.without_core_s or 0.0) + took_s - core_s
         if self._records and self._action is None:
-            self._add_span("input", begin)
+            self.spans.append(Span(self.rank, "input", start=begin, end=self.clock()))
         elif self._records:
             self._computed += (begin, self.clock())
 
@@ -133,10 +133,7 @@ class Recorder:
         begin, records = self.clock(), self._records
         yield
         if records:
-            self._add_span(part, begin)
-
-    def _add_span(self, part: Part, begin: float) -> None:
-        self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))
+            self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))
 
     def mark(self) -> Mark:
         """Now, for :meth:`since`."""
@@ -150,4 +147,5 @@ class Recorder:
         acts = self._action is not None or any(s.is_action for s in self.spans[mark.spans :])
         if self._records and not acts:
             del self.spans[mark.spans :]
-            self._add_span(part, max([mark.time_s, *(span.end for span in self.spans[-1:])]))
+            begin = max([mark.time_s, *(span.end for span in self.spans[-1:])])
+            self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))

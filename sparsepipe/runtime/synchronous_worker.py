@@ -161,7 +161,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             return opened
         message = self._messages.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]
-        rest = self._rest(number) if samples else None
+        has_rest = self._last and samples
+        rest = self._messages.receive(Kind.BATCH, 0, number).tree if has_rest else None
         return _OwnPart(samples=samples, weight=weight, value=message.tree, rest=rest)
 
     def _backward(self, number: int) -> None:

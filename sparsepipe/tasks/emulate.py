@@ -22,7 +22,7 @@ from sparsepipe.cluster.places import named_places
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Emulation
 from sparsepipe.config.target import Target
-from sparsepipe.emulate import emulated_layout, lift_limits
+from sparsepipe.emulate import emulated_layout, set_limits
 from sparsepipe.emulate.replay import ReplayPace
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
@@ -99,7 +99,7 @@ class TrainEmulated(Task):
         callbacks = [run.keep_plan(), timer, StopOnSignal(run.watch, None)]
         trainer = run.trainer(callbacks, silent=True, **_INSTEAD)
         if rank == 0:
-            lift_limits()  # before any rank sends
+            set_limits(lifted=True)  # before any rank sends
         minibatches = minibatches_per_reader(run, self.minibatches)
         trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
         found, plan, link = timer.rates(), plan_values(run, trainer), run.inventory.link

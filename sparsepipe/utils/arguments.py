@@ -71,15 +71,15 @@ def checked(target: C) -> C:
     function = target.__init__ if inspect.isclass(target) else target
     signature = inspect.signature(function)
 
-    @functools.cache
-    def adapters() -> dict[str, TypeAdapter[Any] | None]:
-        hints = typing.get_type_hints(target, include_extras=True)
-        return {name: _adapter(hint) for name, hint in hints.items() if _has_limits(hint)}
+    adapters: dict[str, TypeAdapter[Any] | None] = {}  # made at the first call
 
     @functools.wraps(function)
     def call(*args: Any, **arguments: Any) -> Any:
         given = signature.bind(*args, **arguments).arguments
-        for name, adapter in adapters().items():
+        if not adapters:
+            hints = typing.get_type_hints(target, include_extras=True).items()
+            adapters.update({name: _adapter(hint) for name, hint in hints if _has_limits(hint)})
+        for name, adapter in adapters.items():
             try:
                 if name in given and adapter is not None:
                     adapter.validate_python(given[name])

@@ -28,23 +28,19 @@ DottedPath = Annotated[str, AfterValidator(_dotted)]
 """Type of an option that also takes the dotted path of a callable, by which it is imported."""
 
 
-def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+def nearest(name: str, known: Iterable[str], *, prefix: str = "", lists: bool = False) -> str:
     """A hint at the name that was probably meant, with a leading space; empty without a like one.
 
     Args:
         name: as somebody gave it.
         known: all valid names.
         prefix: is printed before the name.
+        lists: all valid names are the hint where none is like it.
     """
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f" (nearest: '{prefix}{found[0]}')" if found else ""
-
-
-def suggest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """The hint of :func:`nearest`; without a like name, all valid names."""
     options = list(known)
-    listed = f" (valid names: {', '.join(sorted(options)) or 'none'})"
-    return nearest(name, options, prefix=prefix) or listed
+    if found := difflib.get_close_matches(name, options, n=1, cutoff=0.4):
+        return f" (nearest: '{prefix}{found[0]}')"
+    return f" (valid names: {', '.join(sorted(options)) or 'none'})" if lists else ""
 
 
 def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
@@ -54,13 +50,8 @@ def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
         path: the dotted path.
         kind: what the callable is used as, for errors.
     """
-
-    def unusable(reason: str) -> ConfigError:
-        return ConfigError(
-            f"the {kind} '{path}' cannot be used: {reason}",
-            remedy="give the full dotted path of a class or function that can be imported",
-        )
-
+    remedy = "give the full dotted path of a class or function that can be imported"
+    what = f"the {kind} '{path}' cannot be used"
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
@@ -69,16 +60,18 @@ def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
                 continue  # the tail may be a class
-            raise unusable(f"its module needs {error.name}, which is missing") from error
+            reason = f"its module needs {error.name}, which is missing"
+            raise ConfigError(f"{what}: {reason}", remedy=remedy) from error
         for name in parts[length:]:
             if not hasattr(found, name):
-                raise unusable(f"{module_name} has no {name}{nearest(name, vars(found))}")
+                reason = f"{module_name} has no {name}{nearest(name, vars(found))}"
+                raise ConfigError(f"{what}: {reason}", remedy=remedy)
             found = getattr(found, name)
         if not callable(found):
-            raise unusable("it cannot be called")
+            raise ConfigError(f"{what}: it cannot be called", remedy=remedy)
         called: Callable[..., Any] = found
         return called
-    raise unusable(f"module {parts[0]} not found")
+    raise ConfigError(f"{what}: module {parts[0]} not found", remedy=remedy)
 
 
 def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[..., Any]:

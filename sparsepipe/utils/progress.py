@@ -34,15 +34,12 @@ class Silence:
         """Counts from now on: something was logged."""
         self._last_s = self._clock()
 
-    def left_s(self) -> float:
-        """Seconds until a line is due; 0 or less where one is."""
-        return self._last_s + self.longest_s - self._clock()
-
-    def break_if_due(self, text: Callable[[], str]) -> None:
-        """Logs ``text()`` if nothing was logged for too long."""
-        if self.left_s() <= 0:
+    def break_if_due(self, text: Callable[[], str]) -> float:
+        """Logs ``text()`` if nothing was logged for too long; returns seconds to the next line."""
+        if self._last_s + self.longest_s <= self._clock():
             self.broken()
             log.info("%s", text())
+        return max(0.0, self._last_s + self.longest_s - self._clock())
 
     @contextmanager
     def watched(self, text: Callable[[], str]) -> Iterator[None]:
@@ -53,8 +50,8 @@ class Silence:
         ended = Event()
 
         def watch() -> None:
-            while not ended.wait(max(self.left_s(), 0.0)):
-                self.break_if_due(text)
+            while not ended.wait(self.break_if_due(text)):
+                pass
 
         thread = Thread(target=watch, name="progress", daemon=True)
         thread.start()
@@ -85,12 +82,9 @@ class Count:
         self._clock, self._begun_s = clock, clock()
         self._done = self._own = 0
 
-    def add(self) -> None:
-        """One more is done."""
-        self.reached(self._done + 1)
-
-    def reached(self, done: int) -> None:
-        """This many are done; what the first call exceeds 1 by was done before."""
+    def reached(self, done: int | None = None) -> None:
+        """This many are done, by default one more; what the first call exceeds 1 by was before."""
+        done = self._done + 1 if done is None else done
         self._own += 1 if not self._own else done - self._done
         self._done = done
 
@@ -130,7 +124,7 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
 
     def advance(total: int) -> None:
         count.total = total
-        count.add()
+        count.reached()
         bar.update(task, advance=1, total=total)
 
     with bar, nullcontext() if shown else SILENCE.watched(lambda: str(count)):

@@ -22,6 +22,8 @@ LARGEST = 1e18
 """No amount in a file may be larger: sums and products of a few of them are finite, and 1e18 bytes
 or seconds are more than anybody has."""
 _TEXT_BYTES = 64 << 20
+shown = reprlib.repr
+"""A value in a message, however long it is."""
 _TOO_DEEP = "it is nested too deeply"
 
 
@@ -150,8 +152,3 @@ def mapping(value: Any, place: str) -> Mapping[str, Any]:
     for key in value:
         name(key, f"a key of {place}")
     return value
-
-
-def shown(value: Any) -> str:
-    """A value in a message, however long it is."""
-    return reprlib.repr(value)

@@ -35,8 +35,8 @@ class StoreClient:
         self.numbers = itertools.count()  # of the agreements
         self._limit_s = limit_s
         self._requests: SimpleQueue[tuple[Callable[[Any], Any], SimpleQueue[Any]]] = SimpleQueue()
-        self._step: int | None = None
-        self._proposals = 0
+        self.step: int | None = None  # after which the proposals were counted, for all agreements
+        self.proposals = 0
 
         def serve() -> None:
             while True:
@@ -69,13 +69,6 @@ class StoreClient:
         error = TransportError(message, remedy=remedy)
         error.ranks = (host,)
         raise error from answer
-
-    def proposals(self, step: int) -> int:
-        """How many stops have been proposed; requested once a step, for all agreements."""
-        if step != self._step:
-            self._proposals = self.request(lambda store: int(store.add(_PROPOSALS, 0)))
-            self._step = step
-        return self._proposals
 
 
 class StopAgreement:
@@ -118,9 +111,13 @@ class StopAgreement:
             proposal = f"{last} {reason}"
             found = client.request(lambda store: store.compare_set(key, "", proposal))
             client.request(lambda store: store.add(_PROPOSALS, 1))
-        elif self.agreed is None and (proposals := client.proposals(step)) != self._proposals:
-            self._proposals = proposals
-            found = client.request(lambda store: store.get(key) if store.check([key]) else None)
+        elif self.agreed is None:
+            if step != client.step:
+                client.proposals = client.request(lambda store: int(store.add(_PROPOSALS, 0)))
+                client.step = step
+            if client.proposals != self._proposals:
+                self._proposals = client.proposals
+                found = client.request(lambda store: store.get(key) if store.check([key]) else None)
         if found is not None:
             self.agreed, self.reason = map(int, found.split())
         return self.agreed is not None and step >= self.agreed

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from enum import IntEnum, IntFlag
 from typing import Any, Generic, Protocol, TypeVar
@@ -63,6 +63,7 @@ class TransferMode(IntFlag):
     """From the next packet on such are posted beforehand."""
 
 
+@dataclass(slots=True)
 class RepeatedSizes:
     """Decides at the sending end which packets are posted beforehand.
 
@@ -72,10 +73,9 @@ class RepeatedSizes:
     its memory until packets of these sizes come, and nothing else is posted beforehand.
     """
 
-    def __init__(self) -> None:
-        self._last: Sizes = ()
-        self._times = 0
-        self._posted: Sizes = ()
+    _last: Sizes = ()
+    _times: int = 0
+    _posted: Sizes = ()
 
     def next(self, sizes: Sizes, *, repeats: bool) -> TransferMode:
         """How the next packet is received; ``sizes`` is empty where nothing follows the header."""
@@ -176,20 +176,20 @@ class Carrier(Protocol):
         """Receives tensors' bytes; any stream may read them afterwards."""
 
 
+@dataclass(frozen=True, slots=True)
 class Line:
     """Sends to and receives from the other rank of a gloo group of two."""
 
-    def __init__(self, group: dist.ProcessGroup, other: int) -> None:
-        self._group = group
-        self._other = other
+    group: dist.ProcessGroup
+    other: int
 
     def send(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
-        work = dist.isend(flat, dst=self._other, group=self._group, tag=tag)
+        work = dist.isend(flat, dst=self.other, group=self.group, tag=tag)
         assert work is not None, "this rank is not in the group"
         return work
 
     def receive(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
-        work = dist.irecv(flat, src=self._other, group=self._group, tag=tag)
+        work = dist.irecv(flat, src=self.other, group=self.group, tag=tag)
         assert work is not None, "this rank is not in the group"
         return work
 
@@ -214,20 +214,19 @@ class Arrival:
     device_tensors: list[Tensor]
 
 
+@dataclass(slots=True, eq=False)
 class Wire:
     """One direction between two ranks; ``carrier`` is for tensors on a CUDA device, if any."""
 
-    def __init__(
-        self, line: Line, *, pool: BufferPool, carrier: Carrier | None, device: torch.device
-    ) -> None:
-        self._line = line
-        self._pool = pool
-        self._carrier = carrier
-        self._device = device
-        self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-        self._repeated = RepeatedSizes()
-        self._repeated_bytes: Sizes = ()
-        self._posted: _Tensors | None = None
+    line: Line
+    _: KW_ONLY
+    pool: BufferPool
+    carrier: Carrier | None
+    device: torch.device
+    _block: Tensor = field(default_factory=lambda: torch.empty(BLOCK_BYTES, dtype=torch.uint8))
+    _repeated: RepeatedSizes = field(default_factory=RepeatedSizes)
+    _repeated_bytes: Sizes = ()
+    _posted: _Tensors | None = None
 
     def begin(self, packet: Packet, *, repeats: bool = False) -> list[dist.Work]:
         """Begins to send; returns the transfers under way, for :meth:`end`.
@@ -238,20 +237,15 @@ class Wire:
         mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
         packet.blocks[0].numpy()[LENGTH_BYTES] = mode
         tag = _Tag.POSTED if TransferMode.POSTED in mode else _Tag.TENSOR
-        works = [self._line.send(block, tag=_Tag.HEADER) for block in packet.blocks]
-        return works + [self._line.send(flat, tag=tag) for flat in packet.host]
+        works = [self.line.send(block, tag=_Tag.HEADER) for block in packet.blocks]
+        return works + [self.line.send(flat, tag=tag) for flat in packet.host]
 
     def end(self, packet: Packet, works: Sequence[dist.Work], made: Any) -> None:
         """Returns when everything has left this process, and the other side expects it."""
         finish(works)  # the other side expects device tensors now: no kernel will spin for it
         if packet.device:
-            assert self._carrier is not None, "a CUDA tensor on a transport for the host"
-            self._carrier.send(self._line, packet.device, made)
-
-    def send_end(self) -> None:
-        """Tells the other side, by an empty header, that no more packets will come."""
-        block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
-        finish([self._line.send(block, tag=_Tag.HEADER)])
+            assert self.carrier is not None, "a CUDA tensor on a transport for the host"
+            self.carrier.send(self.line, packet.device, made)
 
     def receive(self) -> Arrival | None:
         """The next packet; None at the end."""
@@ -259,17 +253,17 @@ class Wire:
         # side leave.
         if self._repeated_bytes and self._posted is None:
             self._posted = self._post(self._repeated_bytes, tag=_Tag.POSTED)
-        finish([self._line.receive(self._block, tag=_Tag.HEADER)])
+        finish([self.line.receive(self._block, tag=_Tag.HEADER)])
         missing = missing_bytes(self._block)
         if missing is None:
             for buffer in self._posted.pooled if self._posted else ():  # nothing comes into it
-                self._pool.give_back(buffer)
+                self.pool.give_back(buffer)
             return None
         mode = TransferMode(int(self._block.numpy()[LENGTH_BYTES]))
         blocks = [self._block]
         if missing:
             blocks.append(torch.empty(missing, dtype=torch.uint8))
-            finish([self._line.receive(blocks[1], tag=_Tag.HEADER)])
+            finish([self.line.receive(blocks[1], tag=_Tag.HEADER)])
         header = parse(blocks)
         sizes = tuple(spec.size_bytes for spec in header.following("host"))
         if TransferMode.POSTED in mode:
@@ -281,10 +275,10 @@ class Wire:
             self._repeated_bytes = sizes
         on_device: list[Tensor] = []
         if for_device := header.following("device"):
-            assert self._carrier is not None, "a CUDA tensor on a transport for the host"
-            on_device = self._carrier.receive(self._line, for_device)
+            assert self.carrier is not None, "a CUDA tensor on a transport for the host"
+            on_device = self.carrier.receive(self.line, for_device)
         finish(host.works)
-        messages = header.assemble(host.flat, on_device, device=self._device)
+        messages = header.assemble(host.flat, on_device, device=self.device)
         return Arrival(messages=messages, buffers=host.pooled, device_tensors=on_device)
 
     def _post(self, sizes: Sizes, *, tag: int) -> _Tensors:
@@ -292,10 +286,10 @@ class Wire:
         for size in sizes:
             flat = torch.empty(size, dtype=torch.uint8) if size < SMALLEST_BYTES else None
             if flat is None:
-                flat = self._pool.take(size)
+                flat = self.pool.take(size)
                 found.pooled.append(flat)
             found.flat.append(flat)
-            found.works.append(self._line.receive(flat[:size], tag=tag))
+            found.works.append(self.line.receive(flat[:size], tag=tag))
         return found
 
 
@@ -404,12 +398,13 @@ class BoundedQueue(Generic[_Item]):
             raise TimeoutError
 
 
+@dataclass(eq=False)
 class ChannelFailed(Exception):
     """The error that ended a channel in ``minibatch``; raised in every wait of its rank."""
 
-    def __init__(self, route: Route, minibatch: int | None, error: Exception) -> None:
-        super().__init__(route, minibatch, error)
-        self.route, self.minibatch, self.error = route, minibatch, error
+    route: Route
+    minibatch: int | None
+    error: Exception
 
 
 class TensorChanged(Exception):
@@ -469,11 +464,13 @@ class Outgoing(ChannelEnd):
             for packet, works, made in self.queue:
                 minibatch = packet.minibatch
                 self._wire.end(packet, works, made)
-                if packet.changed():
+                if any(tensor._version != version for tensor, version in packet.originals):
                     raise TensorChanged
                 minibatch = None
                 del packet, works, made  # the tensors are free before the next ones come
-            self._wire.send_end()
+            # An empty header, after which no more packets come.
+            empty = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+            finish([self._wire.line.send(empty, tag=_Tag.HEADER)])
         except Exception as error:
             self._report(ChannelFailed(self.route, minibatch, error))
 

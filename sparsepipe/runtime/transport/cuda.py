@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -47,31 +48,32 @@ def check_direct(device: torch.device) -> None:
         )
 
 
+@dataclass(eq=False)
 class _OnDevice:
     """A device and a stream beside the worker's."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _beside(self, made: torch.cuda.Event | None = None) -> Iterator[None]:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             if made is not None:
                 self._stream.wait_event(made)
             yield
             self._stream.synchronize()
 
 
+@dataclass(eq=False, kw_only=True)
 class HostStaged(_OnDevice):
     """Through pinned host memory and gloo: safe with any other communication."""
 
-    def __init__(self, device: torch.device, *, pool: BufferPool) -> None:
-        super().__init__(device)
-        self._pool = pool
+    pool: BufferPool
 
     def send(self, line: Line, tensors: Sequence[Tensor], made: torch.cuda.Event) -> None:
-        buffers = [self._pool.take(flat.numel()) for flat in tensors]
+        buffers = [self.pool.take(flat.numel()) for flat in tensors]
         staged = [b[: flat.numel()] for b, flat in zip(buffers, tensors, strict=True)]
         works = []
         for host, flat in zip(staged, tensors, strict=True):
@@ -80,22 +82,23 @@ class HostStaged(_OnDevice):
             works.append(line.send(host))  # while the next one is copied
         finish(works)
         for buffer in buffers:
-            self._pool.give_back(buffer)
+            self.pool.give_back(buffer)
 
     def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
-        buffers = [self._pool.take(spec.size_bytes) for spec in specs]
+        buffers = [self.pool.take(spec.size_bytes) for spec in specs]
         staged = [b[: spec.size_bytes] for b, spec in zip(buffers, specs, strict=True)]
         works = [line.receive(host) for host in staged]
         received = []
         for work, host in zip(works, staged, strict=True):
             finish([work])
             with self._beside():
-                received.append(host.to(self._device, non_blocking=True))
+                received.append(host.to(self.device, non_blocking=True))
         for buffer in buffers:
-            self._pool.give_back(buffer)
+            self.pool.give_back(buffer)
         return received
 
 
+@dataclass(eq=False, kw_only=True)
 class Direct(_OnDevice):
     """From device to device by NCCL, in a group that serves this direction only.
 
@@ -107,34 +110,32 @@ class Direct(_OnDevice):
         nccl: a group of the two ranks.
     """
 
-    def __init__(self, device: torch.device, *, nccl: dist.ProcessGroup, other: int) -> None:
-        super().__init__(device)
-        self._nccl = nccl
-        self._other = other
+    nccl: dist.ProcessGroup
+    other: int
 
     def connect(self, *, sending: bool) -> None:
         """Makes NCCL connect now, in the worker's thread and in one order on all ranks.
 
         Threads that connect on their own, at the first transfer, may wait for each other.
         """
-        word = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        with self._beside(mark(self._device)):
+        word = torch.zeros(1, dtype=torch.uint8, device=self.device)
+        with self._beside(mark(self.device)):
             if sending:
-                dist.send(word, dst=self._other, group=self._nccl)
+                dist.send(word, dst=self.other, group=self.nccl)
             else:
-                dist.recv(word, src=self._other, group=self._nccl)
+                dist.recv(word, src=self.other, group=self.nccl)
 
     def send(self, line: Line, tensors: Sequence[Tensor], made: torch.cuda.Event) -> None:
         with self._beside(made):
             for flat in tensors:
-                dist.send(flat, dst=self._other, group=self._nccl)
+                dist.send(flat, dst=self.other, group=self.nccl)
 
     def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
         with self._beside():
             received = [
-                torch.empty(spec.size_bytes, dtype=torch.uint8, device=self._device)
+                torch.empty(spec.size_bytes, dtype=torch.uint8, device=self.device)
                 for spec in specs
             ]
             for flat in received:
-                dist.recv(flat, src=self._other, group=self._nccl)
+                dist.recv(flat, src=self.other, group=self.nccl)
         return received

@@ -110,6 +110,7 @@ class Network:
         self._closed = False
         self._out: dict[_Key, Outgoing] = {}
         self._in: dict[_Key, Incoming] = {}
+        self._channels: list[Outgoing | Incoming] = []
         self._groups: list[dist.ProcessGroup] = []
         self._riders: dict[tuple[int, int], Message] = {}  # by rank and minibatch
         self._arrived: dict[_Key, deque[Message]] = defaultdict(deque)
@@ -127,9 +128,11 @@ class Network:
                 depth = queue_depth or usual
                 outgoing = Outgoing(route, wire, depth=depth, usual=usual, report=self._report)
                 self._out[route.kind, route.target] = outgoing
+                self._channels.append(outgoing)
             else:
                 incoming = Incoming(route, wire, report=self._report)
                 self._in[route.kind, route.source] = incoming
+                self._channels.append(incoming)
 
     def send(self, kind: Kind, to_rank: int, message: Message, *, held_back: bool = False) -> None:
         """Begins to send a message; waits only while the channel's queue is full.
@@ -195,7 +198,7 @@ class Network:
             for incoming in self._in.values():
                 incoming.queue.discard()
             deadline_s = time.monotonic() + self._timeout_s
-            for channel in self._channels():
+            for channel in self._channels:
                 while channel.thread.is_alive() and self._fault is None:
                     if time.monotonic() > deadline_s:
                         peer = channel.route.other(self._rank)
@@ -214,13 +217,13 @@ class Network:
         assert not unread, f"closed before everything was received: {unread}"
         assert not self._riders, "closed before the activations of these batches were sent"
         # A group that ends in a forked loader worker, whose garbage may hold it, crashes there.
-        for holders in (self._out, self._in, self._groups):
+        for holders in (self._out, self._in, self._channels, self._groups):
             holders.clear()
 
     @property
     def blocked(self) -> bool:
         """Whether a thread has not ended; after a failure it may wait for ever."""
-        return any(channel.thread.is_alive() for channel in self._channels())
+        return any(channel.thread.is_alive() for channel in self._channels)
 
     def _wire(self, route: Route) -> Wire | None:
         """The connection of a channel; every rank must call it, in the same order."""
@@ -240,13 +243,10 @@ class Network:
             carrier = cuda.HostStaged(self._device, pool=self._pinned)
         return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
 
-    def _channels(self) -> list[Outgoing | Incoming]:
-        return [*self._out.values(), *self._in.values()]
-
     def _report(self, fault: ChannelFailed) -> None:
         """Wakes the worker wherever it waits; called by a channel, mostly from its thread."""
         self._fault = self._fault or fault
-        for channel in self._channels():
+        for channel in self._channels:
             channel.queue.fail(self._fault)
 
     @contextmanager
@@ -323,42 +323,33 @@ class SharedMessages:
 
     def share(self, make: Callable[[], Message]) -> Message:
         """The message that the first rank makes, on every rank; a collective."""
-        if not self.leads:
-            return self._received()
-        message = make()
-        on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        states = [torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None]
-        random = Message(minibatch=message.minibatch, tree=states)
-        packet = encode([(Kind.ACTIVATION, message), (Kind.REPLY, random)])
-        parts = [*packet.blocks, *packet.host, *(each.cpu() for each in packet.device)]
-        content = torch.cat(parts)
-        self._broadcast(torch.tensor([content.numel()]))
-        self._broadcast(content)
-        return message
-
-    def _received(self) -> Message:
+        if self.leads:
+            message = make()
+            on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            states = [torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None]
+            random = Message(minibatch=message.minibatch, tree=states)
+            packet = encode([(Kind.ACTIVATION, message), (Kind.REPLY, random)])
+            parts = [*packet.blocks, *packet.host, *(each.cpu() for each in packet.device)]
+            content = torch.cat(parts)
+            self._broadcast(torch.tensor([content.numel()]))
+            self._broadcast(content)
+            return message
         size = self._broadcast(torch.zeros(1, dtype=torch.int64))
         content = self._broadcast(torch.empty(int(size), dtype=torch.uint8))
         first, rest = content[:BLOCK_BYTES], content[BLOCK_BYTES:]
         second = missing_bytes(first) or 0
         header = parse([first, rest[:second]] if second else [first])
-        start = second
-
-        def take(where: str) -> list[Tensor]:
-            nonlocal start
-            found = []
-            for spec in header.following(where):
-                # Each tensor has memory of its own, as alignment and layers in place want it.
-                found.append(rest[start : start + spec.size_bytes].clone())
-                start += spec.size_bytes
-            return found
-
-        host, on_device = take("host"), [each.to(self._device) for each in take("device")]
-        (_, message), (_, random) = header.assemble(host, on_device, device=self._device)
-        of_host, of_device = random.tree
-        torch.set_rng_state(of_host)
-        if of_device is not None:
-            torch.cuda.set_rng_state(of_device)
+        host, device = header.following("host"), header.following("device")
+        sizes = [spec.size_bytes for spec in (*host, *device)]
+        # Each tensor has memory of its own, as alignment and layers in place want it.
+        found = [part.clone() for part in rest[second:].split_with_sizes(sizes)]
+        of_device = [each.to(self._device) for each in found[len(host) :]]
+        parsed = header.assemble(found[: len(host)], of_device, device=self._device)
+        (_, message), (_, random) = parsed
+        host_state, device_state = random.tree
+        torch.set_rng_state(host_state)
+        if device_state is not None:
+            torch.cuda.set_rng_state(device_state)
         return message
 
     def _broadcast(self, value: Tensor) -> Tensor:

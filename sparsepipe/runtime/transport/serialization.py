@@ -158,7 +158,8 @@ class Packet:
         blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
         host: tensors that follow, uint8 [their bytes].
         device: tensors that follow those, in a CUDA device's memory.
-        originals: tensors that were not copied, without their graph, with their version counters.
+        originals: tensors that were not copied, without their graph, with their version counters
+            when they were handed over.
         payload_bytes: bytes of the tensors of each message; what two share counts for the first.
         overhead_bytes: bytes of the header, without the tensors in it.
     """
@@ -170,10 +171,6 @@ class Packet:
     originals: tuple[tuple[Tensor, int], ...]
     payload_bytes: tuple[int, ...]
     overhead_bytes: int
-
-    def changed(self) -> bool:
-        """Whether one of the tensors was written to since it was handed over."""
-        return any(tensor._version != version for tensor, version in self.originals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,17 +283,17 @@ def parse(blocks: Sequence[Tensor]) -> Header:
     return Header(specs=found, pickled=pickled)
 
 
+@dataclass(slots=True)
 class _TensorTable:
     """Tensors of a packet, each once, with sums of their bytes: all, and those in the header."""
 
-    def __init__(self) -> None:
-        self.specs: list[TensorSpec] = []
-        self.flat: list[Tensor] = []
-        self.originals: list[tuple[Tensor, int]] = []
-        self.size_bytes = 0
-        self.inline_bytes = 0
-        self.index: dict[int, int] = {}
-        self._alive: list[Tensor] = []  # an id is good as long as its object lives
+    specs: list[TensorSpec] = field(default_factory=list)
+    flat: list[Tensor] = field(default_factory=list)
+    originals: list[tuple[Tensor, int]] = field(default_factory=list)
+    size_bytes: int = 0
+    inline_bytes: int = 0
+    index: dict[int, int] = field(default_factory=dict)
+    _alive: list[Tensor] = field(default_factory=list)  # an id is good as long as its object lives
 
     def number(self, tensor: Tensor, *, requires_grad: bool) -> int:
         """The number of a tensor, which is added if it is new: its spec, and its bytes as uint8

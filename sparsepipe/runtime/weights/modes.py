@@ -6,7 +6,8 @@ Versions count the updates of this rank: version v is the result of v updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -126,10 +127,10 @@ class Policy:
     def keep_from(self, included: int | None) -> None:
         """No later minibatch needs weights that include fewer; None: no minibatch will come."""
 
-    def before_update(self) -> None:
-        """The parameters are about to change."""
-
-    def after_update(self) -> None:
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Context in which the parameters change in place; afterwards they are one version on."""
+        yield
         self.version += 1
 
     def note_values(self) -> None:
@@ -143,10 +144,15 @@ class Policy:
 
 
 class Stash(Policy):
-    """Copy on write: an update moves the parameters if their present values are still needed."""
+    """Copy on write: an update moves the parameters if their present values are still needed.
 
-    def __init__(self, memory: Memory) -> None:
+    Args:
+        watched: compares values to find code that changes them between updates.
+    """
+
+    def __init__(self, memory: Memory, *, watched: bool) -> None:
         super().__init__(memory)
+        self._watched = watched
         self._live = WeightSet(version=0)
         self._kept: dict[int, WeightSet] = {}  # sets that the parameters left behind
         self._needed_from = math.inf  # the oldest version that may be needed by number
@@ -175,22 +181,21 @@ class Stash(Policy):
         assert weights.users >= 0
         self._drop_unneeded()
 
-    def before_update(self) -> None:
+    @contextmanager
+    def updating(self) -> Iterator[None]:
         if self._live.users:
             self._check_untouched()
-        elif self.version < self._needed_from:
-            return
-        left = self._live
-        left.tensors = self._memory.move()
-        self._kept[left.version] = left
-        self._live = WeightSet(version=left.version)
-
-    def after_update(self) -> None:
-        super().after_update()
+        if self._live.users or self.version >= self._needed_from:
+            left = self._live
+            left.tensors = self._memory.move()
+            self._kept[left.version] = left
+            self._live = WeightSet(version=left.version)
+        yield
+        self.version += 1
         self._live.version = self.version
 
     def note_values(self) -> None:
-        if not (self._live.users and self._memory.parameters):
+        if not (self._watched and self._live.users and self._memory.parameters):
             self._noted = None
         elif self._noted is None or self._noted[0] != self.version:
             self._noted = self.version, _checksums(self._memory.parameters.values())
@@ -256,8 +261,8 @@ class VerticalSync(Stash):
     An update of this stage includes ``replicas`` minibatches.
     """
 
-    def __init__(self, memory: Memory, *, replicas: int) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: Memory, *, watched: bool, replicas: int) -> None:
+        super().__init__(memory, watched=watched)
         self._replicas = replicas
         self._needed_from = 0
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -44,8 +43,16 @@ class Weights:
         replicas: replicas of this stage: minibatches that one update includes.
         predict_backward: SpecTrain predicts for the backward too, after its paper's idea. The
             caller passes how far both look ahead.
+        watched: compares values around code that is not the pipeline's.
 
     Attributes:
+        updating: context in which the parameters may change in place; afterwards they are one
+            version on.
+        keep_from: lets vertical sync free versions early: no later :meth:`begin` names fewer
+            included minibatches; None: there is no other one before :meth:`restart`.
+        note_values: to be called before code runs that is not the pipeline's.
+        check_values: to be called after that; raises a ConfigError if it has changed a parameter
+            used in flight.
         memory: counts the sets of weights in use.
         version_of_forward: by minibatch, the version that its forward used (that it was predicted
             from, for SpecTrain).
@@ -72,21 +79,24 @@ class Weights:
                 f"predict_backward is set, and mode {str(mode)!r} predicts nothing",
                 remedy="unset it, or choose the mode spectrain",
             )
-        self._watched = watched
         self.mode = Mode(mode)
         self.predict_backward = predict_backward
         self.memory = memory = Memory(parameters)
         self._policy: Policy
         match self.mode:
             case Mode.STASH:
-                self._policy = Stash(memory)
+                self._policy = Stash(memory, watched=watched)
             case Mode.VERTICAL_SYNC:
-                self._policy = VerticalSync(memory, replicas=replicas)
+                self._policy = VerticalSync(memory, watched=watched, replicas=replicas)
             case Mode.SPECTRAIN:
                 predictor = Predictor(memory.parameters, optimizer)
                 self._policy = SpecTrain(memory, predictor, predict_backward=predict_backward)
             case Mode.NONE:
                 self._policy = Policy(memory)
+        self.updating = self._policy.updating
+        self.keep_from = self._policy.keep_from
+        self.note_values = self._policy.note_values
+        self.check_values = self._policy.check_values
         self._matched = self.mode is not Mode.NONE and not predict_backward
         self._flights: dict[int, _Flight] = {}
         self.version_of_forward: dict[int, int] = {}
@@ -160,30 +170,6 @@ class Weights:
             tensor.grad = None  # a leaf that is still referred to must not keep its gradient alive
         self._policy.give(flight.weights)
         return gradients
-
-    def keep_from(self, included: int | None) -> None:
-        """Lets vertical sync free versions early: no later :meth:`begin` names fewer minibatches.
-
-        None: there is no other one before :meth:`restart`.
-        """
-        self._policy.keep_from(included)
-
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Inside, the parameters may change in place; afterwards they are one version on."""
-        self._policy.before_update()
-        yield
-        self._policy.after_update()
-
-    def note_values(self) -> None:
-        """Code that is not the pipeline's is about to run."""
-        if self._watched:
-            self._policy.note_values()
-
-    def check_values(self) -> None:
-        """It has run; raises a ConfigError if it has changed a parameter used in flight."""
-        if self._watched:
-            self._policy.check_values()
 
     def restart(self) -> None:
         """After a drain: minibatches and versions count from 0, records are empty; peaks stay."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
-from sparsepipe.runtime.base_worker import StageWorker, merge_in_order
+from sparsepipe.runtime.base_worker import StageWorker
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.halo import ProcessGroup
 from sparsepipe.runtime.random_generators import KeyedRandomness
@@ -283,4 +284,5 @@ class Pipeline(ABC):
         own = None if replica is None else (mine, states)
         everyone: list[Any] = process_group.gather_objects(own, what="exchanging what was logged")
         self._metrics.merge([states for _, states in everyone], replica=replica)
-        return merge_in_order([logs for logs, _ in everyone])
+        pairs = sorted((pair for logs, _ in everyone for pair in logs), key=itemgetter(0))
+        return [logged for _, logged in pairs]

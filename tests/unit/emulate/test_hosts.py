@@ -101,18 +101,19 @@ def _dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of a process that is no more, on a machine with nothing else."""
     monkeypatch.setattr(machine, "namespaces", lambda: [DEAD, "blue"])
     monkeypatch.setattr(machine, "interfaces", lambda: ["lo", CABLE])
-    monkeypatch.setattr(machine, "living", lambda owners: set())
+    monkeypatch.setattr(machine, "owner_of", lambda pid: None)
 
 
 @pytest.fixture
 def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A real one that only this process takes for a leftover: another's start lets it be."""
-    mine = machine.this_process()
+    mine = machine.owner_of(os.getpid())
+    assert mine is not None
     name = f"sparsepipe-{mine.pid}-{mine.started}-{BLOCKS - 1}-0"
     there = machine.namespaces
     monkeypatch.setattr(machine, "namespaces", lambda: [n for n in there() if n == name])
     monkeypatch.setattr(machine, "interfaces", list)
-    monkeypatch.setattr(machine, "living", lambda owners: set())
+    monkeypatch.setattr(machine, "owner_of", lambda pid: None)
     machine.do(("ip", "netns", "add", name))
     yield name
     monkeypatch.undo()

@@ -44,11 +44,11 @@ def test_what_is_done_and_left() -> None:
     assert str(count) == "reading files"
     clock.now_s = 31
     assert str(count) == "reading files: 0 of 40 after 31 s"
-    count.add()
+    count.reached()
     assert str(count) == "reading files: 1 of 40 after 31 s, about 20 min left"
     clock.now_s = 310
     for _ in range(9):
-        count.add()
+        count.reached()
     assert str(count) == "reading files: 10 of 40 after 5 min, about 16 min left"
 
 
@@ -101,7 +101,7 @@ def test_lines_of_the_log_end_a_silence(
         package.handlers[:], level, package.propagate = before
         package.setLevel(level)
     assert "epoch 1/4" in capsys.readouterr().err
-    assert silence.left_s() == 30
+    assert silence.break_if_due(lambda: "not due") == 30
 
 
 def test_shapes_that_are_modelled_and_sampled(
