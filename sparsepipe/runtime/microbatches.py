@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -56,10 +57,12 @@ def split(batch: Any, parts: int) -> list[BatchPart]:
             return [BatchPart(1, batch)]
     samples = num_samples(batch)
     sizes = (samples // parts + (part < samples % parts) for part in range(parts))
-    return [
-        BatchPart(last - first, _cut(batch, first, last, samples=samples) if last > first else None)
-        for first, last in pairwise(accumulate(sizes, initial=0))
-    ]
+    found = []
+    for first, last in pairwise(accumulate(sizes, initial=0)):
+        cut = partial(_cut, first=first, last=last, samples=samples, sites={})
+        part = pytree.tree_map(cut, batch, is_leaf=_is_leaf) if last > first else None
+        found.append(BatchPart(last - first, part))
+    return found
 
 
 def num_samples(batch: Any) -> int:
@@ -89,42 +92,43 @@ def num_samples(batch: Any) -> int:
     return first
 
 
-def _cut(batch: Any, first: int, last: int, *, samples: int) -> Any:
-    """The samples from ``first`` up to ``last``, without that one, of a batch of ``samples``."""
-    sites: dict[int, tuple[Tensor, Tensor]] = {}  # tensors on the same sites go on sharing them
+def _cut(
+    leaf: Any, *, first: int, last: int, samples: int, sites: dict[int, tuple[Tensor, Tensor]]
+) -> Any:
+    """The samples from ``first`` up to ``last``, without that one, of a leaf of a batch.
 
-    def cut(leaf: Any) -> Any:
-        if isinstance(leaf, SparseTensor):
-            if id(leaf.coords) not in sites:
-                batch_N = leaf.coords[:, 0]
-                rows = ((batch_N >= first) & (batch_N < last)).nonzero().squeeze(1)
-                coords_N4 = leaf.coords[rows]
-                coords_N4[:, 0] -= first
-                sites[id(leaf.coords)] = rows, coords_N4
-            rows, coords_N4 = sites[id(leaf.coords)]
-            return SparseTensor(
-                leaf.feats[rows],
-                coords_N4,
-                stride=leaf.stride,
-                spatial_shape=leaf.spatial_shape,
-                batch_size=last - first,
-            )
-        if isinstance(leaf, Tensor) and leaf.dim():
-            # Views with version counters of their own: a step may write to one part of its batch.
-            return (leaf if leaf.requires_grad else leaf.data)[first:last]
-        if isinstance(leaf, np.ndarray) and leaf.ndim:
-            return leaf[first:last]
-        if isinstance(leaf, list | tuple):
-            return leaf[first:last] if len(leaf) == samples else leaf
-        if isinstance(leaf, (*_SHARED, Tensor, np.ndarray)):
-            return leaf
-        raise ConfigError(
-            f"a minibatch is to be cut into microbatches, and it holds a {type(leaf).__name__}",
-            remedy=f"{_REMEDY}; a class of your own can be made a node of the tree by "
-            "torch.utils._pytree.register_pytree_node",
+    ``sites`` has rows and coordinates by the tensors of the batch: those on the same sites go on
+    sharing them.
+    """
+    if isinstance(leaf, SparseTensor):
+        if id(leaf.coords) not in sites:
+            batch_N = leaf.coords[:, 0]
+            rows = ((batch_N >= first) & (batch_N < last)).nonzero().squeeze(1)
+            coords_N4 = leaf.coords[rows]
+            coords_N4[:, 0] -= first
+            sites[id(leaf.coords)] = rows, coords_N4
+        rows, coords_N4 = sites[id(leaf.coords)]
+        return SparseTensor(
+            leaf.feats[rows],
+            coords_N4,
+            stride=leaf.stride,
+            spatial_shape=leaf.spatial_shape,
+            batch_size=last - first,
         )
-
-    return pytree.tree_map(cut, batch, is_leaf=_is_leaf)
+    if isinstance(leaf, Tensor) and leaf.dim():
+        # Views with version counters of their own: a step may write to one part of its batch.
+        return (leaf if leaf.requires_grad else leaf.data)[first:last]
+    if isinstance(leaf, np.ndarray) and leaf.ndim:
+        return leaf[first:last]
+    if isinstance(leaf, list | tuple):
+        return leaf[first:last] if len(leaf) == samples else leaf
+    if isinstance(leaf, (*_SHARED, Tensor, np.ndarray)):
+        return leaf
+    raise ConfigError(
+        f"a minibatch is to be cut into microbatches, and it holds a {type(leaf).__name__}",
+        remedy=f"{_REMEDY}; a class of your own can be made a node of the tree by "
+        "torch.utils._pytree.register_pytree_node",
+    )
 
 
 def _is_leaf(node: Any) -> bool:

@@ -29,6 +29,8 @@ class FixedRendezvous(RendezvousHandler):
         ConfigError: the number of agents varies, or one of several has no endpoint or number.
     """
 
+    use_agent_store = True
+
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._agents = agents = parameters.max_nodes
         address, _, port = parameters.endpoint.strip().rpartition(":")
@@ -50,11 +52,6 @@ class FixedRendezvous(RendezvousHandler):
         self._timeout = timedelta(seconds=parameters.get_as_int("timeout", 900) or 900)
         self._store: TCPStore | None = None
         self._attempts = 0
-
-    @property
-    @override
-    def use_agent_store(self) -> bool:
-        return True
 
     @override
     def next_rendezvous(self) -> RendezvousInfo:

@@ -168,19 +168,17 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
 class Pickler(pickle.Pickler):
     """Writes what :func:`read` reads; raises an ``Unsendable`` for a value without description.
 
-    Args:
-        number: gives each tensor its number in the table beside the pickle.
+    Attributes:
+        number: gives each tensor its number in the table beside the pickle; to be set.
     """
 
-    def __init__(self, file: io.BytesIO, number: Callable[[Tensor], int]) -> None:
-        super().__init__(file, protocol=5)
-        self._number = number
+    number: Callable[[Tensor], int]
 
     @override
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) in _NATIVE:
             return None
-        return self._number(obj) if isinstance(obj, Tensor) else _description(obj)
+        return self.number(obj) if isinstance(obj, Tensor) else _description(obj)
 
 
 class _Described(Exception):
@@ -266,7 +264,9 @@ def dumps(value: Any) -> bytes:
         return found
 
     stream = io.BytesIO()
-    Pickler(stream, number).dump(value)
+    pickler = Pickler(stream, protocol=5)
+    pickler.number = number
+    pickler.dump(value)
     content = io.BytesIO()
     if tensors:
         torch.save(tensors, content)

@@ -22,34 +22,26 @@ def usable_cores() -> int:
     return len(usable_core_numbers())
 
 
-def usable_core_numbers() -> tuple[int, ...]:
+def usable_core_numbers(*, despite_quota: bool = False) -> tuple[int, ...]:
     """Numbers of the cores that this process may use, as many as it may keep busy at a time.
 
     These are the cores of its affinity (``taskset``, cpusets); where a quota of processor time
-    (``docker --cpus``, a limit of Kubernetes) is worth fewer cores, the first of them.
+    (``docker --cpus``, a limit of Kubernetes) is worth fewer cores, the first of them, or all
+    ``despite_quota``.
     """
-    return _affinity()[: _cores_of_quotas()]
+    numbers = tuple(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        numbers = tuple(sorted(os.sched_getaffinity(0)))
+    worth = []  # of this process's control groups, of which the least counts
+    for files in () if despite_quota else group_files("cpu", *CPU_QUOTA):
+        with suppress(OSError, UnicodeDecodeError):
+            worth.append(cores_of_quota(" ".join(file.read_text("ascii") for file in files)))
+    return numbers[: min((cores for cores in worth if cores is not None), default=None)]
 
 
 def quota_limits() -> bool:
     """Whether a quota limits the number of cores; the kernel then chooses which at any time."""
-    cores = _cores_of_quotas()
-    return cores is not None and cores < len(_affinity())
-
-
-def _affinity() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
-def _cores_of_quotas() -> int | None:
-    """Cores that the least quota of this process's control groups is worth; None without one."""
-    found = []
-    for files in group_files("cpu", *CPU_QUOTA):
-        with suppress(OSError, UnicodeDecodeError):
-            found.append(cores_of_quota(" ".join(file.read_text("ascii") for file in files)))
-    return min((cores for cores in found if cores is not None), default=None)
+    return usable_cores() < len(usable_core_numbers(despite_quota=True))
 
 
 def cores_of_quota(text: str) -> int | None:

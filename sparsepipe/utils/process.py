@@ -100,7 +100,7 @@ def end_with_parent(parent: int) -> None:
         parent: number of the parent; this process ends at once if it has another one already.
     """
     _outlives.clear()
-    if not _signal_at_end_of_parent(signal.SIGKILL):
+    if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
 
         def watch() -> None:
             while not _outlives.wait(_LOOK_S):
@@ -115,11 +115,8 @@ def end_with_parent(parent: int) -> None:
 def outlive_parent() -> None:
     """Takes :func:`end_with_parent` back."""
     _outlives.set()
-    _signal_at_end_of_parent(0)
-
-
-def _signal_at_end_of_parent(signum: int) -> bool:
-    return sys.platform == "linux" and not ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def exit_with_parent() -> None:

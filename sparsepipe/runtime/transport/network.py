@@ -276,36 +276,37 @@ class Network:
 
     @contextmanager
     def _raising_faults(self, doing: str) -> Iterator[None]:
+        """Context of what the worker is ``doing``; raises the error of a channel that fails."""
         try:
             if self._fault is not None:
                 raise self._fault
             yield
         except ChannelFailed as fault:
             self._failed = True
-            raise self._error(fault, doing) from fault.error
-
-    def _error(self, fault: ChannelFailed, doing: str) -> SparsePipeError:
-        """The error of a channel that failed while this rank's worker was ``doing`` something."""
-        me, peer = self._name(self._rank), self._name(fault.route.other(self._rank))
-        what = fault.route.kind.value
-        which = "" if fault.minibatch is None else f" of {self.called(fault.minibatch)}"
-        if isinstance(fault.error, TensorChanged):
-            return ConfigError(  # of this rank's own code, and it would come again
-                f"the {what}{which} for {peer} was written to before it was sent; noticed by "
-                f"{me} while it {doing}",
-                remedy="do not change in place what was returned or passed on; clone it first",
-            )
-        if isinstance(fault.error, UnreadableMessage):
-            return ConfigError(
-                f"{me} does not read the {what} of {peer}: {fault.error}; noticed while it {doing}",
-                remedy="import the class where your script begins, so that every rank knows it",
-            )
-        if is_cut_off():
-            text = f"{me} is cut off from all others; it {doing}"
-            return TransportError(text, remedy=REMEDY_GONE)
-        during = f" during the {what}{which}" if which else ""
-        text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
-        return self._missing(fault.route.other(self._rank), text, remedy=REMEDY_GONE)
+            other, what = fault.route.other(self._rank), fault.route.kind.value
+            me, peer = self._name(self._rank), self._name(other)
+            which = "" if fault.minibatch is None else f" of {self.called(fault.minibatch)}"
+            error: SparsePipeError
+            if isinstance(fault.error, TensorChanged):
+                error = ConfigError(  # of this rank's own code, and it would come again
+                    f"the {what}{which} for {peer} was written to before it was sent; noticed by "
+                    f"{me} while it {doing}",
+                    remedy="do not change in place what was returned or passed on; clone it first",
+                )
+            elif isinstance(fault.error, UnreadableMessage):
+                error = ConfigError(
+                    f"{me} does not read the {what} of {peer}: {fault.error}; noticed while it "
+                    f"{doing}",
+                    remedy="import the class where your script begins, so that every rank knows it",
+                )
+            elif is_cut_off():
+                text = f"{me} is cut off from all others; it {doing}"
+                error = TransportError(text, remedy=REMEDY_GONE)
+            else:
+                during = f" during the {what}{which}" if which else ""
+                text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
+                error = self._missing(other, text, remedy=REMEDY_GONE)
+            raise error from fault.error
 
 
 class SharedMessages:

@@ -359,7 +359,9 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
 
     file = io.BytesIO()
     content = kind.value, message.minibatch, dict(message.meta), message.tree
-    safe_pickle.Pickler(file, number).dump(content)
+    pickler = safe_pickle.Pickler(file, protocol=5)
+    pickler.number = number
+    pickler.dump(content)
     return file.getvalue()
 
 

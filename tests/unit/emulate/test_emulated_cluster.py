@@ -16,7 +16,6 @@ from sparsepipe.emulate import (
     NotPermitted,
     announce_hosts,
     emulated_hosts,
-    lift_limits,
     machine,
     set_limits,
 )
