@@ -49,9 +49,15 @@ def enter_host() -> None:
         return
     host = json.loads(os.environ[_VARIABLE])["hosts"][int(os.environ["RANK"])]
     station = next(station for station in layout.stations if station.host == host)
+    _enter(station.namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = DATA
+    os.environ["MASTER_ADDR"] = station.launcher
+
+
+def _enter(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
     try:
-        handle = os.open(machine.NAMESPACES / station.namespace, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(machine.NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
         failed = libc.setns(handle, _CLONE_NEWNET)
         number = ctypes.get_errno() if failed else 0
         os.close(handle)
@@ -59,12 +65,10 @@ def enter_host() -> None:
         number = error.errno or 0
     if number:
         raise HardwareError(
-            f"this rank cannot enter its emulated host {station.namespace}: {os.strerror(number)}",
+            f"this rank cannot enter its emulated host {namespace}: {os.strerror(number)}",
             remedy="run the command again, and do not remove namespaces of running processes "
             "(`ip netns`)",
         )
-    os.environ["GLOO_SOCKET_IFNAME"] = DATA
-    os.environ["MASTER_ADDR"] = station.launcher
 
 
 def set_limits(*, lifted: bool = False) -> None:

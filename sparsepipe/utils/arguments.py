@@ -71,15 +71,18 @@ def checked(target: C) -> C:
     function = target.__init__ if inspect.isclass(target) else target
     signature = inspect.signature(function)
 
-    adapters: dict[str, TypeAdapter[Any] | None] = {}  # made at the first call
+    adapters = functools.cache(  # read at the first call, when all that hints name is there
+        lambda: {
+            name: _adapter(hint)
+            for name, hint in typing.get_type_hints(target, include_extras=True).items()
+            if _has_limits(hint)
+        }
+    )
 
     @functools.wraps(function)
     def call(*args: Any, **arguments: Any) -> Any:
         given = signature.bind(*args, **arguments).arguments
-        if not adapters:
-            hints = typing.get_type_hints(target, include_extras=True).items()
-            adapters.update({name: _adapter(hint) for name, hint in hints if _has_limits(hint)})
-        for name, adapter in adapters.items():
+        for name, adapter in adapters().items():
             try:
                 if name in given and adapter is not None:
                     adapter.validate_python(given[name])

@@ -126,9 +126,9 @@ def test_ranks_that_start_anew_find_links_limited_or_not() -> None:
     """Those before may have ended at any time, and the network stays."""
     with emulated_hosts(cluster()) as layout, announce_hosts(layout, ["host0", "host1"]):
         assert disciplines(layout) == ["tbf"] * 4
-        for change, kind in ((lift_limits, "noqueue"), (set_limits, "tbf")):
+        for lifted, kind in ((True, "noqueue"), (False, "tbf")):
             for _ in range(2):
-                change()
+                set_limits(lifted=lifted)
                 assert disciplines(layout) == [kind] * 4
 
 

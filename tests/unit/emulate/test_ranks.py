@@ -13,7 +13,6 @@ from sparsepipe.emulate import (
     announce_hosts,
     emulated_hosts,
     enter_host,
-    lift_limits,
     set_limits,
 )
 from sparsepipe.emulate.ranks import _enter
@@ -38,7 +37,7 @@ def exchange(rank: int) -> dict[str, object]:
     found["inside"] = least_seconds_to(1)
     found["across"] = seconds_to(2)
     if rank == 0:
-        lift_limits()
+        set_limits(lifted=True)
     process_group.gather_objects(0)
     found["lifted"] = least_seconds_to(2)
     process_group.gather_objects(0)
