@@ -8,7 +8,6 @@ Limits are kept by those who wait for the channel's thread.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -414,22 +413,16 @@ class TensorChanged(Exception):
 _Report = Callable[[ChannelFailed], None]
 
 
-class ChannelEnd(ABC):
-    """An end of a channel: a thread, which reports what ends it before its time."""
-
-    def __init__(self, route: Route, wire: Wire, report: _Report, end: str) -> None:
-        self.route, self._wire, self._report = route, wire, report
-        # A daemon: a wait that never ends must not keep the process.
-        name = f"{route.kind.value}-{route.source}-{route.target}-{end}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
-
-    @abstractmethod
-    def _run(self) -> None: ...
+def _started(run: Callable[[], None], route: Route, end: str) -> threading.Thread:
+    """The thread of a channel's end; a daemon: a wait without end must not keep the process."""
+    name = f"{route.kind.value}-{route.source}-{route.target}-{end}"
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
-class Outgoing(ChannelEnd):
-    """The sending end.
+class Outgoing:
+    """The sending end: a thread, which reports what ends it before its time.
 
     Args:
         depth: packets it takes before :meth:`put` waits, beside the first one in transfer.
@@ -440,9 +433,9 @@ class Outgoing(ChannelEnd):
     def __init__(
         self, route: Route, wire: Wire, *, depth: int, usual: int, report: _Report
     ) -> None:
-        self._usual = usual
+        self.route, self._wire, self._report, self._usual = route, wire, report, usual
         self.queue: BoundedQueue[tuple[Packet, Sequence[dist.Work], Any]] = BoundedQueue(depth)
-        super().__init__(route, wire, report, "out")
+        self.thread = _started(self._run, route, "out")
 
     def put(self, packet: Packet, *, made: Any, held_back: bool, limit_s: float) -> None:
         """Begins to send a packet, in the caller's thread: another one would have to wake up.
@@ -475,12 +468,13 @@ class Outgoing(ChannelEnd):
             self._report(ChannelFailed(self.route, minibatch, error))
 
 
-class Incoming(ChannelEnd):
-    """The receiving end."""
+class Incoming:
+    """The receiving end: a thread, which reports what ends it before its time."""
 
     def __init__(self, route: Route, wire: Wire, *, report: _Report) -> None:
+        self.route, self._wire, self._report = route, wire, report
         self.queue: BoundedQueue[Arrival] = BoundedQueue(INBOX_DEPTH)
-        super().__init__(route, wire, report, "in")
+        self.thread = _started(self._run, route, "in")
 
     def _run(self) -> None:
         try:

@@ -285,8 +285,8 @@ class VerticalSync(Stash):
         self._needed_from = 0
 
 
-class Predictor:
-    """SpecTrain's prediction of weights some updates ahead, from the momentum of SGD.
+class SpecTrain(Policy):
+    """Each minibatch has a prediction of its own: weights some updates ahead, by SGD's momentum.
 
     After the idea of Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through
     Model Parallelism on Multi-GPU Platform": w - s * lr * v, where v is the smoothed gradient,
@@ -295,15 +295,21 @@ class Predictor:
     stayed as they are, every later step would be lr * v, whatever ``dampening``, ``nesterov``,
     ``weight_decay`` and ``maximize`` are. The prediction takes v to stay as it is.
 
+    With ``predict_backward`` it is predicted anew for the backward, over the values that the
+    forward used: gradients of layers then use the forward's activations and the new weights.
+
     Raises:
         ConfigError: an optimizer other than SGD with momentum.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None) -> None:
-        self._parameters = dict(parameters)
+    def __init__(
+        self, memory: Memory, optimizer: Optimizer | None, *, predict_backward: bool
+    ) -> None:
+        super().__init__(memory)
         self._optimizer = optimizer
+        self._predict_backward = predict_backward
         if optimizer is None:
-            learns = any(parameter.requires_grad for parameter in self._parameters.values())
+            learns = any(parameter.requires_grad for parameter in memory.parameters.values())
             assert not learns, "parameters that learn have an optimizer"
             return
         what = f"the steps of SGD with momentum, not of {type(optimizer).__name__}"
@@ -318,8 +324,22 @@ class Predictor:
             "which works with every optimizer",
         )
 
+    def take(self, *, ahead: int, included: int | None) -> WeightSet:
+        weights = WeightSet(version=self.version, tensors=self._memory.take(), users=1)
+        self._predict(weights.tensors, updates=ahead)
+        return weights
+
+    def begin_backward(self, weights: WeightSet, *, ahead: int) -> int:
+        if not self._predict_backward:
+            return weights.version
+        self._predict(weights.tensors, updates=ahead)
+        return self.version
+
+    def give(self, weights: WeightSet) -> None:
+        self._memory.give_back(weights.tensors)
+
     @torch.no_grad()
-    def into(self, buffers: Mapping[str, Tensor], *, updates: int) -> None:
+    def _predict(self, buffers: Mapping[str, Tensor], *, updates: int) -> None:
         """Writes the weights expected after ``updates`` more updates to ``buffers``.
 
         They are the present weights, bit for bit, where nothing is known of the next steps:
@@ -331,7 +351,7 @@ class Predictor:
         rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
         state: Mapping[Any, Any] = {} if self._optimizer is None else self._optimizer.state
         for name, buffer in buffers.items():
-            parameter = self._parameters[name]
+            parameter = self._memory.parameters[name]
             # Not by index: the state is a defaultdict, which would make an entry.
             velocity: Tensor | None = state.get(parameter, {}).get("momentum_buffer")
             if velocity is None or updates == 0:
@@ -339,30 +359,3 @@ class Predictor:
             else:
                 alpha = -updates * rates[id(parameter)]
                 torch.add(parameter.data, velocity, alpha=alpha, out=buffer)
-
-
-class SpecTrain(Policy):
-    """Each minibatch has a prediction of its own.
-
-    With ``predict_backward`` it is predicted anew for the backward, over the values that the
-    forward used: gradients of layers then use the forward's activations and the new weights.
-    """
-
-    def __init__(self, memory: Memory, predictor: Predictor, *, predict_backward: bool) -> None:
-        super().__init__(memory)
-        self._predictor = predictor
-        self._predict_backward = predict_backward
-
-    def take(self, *, ahead: int, included: int | None) -> WeightSet:
-        weights = WeightSet(version=self.version, tensors=self._memory.take(), users=1)
-        self._predictor.into(weights.tensors, updates=ahead)
-        return weights
-
-    def begin_backward(self, weights: WeightSet, *, ahead: int) -> int:
-        if not self._predict_backward:
-            return weights.version
-        self._predictor.into(weights.tensors, updates=ahead)
-        return self.version
-
-    def give(self, weights: WeightSet) -> None:
-        self._memory.give_back(weights.tensors)

@@ -13,7 +13,6 @@ from sparsepipe.runtime.weights.modes import (
     Memory,
     Mode,
     Policy,
-    Predictor,
     SpecTrain,
     Stash,
     VerticalSync,
@@ -89,8 +88,7 @@ class Weights:
             case Mode.VERTICAL_SYNC:
                 self._policy = VerticalSync(memory, watched=watched, replicas=replicas)
             case Mode.SPECTRAIN:
-                predictor = Predictor(memory.parameters, optimizer)
-                self._policy = SpecTrain(memory, predictor, predict_backward=predict_backward)
+                self._policy = SpecTrain(memory, optimizer, predict_backward=predict_backward)
             case Mode.NONE:
                 self._policy = Policy(memory)
         self.updating = self._policy.updating
