@@ -155,7 +155,7 @@ def killed_rank(rank: int) -> None:
     begin = Wire.begin
 
     def die(self: Wire, packet: Any, **options: Any) -> Any:
-        if (rank, self._line._other) == (2, 0):
+        if (rank, self.line.other) == (2, 0):
             os.kill(os.getpid(), signal.SIGKILL)
         return begin(self, packet, **options)
 
