@@ -457,7 +457,7 @@ class Outgoing:
             for packet, works, made in self.queue:
                 minibatch = packet.minibatch
                 self._wire.end(packet, works, made)
-                if any(tensor._version != version for tensor, version in packet.originals):
+                if packet.changed():
                     raise TensorChanged
                 minibatch = None
                 del packet, works, made  # the tensors are free before the next ones come

@@ -172,6 +172,10 @@ class Packet:
     payload_bytes: tuple[int, ...]
     overhead_bytes: int
 
+    def changed(self) -> bool:
+        """Whether one of the tensors was written to since it was handed over."""
+        return any(tensor._version != version for tensor, version in self.originals)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
