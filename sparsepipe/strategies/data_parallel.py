@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partialmethod
 from typing import Any
 
 import pytorch_lightning as pl
@@ -35,16 +36,6 @@ _BUFFERS_OPTION = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
-
-
-def _unwrapped(step: str, context: str) -> Any:
-    """An evaluation step of the module itself, not of its DDP wrapper."""
-
-    def evaluate(self: DataParallelStrategy, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed(), getattr(self.precision_plugin, context)():
-            return getattr(self.lightning_module, step)(*args, **kwargs)
-
-    return evaluate
 
 
 class DataParallelStrategy(RankedStrategy):
@@ -97,7 +88,7 @@ class DataParallelStrategy(RankedStrategy):
             static_graph=static_graph,
             **buffers,
         )
-        self._buffers_differ = False
+        self._averages_buffers, self._buffers_differ = True, False
 
     @override
     def setup_distributed(self) -> None:
@@ -124,15 +115,13 @@ class DataParallelStrategy(RankedStrategy):
         self._buffers_differ = True
         return super().training_step(*args, **kwargs)
 
-    validation_step = _unwrapped("validation_step", "val_step_context")
-    test_step = _unwrapped("test_step", "test_step_context")
-    predict_step = _unwrapped("predict_step", "predict_step_context")
+    def _run_unwrapped(self, step: str, context: str, /, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed(), getattr(self.precision_plugin, context)():
+            return getattr(self.lightning_module, step)(*args, **kwargs)
 
-    @override
-    def on_validation_start(self) -> None:
-        self.synchronize_buffers()
-
-    on_test_start = on_predict_start = on_validation_start
+    validation_step: Any = partialmethod(_run_unwrapped, "validation_step", "val_step_context")
+    test_step: Any = partialmethod(_run_unwrapped, "test_step", "test_step_context")
+    predict_step: Any = partialmethod(_run_unwrapped, "predict_step", "predict_step_context")
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -142,12 +131,14 @@ class DataParallelStrategy(RankedStrategy):
 
     def synchronize_buffers(self) -> None:
         """Makes the ranks' buffers equal: their mean. Every rank must call it."""
-        if not self._buffers_differ or self.lightning_module is None:
+        if not (self._averages_buffers and self._buffers_differ and self.lightning_module):
             return
         buffers = self.lightning_module.buffers()  # metrics keep theirs elsewhere
         with torch.no_grad():
             process_group.average_([each for each in buffers if each.is_floating_point()])
         self._buffers_differ = False
+
+    on_validation_start = on_test_start = on_predict_start = synchronize_buffers
 
 
 StrategyRegistry.register(

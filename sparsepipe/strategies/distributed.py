@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partialmethod
 from typing import Any, TypeVar
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -76,16 +77,6 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 """Environment variables that give a process its rank."""
 
 
-def _slowed(name: str) -> Any:
-    """A step of Lightning's strategy, made slower."""
-
-    def step(self: SlowedSteps, *args: Any, **kwargs: Any) -> Any:
-        with self.slowdown.slowed():
-            return getattr(super(SlowedSteps, self), name)(*args, **kwargs)
-
-    return step
-
-
 class SlowedSteps(Strategy):
     """Makes all steps slower by pauses; their results stay the same.
 
@@ -94,9 +85,17 @@ class SlowedSteps(Strategy):
     """
 
     slowdown: Slowdown
-    training_step, backward = _slowed("training_step"), _slowed("backward")
-    optimizer_step, predict_step = _slowed("optimizer_step"), _slowed("predict_step")
-    validation_step, test_step = _slowed("validation_step"), _slowed("test_step")
+
+    def _run_slowed(self, step: str, /, *args: Any, **kwargs: Any) -> Any:
+        with self.slowdown.slowed():
+            return getattr(super(), step)(*args, **kwargs)
+
+    training_step: Any = partialmethod(_run_slowed, "training_step")
+    backward: Any = partialmethod(_run_slowed, "backward")
+    optimizer_step: Any = partialmethod(_run_slowed, "optimizer_step")
+    validation_step: Any = partialmethod(_run_slowed, "validation_step")
+    test_step: Any = partialmethod(_run_slowed, "test_step")
+    predict_step: Any = partialmethod(_run_slowed, "predict_step")
 
 
 class RankedStrategy(SlowedSteps, DDPStrategy):
@@ -165,19 +164,17 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         atexit.unregister(process_group.leave)  # it could wait for ranks that are gone
-        self._stay()  # to report the error
+        if self._follows_first_rank:
+            outlive_parent()  # to report the error
 
     @override
     def teardown(self) -> None:
         try:
             super().teardown()
         finally:  # what has ended a fit by an exception may end this as well
-            self._stay()
+            if self._follows_first_rank:
+                outlive_parent()
             self._world_of_one.close()
-
-    def _stay(self) -> None:
-        if self._follows_first_rank:
-            outlive_parent()
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:

@@ -329,7 +329,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     ) -> Any:
         clipping: AbstractContextManager[None] = nullcontext()
         if self._sharded is not None and self.world_size > 1:
-            clipping = self._sharded.global_norm().clipping(self.precision_plugin)
+            clipping = self._sharded.norm.clipping(self.precision_plugin)
         with clipping:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 

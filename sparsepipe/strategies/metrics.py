@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import (
     dim_zero_cat,
@@ -26,14 +28,14 @@ State = dict[str, Any]
 def state_of(metric: Metric) -> State:
     """The state of a metric, on the host."""
     values = {
-        name: _map(lambda t: t.detach().cpu(), getattr(metric, name)) for name in metric._defaults
+        name: pytree.tree_map_only(Tensor, lambda t: t.detach().cpu(), getattr(metric, name))
+        for name in metric._defaults
     }
     return {**values, "updates": metric._update_count}
 
 
-def last_result(metric: Metric) -> Any:
-    """The value that a metric's last call returned; None where it was updated only."""
-    return metric._forward_cache
+last_result: Callable[[Metric], Any] = attrgetter("_forward_cache")
+"""The value that a metric's last call returned; None where it was updated only."""
 
 
 def set_last_result(metric: Metric, value: Any) -> None:
@@ -44,7 +46,8 @@ def set_last_result(metric: Metric, value: Any) -> None:
 def set_state(metric: Metric, state: State) -> None:
     """Sets the state of a metric, on its device, and drops its computed value."""
     for name in metric._defaults:
-        setattr(metric, name, _map(lambda t: t.to(metric.device).clone(), state[name]))
+        value = pytree.tree_map_only(Tensor, lambda t: t.to(metric.device).clone(), state[name])
+        setattr(metric, name, value)
     metric._update_count = state["updates"]
     metric._computed = None
 
@@ -69,12 +72,6 @@ def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
 
 
 _OF_STACKED: tuple[Any, ...] = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_zero_min)
-
-
-def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    return [function(item) if isinstance(item, Tensor) else item for item in value]
 
 
 class Metrics:

@@ -62,24 +62,23 @@ class SampleShards:
         """The batch with shards in place of its sample and of what has the sample's sizes."""
         grid, read_in_parts = self._grid, self._parts.get(stage)
         sizes = sample_sizes(batch, grid)
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if type(leaf) is Tensor]
-        parts = [leaf for leaf in leaves if read_in_parts and has_sizes(leaf, sizes)]
-        whole = [leaf for leaf in leaves if not (read_in_parts and has_sizes(leaf, sizes))]
+        leaves, spec = pytree.tree_flatten(batch)
+        plain = [leaf for leaf in leaves if type(leaf) is Tensor]
+        parts = [leaf for leaf in plain if read_in_parts and has_sizes(leaf, sizes)]
+        whole = [leaf for leaf in plain if not (read_in_parts and has_sizes(leaf, sizes))]
         if read_in_parts and not whole:
             raise ConfigError(
                 "a batch whose samples are read in parts has nothing that tells which they are",
                 remedy="add their positions in the data set to the batch, as 'index'",
             )
         self._agree(_digest(whole, [leaf.shape[: -grid.dimensions] for leaf in parts]))
-
-        def shard(leaf: Any) -> Any:
-            if not has_sizes(leaf, sizes):
-                return leaf
-            # A copy, beside which nothing keeps the whole batch in memory.
-            local = leaf if read_in_parts else grid.shard(leaf).clone()
-            return shard_of(local, grid, range(-grid.dimensions, 0), read_in_parts or sizes)
-
-        return pytree.tree_map(shard, batch)
+        dims, full = range(-grid.dimensions, 0), read_in_parts or sizes
+        for number, leaf in enumerate(leaves):
+            if has_sizes(leaf, sizes):
+                # A copy, beside which nothing keeps the whole batch in memory.
+                local = leaf if read_in_parts else grid.shard(leaf).clone()
+                leaves[number] = shard_of(local, grid, dims, full)
+        return pytree.tree_unflatten(leaves, spec)
 
     def _agree(self, digest: int) -> None:
         """Makes sure that ranks of a grid read the same, and gives them one random state."""

@@ -190,6 +190,7 @@ class ShardedModule(Generic[_Part]):
     Attributes:
         optimizer: the sharded one; None where nothing is trained.
         given: ids of the parameters that this rank gives to others.
+        norm: clips by the norm of all ranks' gradients.
     """
 
     def __init__(
@@ -200,15 +201,13 @@ class ShardedModule(Generic[_Part]):
         state = module.state_dict()
         self._names = list(state)
         self._versions = getattr(state, "_metadata", None)  # torch keeps them beside the state
-        parameters = dict(module.named_parameters())
-        owned = {id(p) for name, p in parameters.items() if p.requires_grad and part.holds(name)}
-        self.given = {id(p) for name, p in parameters.items() if part.source(name) == rank}
+        named = dict(module.named_parameters())
+        owned = {id(p) for name, p in named.items() if p.requires_grad and part.holds(name)}
+        self.given = {id(p) for name, p in named.items() if part.source(name) == rank}
         part.prune()
         self.optimizer = None if optimizer is None else ShardedOptimizer(optimizer, owned=owned)
-
-    def global_norm(self) -> GlobalNorm:
-        assert self.optimizer is not None
-        return GlobalNorm(self.optimizer.whole, given=self.given)
+        parameters = [] if self.optimizer is None else self.optimizer.whole
+        self.norm = GlobalNorm(parameters, given=self.given)
 
     def state_dict(self) -> dict[str, Any]:
         """The module's state under the names of one process: whole on rank 0, else this part."""

@@ -87,6 +87,7 @@ class SpatialStrategy(DataParallelStrategy):
         )
         self._shape = None if grid == "auto" else tuple(grid)
         self._replicas = replicas
+        self._averages_buffers = replicas > 1  # those of one grid are equal
         self._overlap = overlap
         self.gather_predictions = gather_predictions
         self._groups: tuple[Any, Any] = (None, None)
@@ -95,13 +96,9 @@ class SpatialStrategy(DataParallelStrategy):
         self._frozen: list[nn.Parameter] = []
 
     @property
-    def _ranks_per_replica(self) -> int:
-        return self.world_size // self._replicas
-
-    @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        replica = self.global_rank // max(self._ranks_per_replica, 1)
+        replica = self.global_rank // max(self.world_size // self._replicas, 1)
         return {"num_replicas": self._replicas, "rank": replica}
 
     @override
@@ -109,11 +106,11 @@ class SpatialStrategy(DataParallelStrategy):
         with isolate_rng():  # draws go on where the script left them, as on one device
             super().setup_distributed()
         check_grid(self._shape or "auto", replicas=self._replicas, ranks=self.world_size)
-        process_group.ranks_per_sample = self._ranks_per_replica
+        size = self.world_size // self._replicas
+        process_group.ranks_per_sample = size
         # The group of this rank's grid, and that of the ranks in its place of all grids. The grid's
         # is one of its own, also where it has all ranks: DDP's messages are on their way between
         # halos.
-        size = self._ranks_per_replica
         grids = [range(first, first + size) for first in range(0, self.world_size, size)]
         places = [range(place, self.world_size, size) for place in range(size)]
         options: dict[str, Any] = {
@@ -147,7 +144,7 @@ class SpatialStrategy(DataParallelStrategy):
                     "sample_sizes",
                     remedy="give the grid, such as [1, 2], or a data module with sample_sizes",
                 )
-            shape = best_grid(tuple(sizes), self._ranks_per_replica)
+            shape = best_grid(tuple(sizes), self.world_size // self._replicas)
             if self.global_rank == 0:
                 log.info("grid %s for samples of %s: the fewest halos", shape, tuple(sizes))
         self.grid = Grid(shape, self._groups[0], overlap=self._overlap)
@@ -202,11 +199,6 @@ class SpatialStrategy(DataParallelStrategy):
             if found and getattr(self.model, "require_backward_grad_sync", True):
                 process_group.average_(found)
         return loss
-
-    @override
-    def synchronize_buffers(self) -> None:
-        if self._replicas > 1:  # those of one grid are equal
-            super().synchronize_buffers()
 
     @override
     def on_exception(self, exception: BaseException) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import pytorch_lightning as pl
@@ -73,28 +74,17 @@ def actual_device(module: pl.LightningModule) -> Iterator[torch.device]:
             child._device = before
 
 
-def transfer_batch(module: pl.LightningModule, batch: Any, *, device: torch.device) -> Any:
-    """Runs the module's hooks for batches, as Lightning's loops do before a step."""
-    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
-
-
 # Logged values.
 
 
-def logged_values(trainer: pl.Trainer) -> Any:
-    """Values logged in the running loop by key: a mapping to :data:`LoggedValue`, or None."""
-    return trainer._results
-
-
-def training_values(trainer: pl.Trainer) -> Mapping[str, LoggedValue]:
-    """Values logged in the training loop by key, whichever loop is running."""
-    return trainer.fit_loop.epoch_loop._results
-
-
-def current_hook(module: pl.LightningModule) -> str | None:
-    """Name of the hook to which ``self.log`` assigns values."""
-    return module._current_fx_name
+logged_values: Callable[[pl.Trainer], Any] = attrgetter("_results")
+"""Values logged in the running loop by key: a mapping to :data:`LoggedValue`, or None."""
+training_values: Callable[[pl.Trainer], Mapping[str, LoggedValue]] = attrgetter(
+    "fit_loop.epoch_loop._results"
+)
+"""Values logged in the training loop by key, whichever loop is running."""
+current_hook: Callable[[pl.LightningModule], str | None] = attrgetter("_current_fx_name")
+"""Name of the hook to which ``self.log`` assigns values."""
 
 
 @contextmanager
@@ -130,14 +120,16 @@ def log_step_metrics(trainer: pl.Trainer) -> None:
 # Loops.
 
 
-def active_loop(trainer: pl.Trainer) -> Any:
-    """The loop that trains, validates, tests or predicts now; a validation within a fit's, too."""
-    return trainer._active_loop
-
-
-def loaders_of(loop: Any) -> list[Any]:
-    """Data loaders that a loop reads."""
-    return list(loop._combined_loader.flattened)
+active_loop: Callable[[pl.Trainer], Any] = attrgetter("_active_loop")
+"""The loop that trains, validates, tests or predicts now; a validation within a fit's, too."""
+loaders_of: Callable[[Any], list[Any]] = attrgetter("_combined_loader.flattened")
+"""Data loaders that a loop reads."""
+has_read_all: Callable[[Any], bool] = attrgetter("_data_fetcher.done")
+"""Whether the running batch of a loop is the last one."""
+optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
+    "fit_loop.epoch_loop._batches_that_stepped"
+)
+"""Training batches after which the optimizer stepped: Lightning's step for loggers."""
 
 
 def reads_in_turn(loop: Any) -> bool:
@@ -145,25 +137,24 @@ def reads_in_turn(loop: Any) -> bool:
     return bool(loop._combined_loader._mode == "sequential")
 
 
-def combined_batch(loop: Any, batches: Sequence[Any]) -> Any:
-    """One batch of each loader, put together as a loop hands it to a step."""
-    spec = loop._combined_loader._spec
-    return batches[0] if reads_in_turn(loop) else pytree.tree_unflatten(batches, spec)
+def combined_batch(
+    trainer: pl.Trainer, loop: Any, batches: Sequence[Any], *, device: torch.device
+) -> Any:
+    """One batch of each loader, put together and moved to a device as a loop hands it to a step."""
+    module, spec = trainer.lightning_module, loop._combined_loader._spec
+    batch = batches[0] if reads_in_turn(loop) else pytree.tree_unflatten(batches, spec)
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
 
 
-def has_read_all(loop: Any) -> bool:
-    """Whether the running batch is the last one."""
-    return bool(loop._data_fetcher.done)
-
-
-def epoch_ends(trainer: pl.Trainer) -> bool:
-    """Whether the running training step is the last of its epoch."""
-    return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
-
-
-def optimizer_steps(trainer: pl.Trainer) -> int:
-    """Training batches after which the optimizer stepped: Lightning's step for loggers."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+def ends_or_saves(trainer: pl.Trainer, step: int) -> bool:
+    """Whether the epoch ends with the running training step, or a callback saves after ``step``."""
+    if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+        return True
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    intervals = [c._every_n_train_steps for c in callbacks if isinstance(c, ModelCheckpoint)]
+    return any(every >= 1 and step % every == 0 for every in intervals)
 
 
 def validation_follows(trainer: pl.Trainer) -> bool:
@@ -194,9 +185,8 @@ def disable_signal_broadcast(trainer: pl.Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
-def signals(trainer: pl.Trainer) -> Any:
-    """Lightning's handling of signals, whose ``received_sigterm`` may be set."""
-    return trainer._signal_connector
+signals: Callable[[pl.Trainer], Any] = attrgetter("_signal_connector")
+"""Lightning's handling of signals, whose ``received_sigterm`` may be set."""
 
 
 def replace_in_loops(
@@ -238,14 +228,6 @@ def goes_by_clock(owner: pl.Trainer | pl.Callback) -> bool:
     return any(getattr(owner, name, None) is not None for name in names)
 
 
-def saves_at(callback: pl.Callback, step: int) -> bool:
-    """Whether a callback saves a checkpoint after a training step."""
-    if not isinstance(callback, ModelCheckpoint):
-        return False
-    every = callback._every_n_train_steps
-    return every >= 1 and step % every == 0
-
-
 def finds_learning_rate(trainer: pl.Trainer) -> bool:
     """Whether the running steps are those of Lightning's search for a learning rate.
 
@@ -273,9 +255,8 @@ def resolve_process_group_backend(strategy: DDPStrategy) -> str:
     return strategy._process_group_backend
 
 
-def accelerator_connector(trainer: pl.Trainer) -> Any:
-    """Holds ``use_distributed_sampler``: whether Lightning gives loaders a sampler of its own."""
-    return trainer._accelerator_connector
+accelerator_connector: Callable[[pl.Trainer], Any] = attrgetter("_accelerator_connector")
+"""Holds ``use_distributed_sampler``: whether Lightning gives loaders a sampler of its own."""
 
 
 def adapt_evaluation_samplers(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.callbacks import LambdaCallback
@@ -27,11 +26,7 @@ class AsynchronousPipeline(Pipeline):
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         self.loss = loss
-        self.note([(minibatch, logs)], logs)
-
-    @override
-    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
-        return list(kept)
+        self.note([((minibatch, 0), (minibatch, 1, logs))], logs)
 
 
 class PipelineStrategy(StagedStrategy):
@@ -126,13 +121,6 @@ class PipelineStrategy(StagedStrategy):
             watched=lambdas or not makers <= {"sparsepipe", "pytorch_lightning"},
         )
         return partial(AsynchronousWorker, weights=weights)
-
-    @override
-    def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
-        # Not Lightning's count of steps, in which a partial last round counts as a whole one.
-        last = int(self._trainer.num_training_batches) - 1
-        of_epoch = last * self.replicas[0] + self.count_minibatches(loaders, last, None)
-        return self._trainer.current_epoch * of_epoch + step * self.replicas[0]
 
 
 StrategyRegistry.register(

@@ -96,14 +96,8 @@ class LogRecorder:
             number = value.item() if isinstance(value, Tensor) else value
             notes.append(Logged(name, number, dtype, metric, options))
 
-        with _instead_of_log(self._module, log):
+        with replaced_log(self._module, log):
             yield notes
-
-    @contextmanager
-    def silence(self) -> Iterator[None]:
-        """Drops what is logged within."""
-        with _instead_of_log(self._module, lambda *args, **kwargs: None):
-            yield
 
 
 class LogReplay:
@@ -137,6 +131,7 @@ class LogReplay:
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
         """Repeats the calls of further minibatches."""
+        results = internals.logged_values(self._module.trainer)
         with internals.logging_hook(self._module, hook):
             for note in (note for logs in minibatches for note in logs):
                 value: Any = note.value
@@ -145,29 +140,24 @@ class LogReplay:
                 if note.metric is not None:
                     result, value = value, self._module.get_submodule(note.metric)
                     set_last_result(value, result)
-                if not self._add(note, value):
-                    self._module.log(note.name, value, **note.options)
-
-    def _add(self, note: Logged, value: Any) -> bool:
-        """Adds a value to an earlier one with the same options; False for the first one.
-
-        ``self.log`` checks everything anew in each call, which takes about a millisecond. A
-        pipeline would wait for that on every rank and for every minibatch.
-        """
-        results = internals.logged_values(self._module.trainer)
-        if results is None or results.dataloader_idx is not None or isinstance(value, float | int):
-            return False
-        key = f"{internals.current_hook(self._module)}.{note.name}"
-        options = {name: item for name, item in note.options.items() if name != "batch_size"}
-        if key not in results or self._options.get(key) != options:
-            self._options[key] = options  # self.log compares with what it has
-            return False
-        results.update_metrics(key, value, note.options.get("batch_size") or 1)
-        return True
+                # self.log checks everything anew in each call, which takes about a millisecond.
+                # A value with the options of an earlier one is added to it without that.
+                can_add = results is not None and results.dataloader_idx is None
+                key, options = f"{hook}.{note.name}", dict(note.options)
+                size = options.pop("batch_size", None) or 1
+                if can_add and not isinstance(value, float | int):
+                    if key in results and self._options.get(key) == options:
+                        results.update_metrics(key, value, size)
+                        continue
+                    self._options[key] = options  # self.log compares with what it has
+                self._module.log(note.name, value, **note.options)
 
 
 @contextmanager
-def _instead_of_log(module: pl.LightningModule, log: Any) -> Iterator[None]:
+def replaced_log(
+    module: pl.LightningModule, log: Callable[..., None] = lambda *args, **kwargs: None
+) -> Iterator[None]:
+    """Within, ``self.log`` of a module is another function, by default one that does nothing."""
     object.__setattr__(module, "log", log)
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -45,19 +46,20 @@ class LoopPatches:
             internals.adapt_evaluation_samplers(trainer, repeat_nothing)
         if self._alone:
             return
-
-        def unless_remote(hook: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda batch, *args, **kwargs: (
-                batch if is_remote(batch) else hook(batch, *args, **kwargs)
-            )
-
         internals.replace_in_loops(
-            trainer, decide=self._after_step, handle=self._on_signal, wrap=unless_remote
+            trainer,
+            decide=self._after_step,
+            handle=self._on_signal,
+            wrap=lambda hook: (
+                lambda batch, *args, **kwargs: (
+                    batch if is_remote(batch) else hook(batch, *args, **kwargs)
+                )
+            ),
         )
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for timer in callbacks:
             if isinstance(timer, Timer):
-                timer.on_train_batch_end = _timer_step(timer)  # type: ignore[method-assign]
+                timer.on_train_batch_end = partial(_after_timed_step, timer)  # type: ignore[method-assign]
         # The other callbacks find everything drained, and stops that they request are agreed on
         # after them, by a checkpoint callback, since Lightning calls these last.
         first, last = self._callbacks = pl.Callback(), Checkpoint()
@@ -82,12 +84,10 @@ class LoopPatches:
         """
         trainer = self._trainer
         steps = trainer.global_step + 1
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
         if (
-            internals.epoch_ends(trainer)
+            internals.ends_or_saves(trainer, steps)
             or steps == trainer.max_steps
             or internals.finds_learning_rate(trainer)
-            or any(internals.saves_at(callback, steps) for callback in callbacks)
         ):
             return True
         if self._alone:
@@ -127,13 +127,9 @@ class LoopPatches:
         return validates
 
 
-def _timer_step(timer: Timer) -> Any:
+def _after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
     """A Timer's hook after a step, in which rank 0 alone looks at the clock."""
-
-    def on_train_batch_end(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        if trainer.is_global_zero and internals.checks_after_steps(timer):
-            left_s = timer.time_remaining()
-            if left_s is not None and left_s <= 0:
-                trainer.should_stop = True
-
-    return on_train_batch_end
+    if trainer.is_global_zero and internals.checks_after_steps(timer):
+        left_s = timer.time_remaining()
+        if left_s is not None and left_s <= 0:
+            trainer.should_stop = True

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -27,7 +27,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
 from sparsepipe.strategies.metrics import Metrics
-from sparsepipe.strategies.pipeline.logging import LogReplay, Logs
+from sparsepipe.strategies.pipeline.logging import LogReplay, Logs, merge_logs
 from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
 from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
 from sparsepipe.strategies.pipeline.steps import TRAINING, ModuleSteps
@@ -150,7 +150,7 @@ def make_stage(
     )
 
 
-class Pipeline(ABC):
+class Pipeline:
     """Trains and evaluates on one rank; its worker calls it back for updates and logs.
 
     Nothing is trained without an ``optimizer``; ``norm``, if given, clips by norm in place of
@@ -201,10 +201,6 @@ class Pipeline(ABC):
         self._last_replica = plan.replica_of(rank) if part.is_last and leads else None
         self._reads = plan.stage_of(rank) == 0 and leads
 
-    @abstractmethod
-    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
-        """The logs of each minibatch, from the values kept of them, both in order."""
-
     # What the worker calls.
 
     def before_backward(self, loss: Tensor) -> None:
@@ -215,7 +211,11 @@ class Pipeline(ABC):
         self._updates.apply(gradients, loss=self.loss, step=step)
 
     def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
-        """Shows what came back in training; ranks of the last stage keep it for the next drain."""
+        """Shows what came back in training; ranks of the last stage keep it for the next drain.
+
+        ``kept`` has for each microbatch, or whole minibatch, what orders it, and the number of its
+        minibatch, of its samples, and its logs.
+        """
         if self._part.is_last:
             self._kept += kept
         self._replay.append([logs], hook=TRAINING)
@@ -247,8 +247,11 @@ class Pipeline(ABC):
         if not self.worker.rounds:
             return
         with self._part.silent():
-            self.worker.drain(self._part.statistics())
-        self._replay.replay(self.logs_of(self._exchange()), hook=TRAINING)
+            buffers = self._module.named_buffers()  # such as running statistics
+            self.worker.drain([each for name, each in buffers if self._part.holds(name)])
+        minibatches = groupby(self._exchange(), key=itemgetter(0))
+        logs = [merge_logs([(n, logs) for _, n, logs in parts]) for _, parts in minibatches]
+        self._replay.replay(logs, hook=TRAINING)
 
     def evaluate(
         self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool

@@ -36,15 +36,6 @@ class RemoteParameter(Tensor):
     _name: str
     _place: torch.device
 
-    @staticmethod
-    def of(parameter: Tensor, name: str) -> RemoteParameter:
-        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-        made = empty.as_subclass(RemoteParameter)
-        made._name, made._place = name, parameter.device
-        if parameter.requires_grad:
-            made.requires_grad_()
-        return made
-
     @classmethod
     def __torch_function__(
         cls,
@@ -115,10 +106,12 @@ class PlaceholderLayer(nn.Module):
     def __init__(self, name: str, layer: nn.Module, part: StageModule) -> None:
         super().__init__()
         self.name = name
-        parameters = {
-            inner: RemoteParameter.of(parameter, f"{name}.{inner}")
-            for inner, parameter in layer.named_parameters()
-        }
+        parameters: dict[str, RemoteParameter] = {}
+        for inner, parameter in layer.named_parameters():
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            remote = parameters[inner] = empty.as_subclass(RemoteParameter)
+            remote._name, remote._place = f"{name}.{inner}", parameter.device
+            remote.requires_grad_(parameter.requires_grad)
         self._parameters = _RemoteParameters(parameters, part)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,12 +243,6 @@ class StageModule:
         outside = {name: each for name, each in norms if not name.startswith(inside)}
         own = {name: each for name, each in norms if self.holds(name)}
         return own, {} if self.is_last else outside
-
-    def statistics(self) -> list[Tensor]:
-        """Buffers that this rank's stage owns, such as running statistics."""
-        return [
-            buffer for name, buffer in self._placement.module.named_buffers() if self.holds(name)
-        ]
 
 
 def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:

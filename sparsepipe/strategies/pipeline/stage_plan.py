@@ -23,7 +23,7 @@ from sparsepipe.schedule.plan import balanced, devices_of
 from sparsepipe.spatial.spatialize import check_rules
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import Padded
-from sparsepipe.strategies.pipeline.logging import LogRecorder
+from sparsepipe.strategies.pipeline.logging import replaced_log
 from sparsepipe.strategies.pipeline.steps import generators_of, run_until_layers
 
 Balance = Literal["parameters", "flops", "layers"]
@@ -77,17 +77,15 @@ def find_layers(module: nn.Module, name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlacement:
-    """The stages that own the parameters and buffers of a module."""
+    """The stages that own the parameters and buffers of a module.
+
+    ``layers`` is the Sequential of ``module`` with the dotted ``name``.
+    """
 
     module: nn.Module
     name: str
+    layers: nn.Sequential
     plan: Plan
-
-    @property
-    def layers(self) -> nn.Sequential:
-        found = self.module.get_submodule(self.name)
-        assert isinstance(found, nn.Sequential)
-        return found
 
     def stage_of(self, name: str) -> int:
         """The stage that owns a parameter or buffer; what is in no layer is the last one's."""
@@ -178,10 +176,6 @@ def make_plan(
     return Plan.of(config=config, cuts=list(cuts), num_layers=num_layers, grids=grids)
 
 
-def parameter_costs(layers: nn.Sequential) -> list[float]:
-    return [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
-
-
 def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
     """Floating-point operations of matrix products in each layer's forward pass."""
     costs = []
@@ -204,8 +198,9 @@ def costs_of(
     """The cost of each layer, computed on rank 0; a collective."""
     if balance == "layers":
         return [1.0] * len(layers)
+    parameters = [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
     if balance == "parameters":
-        return parameter_costs(layers)
+        return parameters
     loop = internals.active_loop(trainer)
     assert loop is not None
     loop.setup_data()
@@ -215,7 +210,7 @@ def costs_of(
             costs = _flops(trainer, loop, module, layers)
     costs = process_group.broadcast_object(costs, what="measuring the layers, on rank 0")
     assert costs is not None
-    return costs if any(costs) else parameter_costs(layers)
+    return costs if any(costs) else parameters
 
 
 def _flops(
@@ -229,7 +224,6 @@ def _flops(
     )
     step = getattr(module, hook)
     numbers = [0] * (len(inspect.signature(step).parameters) - 1)
-    precision = trainer.precision_plugin
     buffers = [
         (child, name, buffer, buffer.clone())
         for child in module.modules()
@@ -237,13 +231,12 @@ def _flops(
         if buffer is not None
     ]
     with (
-        LogRecorder(module).silence(),
+        replaced_log(module),
         internals.actual_device(module) as device,
-        precision.forward_context(),
+        trainer.precision_plugin.forward_context(),
     ):
         read = [_first_batch(loader) for loader in internals.loaders_of(loop)]
-        batch = precision.convert_input(internals.combined_batch(loop, read))
-        batch = internals.transfer_batch(module, batch, device=device)
+        batch = internals.combined_batch(trainer, loop, read, device=device)
         try:
             with states_preserved(generators_of(module, layers).values()):
                 opened = run_until_layers(layers, lambda: step(batch, *numbers))

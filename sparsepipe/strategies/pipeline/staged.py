@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any, get_args
 
 import pytorch_lightning as pl
@@ -50,7 +51,10 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 
 def _outside_steps(name: str) -> Any:
-    """A collective of Lightning's, which is refused within a step."""
+    """A collective of Lightning's, which is refused within a step.
+
+    A function, whose bound methods are equal, by which Lightning compares options of ``self.log``.
+    """
 
     def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
         if self._sharded is not None and self._sharded.part.in_step:
@@ -65,17 +69,6 @@ def _outside_steps(name: str) -> Any:
     return call
 
 
-def _streamed(hook: str) -> Any:
-    """A step of an evaluation, whose batch goes forward through the stages."""
-
-    def step(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
-        if self.pipeline is None:
-            return getattr(super(StagedStrategy, self), hook)(*args, **kwargs)
-        return self.evaluate(self.pipeline, hook, *args, **kwargs)
-
-    return step
-
-
 class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
@@ -86,8 +79,8 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     Attributes:
         pipeline_class: class of a rank's pipeline.
-        clips_globally: whether the gradients of all stages are there at once, to be clipped by one
-            norm.
+        is_synchronous: whether the replicas of stage 0 share one minibatch in each step, and the
+            gradients of all stages are there at once, to be clipped by one norm.
         queue_depth: messages of training that a channel holds; None: the channel's own number.
         is_plain: whether a single rank has nothing to do that a plain Trainer does not.
         plan: the stages and their ranks, once a Trainer runs.
@@ -96,7 +89,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     """
 
     pipeline_class: type[Pipeline]
-    clips_globally = False
+    is_synchronous = False
     queue_depth: int | None = None
     plan: Plan
     _sharded: ShardedModule[StageModule] | None
@@ -146,10 +139,6 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
         ``optimizer`` is that of the rank's parameters; None for evaluation only.
         """
-
-    @abstractmethod
-    def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
-        """Number of a step's first minibatch in the whole run, by which random draws are keyed."""
 
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
@@ -247,7 +236,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             grids=self._grids,
         )
         self.recomputed = self.spans_of(self.plan, layers, trained=module if fitting else None)
-        placement = StagePlacement(module=module, name=name, plan=self.plan)
+        placement = StagePlacement(module=module, name=name, layers=layers, plan=self.plan)
         placement.check()
         return placement
 
@@ -273,7 +262,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
                 )
             randomness = KeyedRandomness(seed=int(seed), device=self.root_device)
         make_worker = self.make_worker(part, rank=rank, optimizer=optimizer)
-        clips = optimizer is not None and self.clips_globally and plan.num_stages > 1
+        clips = optimizer is not None and self.is_synchronous and plan.num_stages > 1
         pipeline = self.pipeline_class(
             module,
             placement.layers,
@@ -281,7 +270,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             rank=rank,
             part=part,
             optimizer=optimizer,
-            norm=sharded.global_norm() if clips else None,
+            norm=sharded.norm if clips else None,
             precision=precision,
             send_input=self._send_input,
         )
@@ -420,7 +409,13 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             )
         batch, *arguments = (*args, *kwargs.values())
         count = self.count_minibatches(loaders, step, batch)
-        number = self.number_of_step(loaders, step)
+        # Random draws are keyed by the number of a step's first minibatch in the whole run. In
+        # Lightning's count of steps a partial last round counts as a whole one.
+        last, minibatches = int(self._trainer.num_training_batches) - 1, (1, 1)
+        if not self.is_synchronous:
+            minibatches = self.replicas[0], self.count_minibatches(loaders, last, None)
+        of_epoch = last * minibatches[0] + minibatches[1]
+        number = self._trainer.current_epoch * of_epoch + step * minibatches[0]
         pipeline.train(batch, tuple(arguments), count=count, number=number)
         assert self._patches is not None
         if self._patches.drain_follows():
@@ -455,12 +450,11 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     on_test_start = on_predict_start = on_validation_start
 
-    validation_step, test_step = _streamed("validation_step"), _streamed("test_step")
-    predict_step = _streamed("predict_step")
-
-    def evaluate(self, pipeline: Pipeline, hook: str, *args: Any, **kwargs: Any) -> Any:
+    def _evaluate(self, hook: str, /, *args: Any, **kwargs: Any) -> Any:
         """Sends a batch forward; the result of a prediction, None of other steps."""
-        predicts = hook == "predict_step"
+        pipeline, predicts = self.pipeline, hook == "predict_step"
+        if pipeline is None:
+            return getattr(super(), hook)(*args, **kwargs)
         loop = internals.active_loop(self._trainer)
         loaders, in_turn = internals.loaders_of(loop), internals.reads_in_turn(loop)
         number, batch_idx = self._evaluated
@@ -480,6 +474,10 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         elif is_last:
             pipeline.end_evaluation(hook)
         return result
+
+    validation_step: Any = partialmethod(_evaluate, "validation_step")
+    test_step: Any = partialmethod(_evaluate, "test_step")
+    predict_step: Any = partialmethod(_evaluate, "predict_step")
 
     # Checkpoints.
 

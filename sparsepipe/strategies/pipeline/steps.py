@@ -30,7 +30,7 @@ from sparsepipe.runtime.random_generators import (
     swap_states,
 )
 from sparsepipe.strategies.metrics import Metrics
-from sparsepipe.strategies.pipeline.logging import LogRecorder, Logs
+from sparsepipe.strategies.pipeline.logging import LogRecorder, Logs, replaced_log
 
 TRAINING = "training_step"
 _CUDA = "torch.cuda"  # on ranks with such a device only
@@ -64,7 +64,7 @@ class _Called(BaseException):
 
 
 @contextmanager
-def _in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterator[None]:
+def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterator[None]:
     """Within, a step's one call of ``layers`` runs ``forward``."""
     calls = 0
 
@@ -76,6 +76,14 @@ def _in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterat
         if len(args) != 1 or kwargs:
             given = len(args) + len(kwargs)
             raise ConfigError(f"the step calls layers with {given} arguments", remedy=_ONCE)
+        if any(
+            isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(args)
+        ):
+            raise ConfigError(
+                "the input of layers needs a gradient: the step uses parameters before it calls "
+                "layers",
+                remedy="move the modules it uses there to the front of the Sequential",
+            )
         return forward(args[0])
 
     layers.forward = once  # type: ignore[method-assign]
@@ -85,16 +93,6 @@ def _in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterat
         del layers.forward
     if not calls:
         raise ConfigError("the step does not call layers", remedy=_ONCE)
-
-
-def _check_input(value: Any) -> None:
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            raise ConfigError(
-                "the input of layers needs a gradient: the step uses parameters before it calls "
-                "layers",
-                remedy="move the modules it uses there to the front of the Sequential",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +113,12 @@ def run_until_layers(
 
     before = states_of(generators_of(module, layers))
     try:
-        with _in_place_of(layers, leave):
+        with in_place_of(layers, leave):
             step()
     except _Called as called:
         (value,) = called.args
     else:
         raise ConfigError("the step catches every exception of its layers", remedy=_ONCE)
-    _check_input(value)
     after = states_of(generators_of(module, layers))
     for name in sorted(after.keys() - before.keys() - {_CUDA}):
         raise ConfigError(
@@ -163,7 +160,7 @@ def run_from_layers(
 
     cause: Exception | None = None
     try:
-        with _in_place_of(layers, forward):
+        with in_place_of(layers, forward):
             result = step()
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if input_sent or "meta" not in str(error):
@@ -180,23 +177,6 @@ def run_from_layers(
     ) from cause
 
 
-def run_through(
-    layers: nn.Sequential, step: Callable[[], Any], *, run: Callable[[Any], Any]
-) -> Any:
-    """Runs a step in one piece, with ``run`` in place of ``layers``; the step's result."""
-
-    def forward(value: Any) -> Any:
-        _check_input(value)
-        return run(value)
-
-    with _in_place_of(layers, forward):
-        return step()
-
-
-def _emptied(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def without_input(batch: Any, value: Any) -> Any:
     """A batch with tensors without data (of device "meta") where it shares the input's memory.
 
@@ -208,13 +188,15 @@ def without_input(batch: Any, value: Any) -> Any:
         return {each.untyped_storage().data_ptr() for each in tensors if each.numel()} - {0}
 
     of_input = storages(value)
-
-    def strip(unit: Any) -> Any:
-        if of_input.isdisjoint(storages(unit)):
-            return unit
-        return pytree.tree_map_only(Tensor, _emptied, unit)
-
-    return pytree.tree_map(strip, batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
+    units, spec = pytree.tree_flatten(batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
+    for number, unit in enumerate(units):
+        if not of_input.isdisjoint(storages(unit)):
+            units[number] = pytree.tree_map_only(
+                Tensor,
+                lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"),
+                unit,
+            )
+    return pytree.tree_unflatten(units, spec)
 
 
 class ModuleSteps:
@@ -245,7 +227,7 @@ class ModuleSteps:
 
     def open(self, batch: Any) -> tuple[Any, Any]:
         """The input of the layers, and what the last stage needs of the batch."""
-        with self._recorder.silence(), self._autocast():
+        with replaced_log(self._module), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
         rest = batch if self._send_input else without_input(batch, opened.value)
@@ -267,8 +249,12 @@ class ModuleSteps:
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
         """Loss or result, and logs, of a step in one piece; ``run`` takes the layers' input."""
-        with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
-            result = run_through(self._layers, lambda: self._step(batch), run=run)
+        with (
+            self._recorder.recording(batch, hook=self.hook) as notes,
+            self._metrics.tracking(),
+            in_place_of(self._layers, run),
+        ):
+            result = self._step(batch)
         return self._loss_or_result(result), tuple(notes)
 
     def _loss_or_result(self, result: Any) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -25,7 +24,7 @@ from sparsepipe.runtime.base_worker import Microbatch
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
 from sparsepipe.schedule import SYNCHRONOUS, Plan, order_by_name
-from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
+from sparsepipe.strategies.pipeline.logging import merge_logs
 from sparsepipe.strategies.pipeline.pipeline import MakeWorker, Pipeline
 from sparsepipe.strategies.pipeline.placeholders import StageModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, Grids
@@ -53,13 +52,6 @@ class SynchronousPipeline(Pipeline):
             for part in microbatches
         ]
         self.note(kept, merge_logs([(part.samples, part.logs) for part in microbatches]))
-
-    @override
-    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
-        return [
-            merge_logs([(samples, logs) for _, samples, logs in parts])
-            for _, parts in groupby(kept, key=lambda part: part[0])
-        ]
 
 
 class SynchronousPipelineStrategy(StagedStrategy):
@@ -94,7 +86,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
 
     strategy_name = "sparsepipe_gpipe"
     pipeline_class = SynchronousPipeline
-    clips_globally = True
+    is_synchronous = True
 
     def __init__(
         self,
@@ -180,10 +172,6 @@ class SynchronousPipelineStrategy(StagedStrategy):
             parameters=dict(part.parameters()) if optimizer is not None else {},
             norms=MinibatchNorms(own, self._batch_norm, of_others=others),
         )
-
-    @override
-    def number_of_step(self, loaders: Sequence[Any], step: int) -> int:
-        return self._trainer.current_epoch * int(self._trainer.num_training_batches) + step
 
 
 for _schedule in SYNCHRONOUS:

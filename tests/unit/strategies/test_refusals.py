@@ -284,7 +284,7 @@ def test_what_two_stages_would_share(kind: Any, word: str) -> None:
 
     def check(cut: int) -> None:
         plan = Plan.of(config="1-1", cuts=[cut], num_layers=3)
-        StagePlacement(module=module, name="layers", plan=plan).check()
+        StagePlacement(module=module, name="layers", layers=module.layers, plan=plan).check()
 
     check(2)
     with pytest.raises(ConfigError) as refused:

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline.stage_plan import (
+    costs_of,
     find_layers,
     flop_costs,
     make_plan,
-    parameter_costs,
 )
 from tests.support.pipeline_cases import (
     BATCH,
@@ -33,7 +33,7 @@ from tests.support.processes import run
 
 def test_costs_of_layers() -> None:
     net = nn.Sequential(nn.Linear(4, 10), nn.BatchNorm1d(10), nn.Dropout(0.5), nn.Linear(10, 3))
-    assert parameter_costs(net) == [50, 20, 0, 33]
+    assert costs_of("parameters", None, None, net) == [50, 20, 0, 33]
     before = {name: value.clone() for name, value in net.state_dict().items()}
     torch.manual_seed(0)
     drawn = torch.get_rng_state()

@@ -22,8 +22,8 @@ from sparsepipe.sparse import SparseTensor
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 from sparsepipe.strategies.pipeline.steps import (
     generators_of,
+    in_place_of,
     run_from_layers,
-    run_through,
     run_until_layers,
     without_input,
 )
@@ -458,8 +458,8 @@ def test_each_minibatch_of_any_pipeline_runs_once(strategy: Any) -> None:
 )
 def test_whole_steps_are_checked_like_steps_in_two_halves(step: Any, message: str) -> None:
     layers = nn.Sequential(nn.Tanh())
-    with pytest.raises(ConfigError, match=message):
-        run_through(layers, lambda: step(layers, torch.ones(2, 3)), run=lambda value: value)
+    with pytest.raises(ConfigError, match=message), in_place_of(layers, lambda value: value):
+        step(layers, torch.ones(2, 3))
     assert "forward" not in vars(layers)
 
 
