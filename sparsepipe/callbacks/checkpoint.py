@@ -24,6 +24,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
+from sparsepipe.strategies.pipeline.dataloaders import has_state
 from sparsepipe.strategies.trainer_internals import optimizer_steps
 from sparsepipe.utils.files import write_text_atomic, writing
 
@@ -131,7 +132,8 @@ class RunCheckpoint(Checkpoint):
         # Within an epoch Lightning counts the last batch when it goes on.
         steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)
-        self._loader_states = self._loaders.states() if batches else []
+        loaders = self._loaders.loaders if batches else []
+        self._loader_states = [each.state_dict() if has_state(each) else None for each in loaders]
         self._metrics = {
             name: value.detach().cpu().clone()
             for name, value in trainer.callback_metrics.items()

@@ -140,16 +140,17 @@ class EpochSums(pl.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        logged = dict(_logged(trainer))
+        logged = {key: (item, summed) for key, item, summed in _logged(trainer)}
         for key, whole in self._of_epoch(trainer):
             if key in self._before:
-                set_state(_summed(logged[key]), whole)
-                drop_computed(logged[key])
+                item, summed = logged[key]
+                set_state(summed, whole)
+                drop_computed(item)
         self._before, self._ended = {}, True
 
     def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, State]]:
-        for key, item in _logged(trainer):
-            mine, before = state_of(_summed(item)), self._before.get(key)
+        for key, item, summed in _logged(trainer):
+            mine, before = state_of(summed), self._before.get(key)
             whole: State | None = mine
             if before is not None and not item.is_tensor:
                 whole = merged_states(item.value, [before, mine])
@@ -166,15 +167,13 @@ class EpochSums(pl.Callback):
             yield key, mine if whole is None else whole
 
 
-def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
-    """Values that steps log for an epoch; a metric with two names once."""
+def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue, Any]]:
+    """Values that steps log for an epoch, each with what has its sums: Lightning's own for a
+    number, or the module's metric. A metric with two names comes once.
+    """
     seen: set[int] = set()
     for key, item in training_values(trainer).items():
-        if item.meta.fx == _HOOK and item.meta.on_epoch and id(_summed(item)) not in seen:
-            seen.add(id(_summed(item)))
-            yield key, item
-
-
-def _summed(item: LoggedValue) -> Any:
-    # Lightning's own sum of a number, or the module's metric.
-    return item if item.is_tensor else item.value
+        summed: Any = item if item.is_tensor else item.value
+        if item.meta.fx == _HOOK and item.meta.on_epoch and id(summed) not in seen:
+            seen.add(id(summed))
+            yield key, item, summed

@@ -137,7 +137,7 @@ class EpochLines(pl.Callback):
     """
 
     def __init__(self, *, silence: Silence = SILENCE) -> None:
-        self._silence = silence
+        self._silence, self._epoch = silence, ""  # of epochs, such as 1/10
         self._count: Count | None = None  # of the epoch's batches
 
     @override
@@ -152,7 +152,9 @@ class EpochLines(pl.Callback):
         if self._count is None:
             total = trainer.num_training_batches
             batches = int(total) if math.isfinite(total) else None
-            self._count = Count(f"epoch {_epoch_of(trainer)}, batches", batches)
+            last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
+            self._epoch = f"{trainer.current_epoch + 1}/{last}"
+            self._count = Count(f"epoch {self._epoch}, batches", batches)
         self._count.reached(batch_idx + 1)
         if trainer.is_global_zero:
             self._silence.break_if_due(lambda: f"{self._count}")
@@ -162,9 +164,4 @@ class EpochLines(pl.Callback):
         self._count, values = None, epoch_metrics(trainer)
         if trainer.is_global_zero:
             shown = " ".join(f"{name}={value:.4g}" for name, value in sorted(values.items()))
-            log.info("epoch %s %s", _epoch_of(trainer), shown)
-
-
-def _epoch_of(trainer: pl.Trainer) -> str:
-    last = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else "?"
-    return f"{trainer.current_epoch + 1}/{last}"
+            log.info("epoch %s %s", self._epoch, shown)

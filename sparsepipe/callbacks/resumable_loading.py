@@ -108,6 +108,7 @@ class ResumableLoaders(pl.Callback):
         resume: where the training goes on, if it was begun before.
 
     Attributes:
+        loaders: this rank's, while it trains.
         obstacle: why this rank's loaders cannot go on within an epoch; None if they can.
         skipped: batches that were done before the run was resumed, until the first one is read.
     """
@@ -115,7 +116,7 @@ class ResumableLoaders(pl.Callback):
     def __init__(self, seed: int, *, resume: Resume | None = None) -> None:
         self.seed, self._resume = seed, resume
         self.skipped = 0 if resume is None else resume.batches
-        self._loaders: list[Any] = []
+        self.loaders: list[Any] = []
         self.obstacle: str | None = None
 
     @override
@@ -140,13 +141,9 @@ class ResumableLoaders(pl.Callback):
     ) -> None:
         self._resume, self.skipped = None, 0
 
-    def states(self) -> list[Any]:
-        """States with which this rank's loaders go on after the batches that they have given."""
-        return [loader.state_dict() if has_state(loader) else None for loader in self._loaders]
-
     def _prepare(self, trainer: pl.Trainer) -> None:
         """Adapts new loaders; Lightning calls it before it makes their iterators."""
-        self._loaders = [
+        self.loaders = [
             each.loader if isinstance(each, Padded) else each
             for each in internals.loaders_of(trainer.fit_loop)
             if not isinstance(each, Padded) or each.reads
@@ -166,8 +163,8 @@ class ResumableLoaders(pl.Callback):
                 "this epoch's data begin again after %d batches: %s", resume.batches, self.obstacle
             )
             return
-        states = resume.of_rank(resume.loaders) or [None] * len(self._loaders)
-        for loader, state in zip(self._loaders, states, strict=False):
+        states = resume.of_rank(resume.loaders) or [None] * len(self.loaders)
+        for loader, state in zip(self.loaders, states, strict=False):
             if has_state(loader):
                 if state is not None:
                     loader.load_state_dict(state)
@@ -177,7 +174,7 @@ class ResumableLoaders(pl.Callback):
             vars(loader)[name] = _Rest(getattr(loader, name), self)
 
     def _find_obstacle(self) -> str | None:
-        for loader in self._loaders:
+        for loader in self.loaders:
             name = type(loader).__name__
             if has_state(loader):
                 if sized_len(loader) is None:
@@ -196,12 +193,12 @@ class ResumableLoaders(pl.Callback):
                     if type(each) not in _ORDERED or draws_globally:
                         kind = type(each).__name__
                         return f"the order of {kind} may depend on more than the epoch"
-        if len({sized_len(loader) for loader in self._loaders}) > 1:
+        if len({sized_len(loader) for loader in self.loaders}) > 1:
             return "loaders of unlike lengths are read side by side"
         return None
 
     def _begin(self, epoch: int) -> None:
-        for loader in self._loaders:
+        for loader in self.loaders:
             batches = getattr(loader, "batch_sampler", None)
             inner = getattr(batches, "sampler", None)
             for each in (loader, getattr(loader, "sampler", None), batches, inner):

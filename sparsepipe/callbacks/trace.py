@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -102,7 +100,8 @@ class Trace(pl.Callback):
         strategy.pipeline.worker.record(recorder)
         trainer.profiler = _Forwarding(recorder, trainer.profiler)  # type: ignore[attr-defined]
         for logger in trainer.loggers:
-            logger.log_metrics = _as_logs(recorder, logger.log_metrics)  # type: ignore[method-assign]
+            recorded = recorder.moment("logs")(logger.log_metrics)
+            logger.log_metrics = recorded  # type: ignore[method-assign]
 
     @override
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -163,15 +162,6 @@ class Trace(pl.Callback):
             if without_core_s is not None:
                 found.without_core_s[rank] = without_core_s
         return found
-
-
-def _as_logs(recorder: Recorder, log: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(log)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        with recorder.moment("logs"):
-            return log(*args, **kwargs)
-
-    return recorded
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from torch.autograd.function import once_differentiable
 from sparsepipe.domains.placement import Placement
 from sparsepipe.models.domain_separation import (
     Codes,
+    DomainExchange,
     DomainSeparation,
     MinibatchLosses,
-    OneProcess,
 )
 from sparsepipe.runtime.collectives.halo import (
     ProcessGroup,
@@ -74,7 +74,7 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class OneGrid(OneProcess):
+class OneGrid(DomainExchange):
     """All domains are on the ranks of one grid, which compute the same losses."""
 
     ranks: Ranks

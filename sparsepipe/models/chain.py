@@ -39,6 +39,8 @@ _GLOBAL_POOLS: dict[int, Callable[[int], nn.Module]] = {
     2: nn.AdaptiveAvgPool2d,
     3: nn.AdaptiveAvgPool3d,
 }
+ENTRY_KEEP: dict[str, Literal["input"] | None] = {"classification": None, "segmentation": "input"}
+"""The value that the first block keeps, by head; a segmentation ends with :class:`Resized`."""
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -143,11 +145,6 @@ def convolved(
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return [layer, *([NORMS[dimensions](out_channels)] if norm else []), nn.ReLU()]
-
-
-def entry_keep(head: str) -> Literal["input"] | None:
-    """The value that the first block keeps if a segmentation ends with :class:`Resized`."""
-    return "input" if head == "segmentation" else None
 
 
 def head_entries(

@@ -253,7 +253,9 @@ class Classifier(Optimised):
             self.predictions.update(batch, logits_BK)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        found = predictions_of(batch, _at_least_float32(self(batch["input"])))
+        logits_BK = self(batch["input"])
+        logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
+        found = predictions_of(batch, logits_BK)
         return {name: value.cpu() for name, value in found.items()}
 
     def on_test_epoch_start(self) -> None:
@@ -279,7 +281,8 @@ class Classifier(Optimised):
                     self.log(f"test/iou/{name}", iou)
 
     def _logits_and_labels(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        logits, label = _at_least_float32(self(batch["input"])), batch["label"]
+        logits, label = self(batch["input"]), batch["label"]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         expected = [*logits.shape[:1], *logits.shape[2:]]
         if list(label.shape) != expected:
             kinds = ("each voxel", "segmentation"), ("each sample", "classification")
@@ -306,7 +309,3 @@ class Classifier(Optimised):
 def built(value: Any) -> Any:
     """The object that a mapping with ``_target_`` describes; any other value as it is."""
     return build_trusted(value) if isinstance(value, Mapping) else value
-
-
-def _at_least_float32(logits_BK: Tensor) -> Tensor:
-    return logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from sparsepipe.models.chain import (
+    ENTRY_KEEP,
     MAX_POOLS,
     ChainBlock,
     Head,
     check_sizes,
     convolved,
-    entry_keep,
     head_entries,
     require,
     scaled,
@@ -107,7 +107,7 @@ def cnn_nd(
         out_channels = scaled(_CHANNELS * 2**level, width)
         for _ in range(convolutions):
             layers = convolved(dimensions, channels, out_channels, kernel_size)
-            keep, least = None if entries else entry_keep(head), 1 if entries else 2 ** (levels - 1)
+            keep, least = None if entries else ENTRY_KEEP[head], 1 if entries else 2 ** (levels - 1)
             entries.append(ChainBlock(*layers, keep=keep, checkpointing=checkpointing, least=least))
             channels = out_channels
     return nn.Sequential(

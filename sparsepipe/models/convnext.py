@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.models.chain import (
+    ENTRY_KEEP,
     ChainBlock,
     Head,
     Resized,
     check_sizes,
-    entry_keep,
     recomputed,
     require,
     scaled,
@@ -132,7 +132,7 @@ def convnext(
     stem = nn.Conv2d(in_channels, sizes[0], 4, stride=4)
     least = 2 ** (len(sizes) + 1)
     features: list[nn.Module] = [
-        ChainBlock(stem, norm(sizes[0]), keep=entry_keep(head), least=least)
+        ChainBlock(stem, norm(sizes[0]), keep=ENTRY_KEEP[head], least=least)
     ]
     last = max(sum(blocks) - 1, 1)
     depths = iter([stochastic_depth * number / last for number in range(sum(blocks))])
@@ -155,14 +155,12 @@ def convnext(
             "classifier": nn.Sequential(norm(size), nn.Flatten(), linear),
         }
     net = nn.Sequential(OrderedDict({"features": nn.Sequential(*features), **ends}))
-    return net.apply(_initialise)
-
-
-def _initialise(layer: nn.Module) -> None:
-    if isinstance(layer, nn.Conv2d | nn.Linear):
-        nn.init.trunc_normal_(layer.weight, std=0.02)
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return net
 
 
 convnext_tiny = partial(

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.models.chain import (
+    ENTRY_KEEP,
     ChainBlock,
     Head,
     Value,
     check_sizes,
-    entry_keep,
     head_entries,
     joined,
     parted,
@@ -93,7 +93,7 @@ def densenet3d(
             _convolution(in_channels, channels, 7, stride=2),
             nn.BatchNorm3d(channels),
             nn.ReLU(),
-            keep=entry_keep(head),
+            keep=ENTRY_KEEP[head],
             checkpointing=checkpointing,
             least=2 ** (len(blocks) + 1),
         ),

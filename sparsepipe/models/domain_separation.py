@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,35 +83,26 @@ class MinibatchLosses:
     samples: int
 
 
-class DomainExchange(Protocol):
-    """Brings the domains of several processes together."""
+class DomainExchange:
+    """Brings the domains of a minibatch together, which are all in this process.
+
+    Subclasses bring those of several processes together.
+    """
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         """The losses of a minibatch, of which this process has some domains."""
-
-    def total(self, counts: Tensor) -> Tensor:
-        """The sum of all processes' counts."""
-
-    def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Sums for batch norms over the processes that have a domain, None: any domain."""
-
-    def whole(self, value: Tensor) -> Tensor:
-        """Whole samples to reconstruct."""
-
-
-class OneProcess:
-    """All domains are here."""
-
-    def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
         return module.losses(module.decoded(module.encoded(batch)))
 
     def total(self, counts: Tensor) -> Tensor:
+        """The sum of all processes' counts."""
         return counts
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
+        """Sums for batch norms over the processes that have a domain, None: any domain."""
         return value
 
     def whole(self, value: Tensor) -> Tensor:
+        """Whole samples to reconstruct."""
         return value
 
 
@@ -138,6 +129,7 @@ class DomainSeparation(Optimised):
         class_names: K names, for reports.
 
     Attributes:
+        domains: names of the domains, the source first.
         exchange: brings domains together.
         test_confusions: after a test, int64 [K, K] of each tested domain, true class by row; zeros
             for a domain without labels.
@@ -155,20 +147,17 @@ class DomainSeparation(Optimised):
         self.network: DomainSeparationNetwork = built(network)
         classes = self.network.num_classes
         self.class_names = tuple(class_names or map(str, range(classes)))
-        self.use_one_process()
+        self.domains = self.network.domains
+        self.use()
         self.test_confusions: dict[str, Tensor] = {}
         self._seen: dict[str, Tensor] = {}
 
-    def use(self, exchange: DomainExchange) -> None:
-        """Brings domains together by ``exchange`` from now on."""
-        self.exchange = exchange
+    def use(self, exchange: DomainExchange | None = None) -> None:
+        """Brings domains together by ``exchange`` from now on; None: all are in this process."""
+        self.exchange = exchange or DomainExchange()
         for each in self.modules():
             if isinstance(each, DomainNorm):
-                each.add_up = exchange.add_up
-
-    def use_one_process(self) -> None:
-        """Takes all domains from this process again."""
-        self.use(OneProcess())
+                each.add_up = self.exchange.add_up
 
     @property
     def parts_of_domains(self) -> dict[str, str]:
@@ -205,11 +194,6 @@ class DomainSeparation(Optimised):
                 found[name] = torch.stack(rows)
         log.info("weights of the domains %s for %s", ", ".join(known), ", ".join(self.domains))
         return found
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """Names of the domains, the source first."""
-        return self.network.domains
 
     def forward(self, x: Any, domain: str | None = None) -> Tensor:
         """Logits [B, K] of an input, by the statistics of ``domain`` or those of the source."""

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from sparsepipe.models.chain import (
+    ENTRY_KEEP,
     ChainBlock,
     Head,
     Value,
     check_sizes,
     convolved,
-    entry_keep,
     joined,
     parted,
     scaled,
@@ -86,7 +86,7 @@ def fcn2d(
         out_channels = scaled(block_channels, width)
         for _ in range(count):
             layers = convolved(2, channels, out_channels, norm=batch_norm)
-            keep, least = None if entries else entry_keep(head), 1 if entries else _LEAST
+            keep, least = None if entries else ENTRY_KEEP[head], 1 if entries else _LEAST
             entries.append(ChainBlock(*layers, keep=keep, checkpointing=checkpointing, least=least))
             channels = out_channels
         is_kept = is_dense and number in _SKIPS

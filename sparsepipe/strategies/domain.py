@@ -34,12 +34,12 @@ from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 from sparsepipe.strategies.sample_shards import SampleShards, stage_of
-from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
+from sparsepipe.strategies.sharding import ModulePart, ShardedCheckpoints, ShardedModule
 
 log = logging.getLogger(__name__)
 
 
-class OwnDomains:
+class OwnDomains(ModulePart):
     """The part of a module that a rank holds: all that is shared, and its own domains' parts."""
 
     def __init__(
@@ -157,7 +157,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         super().setup_distributed()
         module = self.lightning_module
         assert module is not None
-        wanted = ("domains", "use", "use_one_process", "parts_of_domains")
+        wanted = ("domains", "use", "parts_of_domains")
         if missing := [name for name in wanted if not hasattr(module, name)]:
             raise ConfigError(
                 f"{type(module).__name__} has no {missing[0]}, and so no domains to spread over "
@@ -367,7 +367,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         if sharded is not None and not failed:
             sharded.fill()
         if module is not None and self._ranks is not None:
-            module.use_one_process()  # type: ignore[operator]
+            module.use()  # type: ignore[operator]
             unspatialize(module)
         if self._shards is not None:
             self._shards.restore()

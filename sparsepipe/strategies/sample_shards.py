@@ -71,7 +71,7 @@ class SampleShards:
                 "a batch whose samples are read in parts has nothing that tells which they are",
                 remedy="add their positions in the data set to the batch, as 'index'",
             )
-        self._agree(_digest(whole, [leaf.shape[: -grid.dimensions] for leaf in parts]))
+        self._agree(whole, [tuple(leaf.shape[: -grid.dimensions]) for leaf in parts])
         dims, full = range(-grid.dimensions, 0), read_in_parts or sizes
         for number, leaf in enumerate(leaves):
             if has_sizes(leaf, sizes):
@@ -80,14 +80,25 @@ class SampleShards:
                 leaves[number] = shard_of(local, grid, dims, full)
         return pytree.tree_unflatten(leaves, spec)
 
-    def _agree(self, digest: int) -> None:
-        """Makes sure that ranks of a grid read the same, and gives them one random state."""
+    def _agree(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Makes sure that ranks of a grid read the same, and gives them one random state.
+
+        They compare ``shapes``, and of tensors shapes, dtypes and elements from all over them.
+        """
+        digest = zlib.crc32(str(shapes).encode())
+        for tensor in tensors:
+            digest = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
+            flat = tensor.detach().flatten()
+            # A copy: of one element even a tensor without a stride passes for contiguous.
+            some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
+            some = some.clone(memory_format=torch.contiguous_format)
+            digest = zlib.crc32(some.view(torch.uint8).numpy().data, digest)
         states = [torch.get_rng_state()]  # from which masks are drawn
         if self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))
         state = torch.cat(states)
         everyone = self._gather([zlib.crc32(state.numpy().data), digest])
-        if len({digest for _, digest in everyone}) > 1:
+        if len({other for _, other in everyone}) > 1:
             raise ConfigError(
                 "ranks that share samples have read unlike batches",
                 remedy="let a batch depend on the seed, the epoch and its number alone; a sampler "
@@ -105,16 +116,3 @@ class SampleShards:
         for data, sizes in self._readers:
             data.read_part(tuple(slice(0, size) for size in sizes))
         self._readers.clear()
-
-
-def _digest(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> int:
-    """A checksum of tensors: shapes, dtypes and elements from all over them; and of ``shapes``."""
-    found = zlib.crc32(str([tuple(shape) for shape in shapes]).encode())
-    for tensor in tensors:
-        found = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), found)
-        flat = tensor.detach().flatten()
-        # A copy: of one element even a tensor without a stride passes for contiguous.
-        some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
-        some = some.clone(memory_format=torch.contiguous_format)
-        found = zlib.crc32(some.view(torch.uint8).numpy().data, found)
-    return found

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -164,7 +164,7 @@ class GlobalNorm:
             clip_grads_with_norm_([p for p, _ in mine], clip_val, total)
 
 
-class ModulePart(Protocol):
+class ModulePart:
     """The part of a module that this rank holds.
 
     ``holds`` says whether it holds a parameter or buffer, ``source`` which rank gives that to
@@ -172,11 +172,11 @@ class ModulePart(Protocol):
     NaN for values. Our own code reads parameters within ``silent``.
     """
 
-    def holds(self, name: str) -> bool: ...
-    def source(self, name: str) -> int: ...
-    def prune(self) -> None: ...
-    def unprune(self) -> None: ...
-    def silent(self) -> AbstractContextManager[None]: ...
+    holds: Callable[[str], bool]
+    source: Callable[[str], int]
+    prune: Callable[[], None]
+    unprune: Callable[[], None]
+    silent: Callable[[], AbstractContextManager[None]]
 
 
 _Part = TypeVar("_Part", bound=ModulePart)

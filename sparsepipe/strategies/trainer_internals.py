@@ -236,9 +236,12 @@ def finds_learning_rate(trainer: pl.Trainer) -> bool:
     return any(isinstance(callback, _LRCallback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
-def checks_after_steps(timer: Timer) -> bool:
-    """Whether a Timer looks at its clock after each step, and not after epochs only."""
-    return bool(timer._interval == Interval.step)
+def after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+    """A Timer's hook after a step, in which rank 0 alone looks at the clock."""
+    if trainer.is_global_zero and timer._interval == Interval.step:
+        left_s = timer.time_remaining()
+        if left_s is not None and left_s <= 0:
+            trainer.should_stop = True
 
 
 # Strategy, optimizers and samplers.

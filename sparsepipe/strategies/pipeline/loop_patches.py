@@ -59,7 +59,7 @@ class LoopPatches:
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for timer in callbacks:
             if isinstance(timer, Timer):
-                timer.on_train_batch_end = partial(_after_timed_step, timer)  # type: ignore[method-assign]
+                timer.on_train_batch_end = partial(internals.after_timed_step, timer)  # type: ignore[method-assign]
         # The other callbacks find everything drained, and stops that they request are agreed on
         # after them, by a checkpoint callback, since Lightning calls these last.
         first, last = self._callbacks = pl.Callback(), Checkpoint()
@@ -125,11 +125,3 @@ class LoopPatches:
         if validates or trainer.should_stop or ends:
             self._drain()
         return validates
-
-
-def _after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-    """A Timer's hook after a step, in which rank 0 alone looks at the clock."""
-    if trainer.is_global_zero and internals.checks_after_steps(timer):
-        left_s = timer.time_remaining()
-        if left_s is not None and left_s <= 0:
-            trainer.should_stop = True

@@ -22,6 +22,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.batch_norm import norms_of
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
+from sparsepipe.strategies.sharding import ModulePart
 
 _ZEROING = "on_validation_model_zero_grad"
 
@@ -133,7 +134,7 @@ class PlaceholderLayer(nn.Module):
             ) from None
 
 
-class StageModule:
+class StageModule(ModulePart):
     """A module reduced to the layers of one stage, until the others are put back.
 
     It knows when users' code may meet placeholders. In a step a penalty over all parameters would
