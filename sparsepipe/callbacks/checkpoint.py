@@ -109,26 +109,23 @@ class RunCheckpoint(Checkpoint):
             return
         self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
 
-    def save_within(self, trainer: pl.Trainer, *, batches: int) -> None:
-        """Saves the running epoch after ``batches``, unless a loader could not go on there: then
-        the checkpoint of the epoch's start stays. All ranks call it.
-        """
-        found = process_group.gather_objects(self._loaders.obstacle)
-        if (obstacle := next(filter(None, found), None)) is None:
-            self.save(trainer, epoch=trainer.current_epoch, batches=batches)
-        elif trainer.is_global_zero:
-            log.warning(
-                "the next start repeats epoch %d from its beginning, since %s; a DataLoader of a "
-                "data set with indices, or a loader with state_dict and load_state_dict, goes on",
-                trainer.current_epoch + 1,
-                obstacle,
-            )
-
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
         """Writes ``last.ckpt``, and ``best.ckpt`` if it is ``best``; all ranks call it.
 
-        The run goes on with ``epoch`` after ``batches``, as :class:`Resume` counts them.
+        The run goes on with ``epoch`` after ``batches``, as :class:`Resume` counts them. Where a
+        loader could not go on within the epoch, the checkpoint of its start stays.
         """
+        found = process_group.gather_objects(self._loaders.obstacle) if batches else []
+        if obstacle := next(filter(None, found), None):
+            if trainer.is_global_zero:
+                log.warning(
+                    "the next start repeats epoch %d from its beginning, since %s; a DataLoader of "
+                    "a data set with indices, or a loader with state_dict and load_state_dict, "
+                    "goes on",
+                    epoch + 1,
+                    obstacle,
+                )
+            return
         # Within an epoch Lightning counts the last batch when it goes on.
         steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)

@@ -93,14 +93,15 @@ class WriteShards(BasePredictionWriter):
                 remedy="add their positions to the batch as 'index'",
             )
         self._written += len(indices)
-        shard = shards[0]
+        shard, local = shards[0], local_of(shards[0])
+        # Numpy knows no bfloat16.
+        values = (local.float() if local.dtype == torch.bfloat16 else local).cpu().numpy()
         if self._array is None:
             if process_group.rank() == 0:
-                dtype = _numpy(torch.empty(0, dtype=shard.dtype)).dtype
                 shape = (self._samples, *whole_shape(shard)[1:])
                 with writing(self._path):
                     self._path.parent.mkdir(parents=True, exist_ok=True)
-                    open_memmap(self._path, mode="w+", dtype=dtype, shape=shape)
+                    open_memmap(self._path, mode="w+", dtype=values.dtype, shape=shape)
             process_group.gather_objects(True, what="making the file of predictions")
             self._array = open_memmap(self._path, mode="r+")
         parts = [slice(None) for _ in whole_shape(shard)[1:]]  # of the whole, in this shard
@@ -108,7 +109,7 @@ class WriteShards(BasePredictionWriter):
             held = shard.grid.held(axis, full)
             parts[dim] = slice(held.start, held.stop)
         with writing(self._path):
-            self._array[(indices, *parts)] = _numpy(local_of(shard))
+            self._array[(indices, *parts)] = values
 
     @override
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -124,8 +125,3 @@ class WriteShards(BasePredictionWriter):
                 f"{self._path} is for {self._samples} samples, {found} were predicted",
                 remedy="give the number of samples that the loader has",
             )
-
-
-def _numpy(value: Tensor) -> np.ndarray[Any, Any]:
-    # Numpy knows no bfloat16.
-    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()

@@ -68,7 +68,7 @@ class StopOnSignal(pl.Callback):
         if signum:
             if trainer.loggers:  # which get the step's values, as when Lightning comes back
                 log_step_metrics(trainer)
-            self._checkpoint.save_within(trainer, batches=batch_idx + 1)
+            self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             raise Stopped(signum)
 
     @override

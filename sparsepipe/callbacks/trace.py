@@ -114,12 +114,9 @@ class Trace(pl.Callback):
             self._recorder.since(self._validation, "validates")
 
     @override
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         for logger in trainer.loggers:
             vars(logger).pop("log_metrics", None)
-
-    @override
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         profiler = trainer.profiler  # type: ignore[attr-defined]
         if isinstance(profiler, _Forwarding):  # whose report is still to come
             trainer.profiler = profiler.own  # type: ignore[attr-defined]

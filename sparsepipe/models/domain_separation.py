@@ -269,11 +269,10 @@ class DomainSeparation(Optimised):
         errors = [each.mean() for each in rows.error_B.split_with_sizes(counts)]
         differences = [difference(*codes) for codes in zip(shared, private, strict=True)]
         weights = self.network.losses
-        objective = (
-            task
-            + weights.alpha * _source_and_targets(errors)
-            + weights.beta * _source_and_targets(differences)
+        reconstruction, separation = (
+            values[0] + torch.stack(values[1:]).mean() for values in (errors, differences)
         )
+        objective = task + weights.alpha * reconstruction + weights.beta * separation
         parts = {"task": task, "accuracy": (logits_SK.argmax(1) == label_S).double().mean()}
         if self._is_similarity_on:
             parts["similarity"] = weights.dissimilarity(shared, self.network.discriminator)
@@ -375,7 +374,3 @@ class DomainSeparation(Optimised):
         """The input in the parameters' precision; Lightning casts plain tensors only."""
         dtype = next(self.network.head.parameters()).dtype
         return x.to(dtype) if isinstance(x, Tensor | sparse.SparseTensor) else x
-
-
-def _source_and_targets(values: Sequence[Tensor]) -> Tensor:
-    return values[0] + torch.stack(list(values[1:])).mean()

@@ -180,8 +180,10 @@ class DomainSeparationNetwork(nn.Module):
         self.decoded = decoded
         self.decoded_shape = tuple(decoded_shape)
         self.code = code
-        self.head = _perceptron(code, num_classes)
-        self.discriminator = _perceptron(code, len(domains))
+        self.head, self.discriminator = (
+            nn.Sequential(nn.Linear(code, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, outputs))
+            for outputs in (num_classes, len(domains))
+        )
 
     def shared_codes(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Shared codes [B, C] of inputs by their domains."""
@@ -214,10 +216,6 @@ class DomainSeparationNetwork(nn.Module):
 def batch_size(input: Any) -> int:
     """Samples of a dense or sparse input."""
     return input.batch_size if isinstance(input, sparse.SparseTensor) else len(input)
-
-
-def _perceptron(code: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(code, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, outputs))
 
 
 def dsn_dense(

@@ -235,7 +235,18 @@ def _flops(
         internals.actual_device(module) as device,
         trainer.precision_plugin.forward_context(),
     ):
-        read = [_first_batch(loader) for loader in internals.loaders_of(loop)]
+        read = []
+        for each in internals.loaders_of(loop):
+            loader: Any = each.loader if isinstance(each, Padded) else each
+            with states_preserved(_generators(loader, set())):
+                if type(loader).__iter__ is not DataLoader.__iter__ or has_iterable_dataset(loader):
+                    read.append(next(iter(loader)))
+                    continue
+                # Without iterators of its workers, which may have begun already.
+                data, batches = loader.dataset, loader.batch_sampler
+                indices = next(iter(loader.sampler if batches is None else batches))
+                samples = data[indices] if batches is None else [data[i] for i in indices]
+                read.append(loader.collate_fn(samples))
         batch = internals.combined_batch(trainer, loop, read, device=device)
         try:
             with states_preserved(generators_of(module, layers).values()):
@@ -244,18 +255,6 @@ def _flops(
         finally:
             for child, name, buffer, value in buffers:
                 child._buffers[name] = buffer.copy_(value)
-
-
-def _first_batch(loader: Any) -> Any:
-    """One batch of a loader, without iterators of its workers, which may have begun already."""
-    loader = loader.loader if isinstance(loader, Padded) else loader
-    with states_preserved(_generators(loader, set())):
-        if type(loader).__iter__ is not DataLoader.__iter__ or has_iterable_dataset(loader):
-            return next(iter(loader))
-        data, batches = loader.dataset, loader.batch_sampler
-        indices = next(iter(loader.sampler if batches is None else batches))
-        samples = data[indices] if batches is None else [data[i] for i in indices]
-        return loader.collate_fn(samples)
 
 
 def _generators(place: Any, seen: set[int]) -> Iterator[Generator]:
