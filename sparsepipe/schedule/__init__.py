@@ -1,4 +1,4 @@
-"""Pure: how a model is split, and what each rank does when."""
+"""Pure functions and data: how a model is split, and what each rank does when."""
 
 from sparsepipe.schedule.actions import Action, MinibatchSupply, Schedule
 from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order

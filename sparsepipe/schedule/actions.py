@@ -1,8 +1,8 @@
 """A schedule is data: each rank's ordered list of actions.
 
-Sends, receives and all-reduces are not listed, since the plan implies them: a forward takes
-what the stage before made of the same minibatch, a backward what the stage behind did, and an
-update waits for all replicas of its stage.
+Sends, receives and sums are not listed, since the plan implies them: a forward takes the
+activation of the same minibatch from the stage before, a backward takes its gradient from the stage
+after, and an update waits for all replicas of its stage.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _ACTION = re.compile(r"(?!U\d+\.)([FBU])(\d+)(?:\.(\d+))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing a rank does.
+    """A forward, a backward or an update of a rank.
 
     Args:
         kind: ``F`` forward, ``B`` backward, ``U`` update.
-        number: the minibatch, from 0; of an update the round of minibatches that it applies,
-            which is the minibatch where a stage has one replica.
-        microbatch: the part of the minibatch, where it has parts.
+        number: the minibatch, from 0. For an update, the round: the minibatch if minibatches are
+            split into microbatches or the stage has one replica; otherwise a round is one minibatch
+            for each replica.
+        microbatch: the part of the minibatch, from 0; None if minibatches are not split.
     """
 
     kind: Kind
@@ -41,15 +42,16 @@ class Action:
 
     @property
     def turn(self) -> int:
-        """The number that determines its replica (:meth:`Plan.rank_for`)."""
+        """The number that determines the replica that runs it (see :meth:`Plan.rank_for`)."""
         return self.number if self.microbatch is None else self.microbatch
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads ``F3``, ``B1``, ``U1`` or ``F3.2``."""
+        """Reads an action such as ``F3``, ``B1``, ``U1`` or ``F3.2``."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            raise ScheduleError(f"{text!r} is no action", remedy="write F3, B1, U1 or F3.2")
+            remedy = "write F3, B1, U1 or F3.2"
+            raise ScheduleError(f"{text!r} is not a valid action", remedy=remedy)
         kind, number, part = match.groups()
         return cls(kind, int(number), None if part is None else int(part))  # type: ignore[arg-type]
 
@@ -60,10 +62,10 @@ class Schedule:
 
     Args:
         plan: the stages and their ranks.
-        actions: one tuple for each rank.
+        actions: the actions of each rank, by rank.
 
     Raises:
-        ScheduleError: it is not one tuple for each rank.
+        ScheduleError: the number of tuples of actions is not the number of ranks.
     """
 
     plan: Plan
@@ -72,33 +74,34 @@ class Schedule:
     def __post_init__(self) -> None:
         if len(self.actions) != self.plan.num_ranks:
             raise ScheduleError(
-                f"{len(self.actions)} lists of actions for {self.plan.num_ranks} ranks",
-                remedy="give one for each rank of the plan",
+                f"the schedule has {len(self.actions)} lists of actions, but the plan has "
+                f"{self.plan.num_ranks} ranks",
+                remedy="give one list for each rank of the plan",
             )
 
     def text(self) -> str:
-        """One line for each rank; :meth:`parse` reads it back."""
+        """The schedule as text, one line for each rank, which :meth:`parse` reads back."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions) + "\n"
 
     @classmethod
     def parse(cls, plan: Plan, text: str) -> Self:
-        """Reads one line of actions for each rank; what follows a # is a comment."""
+        """Reads one line of actions for each rank; text after a # is a comment."""
         lines = [line.split("#")[0].split() for line in text.strip().splitlines()]
         return cls(plan, tuple(tuple(map(Action.parse, line)) for line in lines))
 
 
 class MinibatchSupply:
-    """The minibatches of one run, as its ranks learn of them.
+    """Tells the ranks of a run how many more minibatches come.
 
-    Ranks request them a few at a time, so that no list of all actions is needed, and the run can
-    be shortened while it goes on.
+    Ranks ask for a few minibatches at a time, so that no list of all actions is needed and the run
+    can be shortened while it goes on.
 
     Args:
-        minibatches: of the run.
+        minibatches: number of minibatches of the run.
 
     Attributes:
-        limit: minibatches of the run; it may be lowered, not below ``announced``.
-        announced: minibatches that some rank knows of.
+        limit: number of minibatches of the run; it may be lowered, but not below ``announced``.
+        announced: number of minibatches that have been announced to at least one rank.
     """
 
     __slots__ = ("announced", "limit")
@@ -108,7 +111,7 @@ class MinibatchSupply:
         self.announced = 0
 
     def portions(self, size: int) -> Iterator[int]:
-        """Numbers of minibatches that come next for one rank: ``size`` each time, then the rest."""
+        """Yields how many minibatches come next for one rank: ``size`` each time, then the rest."""
         come = 0
         while come < self.limit:
             count = min(size, self.limit - come)

@@ -1,7 +1,8 @@
 """The asynchronous 1F1B schedule: minibatches follow one another without waiting.
 
-A replica of stage ``s`` runs ``w_s`` forwards ahead of its first backward, then one forward,
-one backward (PipeDream, section 3.2), and updates its weights after every backward.
+A replica of stage ``s`` runs ``w_s`` forwards (:meth:`Plan.warmup`) ahead of its first backward,
+then forwards and backwards in turn (PipeDream, section 3.2), and updates its weights after every
+backward.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ def _action(kind: Kind, number: int) -> Action:
 
 
 class RankOrder:
-    """The actions of one rank, generated as minibatches come.
+    """Generates the actions of one rank as minibatches come.
 
-    How many will come need not be known: the order of actions does not depend on it, but for the
-    end, where the pipeline drains. Minibatches are numbered from 0 after every drain.
+    The order of actions does not depend on how many minibatches will come, except at the end, where
+    the pipeline drains. Minibatches are numbered from 0 after every drain.
 
     Attributes:
-        minibatches: minibatches that have come since the last drain, over all replicas.
-        updates: updates that have been applied before the action that is running.
+        minibatches: number of minibatches since the last drain, over all replicas.
+        updates: number of updates before the action under way, since the last drain.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -36,34 +37,37 @@ class RankOrder:
         self._readers = plan.replicas(0)
         self._warmup = plan.warmup(stage)
         self.minibatches = 0
-        self._forwards = 0  # of this rank
+        self._forwards = 0  # of this rank since the last drain
         self.updates = 0
 
     def ahead(self, minibatch: int) -> int:
-        """Updates still to come before a minibatch's own: its staleness, at its forward."""
+        """The number of updates still to come before that of ``minibatch``: during its forward, its
+        staleness.
+        """
         return minibatch // self._replicas - self.updates
 
     def following(self, minibatch: int) -> int:
-        """The minibatch that this rank gets after one of its own, if it comes."""
+        """The minibatch of this rank that follows ``minibatch``, if there are enough."""
         return minibatch + self._replicas
 
     def first_of(self, update: int) -> int:
-        """The first of the minibatches whose gradients an update applies."""
+        """The first of the minibatches whose gradients ``update`` applies."""
         return update * self._replicas
 
     def step_of(self, update: int) -> int:
-        """The round of stage 0 in which the first replica of this stage comes to an update.
+        """The round of stage 0 in which the first replica of this stage reaches ``update``.
 
-        Replicas may come to the same update in different rounds. While a rank runs an update,
-        that of the first one is known: the forward that brings it has come, or never will.
+        Replicas may reach the same update in different rounds. While a rank runs an update, the
+        round of the first replica is certain: the forward before its update has come, or never
+        will.
         """
         forward = (self._warmup + update) * self._replicas
         return min(forward, self.minibatches - 1) // self._readers
 
     def feed(self, count: int = 1) -> Iterator[Action]:
-        """Actions of this rank when ``count`` more minibatches enter the pipeline.
+        """Yields the actions of this rank when ``count`` more minibatches enter the pipeline.
 
-        The generator must be run to its end before the next one.
+        The generator must be exhausted before the next call.
         """
         end = self.minibatches + count
         first = self.minibatches + (self._replica - self.minibatches) % self._replicas
@@ -76,7 +80,7 @@ class RankOrder:
         self.minibatches = end
 
     def drain(self) -> Iterator[Action]:
-        """Remaining actions when no more minibatches come; then numbering begins anew.
+        """Yields the remaining actions when no more minibatches come; then numbers restart at 0.
 
         Replicas without a minibatch in the last round take part in its update.
         """
@@ -85,7 +89,7 @@ class RankOrder:
         self.minibatches = self._forwards = self.updates = 0
 
     def _finish_round(self) -> Iterator[Action]:
-        """The backward of this rank's oldest minibatch, if it has one left, and its update."""
+        """Yields the backward of this rank's oldest minibatch, if one is left, and the update."""
         minibatch = self.updates * self._replicas + self._replica
         if minibatch < self.minibatches:
             yield _action("B", minibatch)
@@ -94,14 +98,14 @@ class RankOrder:
 
 
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:
-    """The asynchronous 1F1B schedule of a number of minibatches, drained at the end."""
+    """The asynchronous 1F1B schedule of so many minibatches, with a drain at the end."""
     ranks = range(plan.num_ranks)
     orders = (asynchronous_order(plan, rank, MinibatchSupply(minibatches)) for rank in ranks)
     return Schedule(plan, tuple(map(tuple, orders)))
 
 
 def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """Actions of one rank, generated one at a time: a long run has many."""
+    """Yields the actions of one rank in :func:`asynchronous`."""
     order = RankOrder(plan, rank)
     for count in supply.portions(plan.replicas(plan.stage_of(rank))):
         yield from order.feed(count)
@@ -111,13 +115,13 @@ def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterat
 def steady_rounds(rounds: int, *, ahead: int) -> tuple[int, int] | None:
     """The rounds after whose ends the steady part of a run begins and ends.
 
-    It is the second half, or less where the pipeline takes longer to fill, without the last round,
-    in which it drains. None where nothing is left.
+    The steady part is the second half of the run, or less if the pipeline takes longer to fill,
+    without the last round, in which the pipeline drains. None if nothing is left.
 
     Args:
-        rounds: of the first stage, from one drain to the next.
-        ahead: rounds that this stage is ahead of its own backward passes, which it does without
-            waiting for any: :meth:`Plan.warmup` of it.
+        rounds: number of rounds of the first stage, from one drain to the next.
+        ahead: number of rounds whose forwards the first stage runs before its first backward: its
+            :meth:`Plan.warmup`.
     """
     first, last = max(rounds // 2, ahead + 1), rounds - 2
     return (first, last) if last > first else None

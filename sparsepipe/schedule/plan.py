@@ -21,7 +21,7 @@ from sparsepipe.utils import reading
 
 
 def in_turn(count: int, *, replica: int, replicas: int) -> range:
-    """The microbatches, of ``count``, that one of a stage's replicas handles: they take turns."""
+    """The microbatches of ``count`` that ``replica`` handles; a stage's replicas take turns."""
     return range(replica, count, replicas)
 
 
@@ -30,9 +30,9 @@ class Stage:
     """A span of layers on one or more devices.
 
     Args:
-        layers: numbers of its first and its last layer, both included, from 0.
-        devices: names of the devices, one for each replica; or for each rank of the grid.
-        grid: shape of the grid of ranks that share each sample; None: each has whole samples.
+        layers: numbers of the first and the last layer, both included, from 0.
+        devices: names of the devices, one for each replica, or for each rank of the grid.
+        grid: shape of the grid of ranks that share each sample; None: each rank has whole samples.
     """
 
     layers: tuple[int, int]
@@ -41,12 +41,12 @@ class Stage:
 
     @property
     def replicas(self) -> int:
-        """r, the number of replicas: a grid is one."""
+        """r, the number of replicas; a grid counts as one."""
         return len(self.devices) if self.grid is None else 1
 
     @property
     def num_layers(self) -> int:
-        """Layers of this stage."""
+        """Number of layers of this stage."""
         return self.layers[1] - self.layers[0] + 1
 
 
@@ -57,17 +57,17 @@ class Plan:
     Args:
         stages: at least one; each begins where the one before ends.
         details: further entries of the plan file: ``bottleneck_s``, ``stage_times_s``,
-            ``rank_times_s``, ``transfer_times_s``, ``cost_model``, ``strategy``, what it was
-            computed from.
+            ``rank_times_s``, ``transfer_times_s``, ``cost_model``, ``strategy``, and the inputs of
+            the search.
 
     Raises:
-        PlanError: the stages do not cover layers without gap or overlap.
+        PlanError: the stages leave a gap or overlap, or a stage's devices do not suit it.
     """
 
     stages: tuple[Stage, ...]
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
     _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The first rank of each stage, and how many there are: plans may have thousands."""
+    """The first rank of each stage, then the number of ranks: plans may have thousands."""
     _replicas_before: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,9 +78,9 @@ class Plan:
             first, last = stage.layers
             if first != begin or last < first:
                 raise PlanError(
-                    f"stage {number} has layers {first} to {last}, it should begin with {begin}",
-                    remedy="let stages follow one another from layer 0 on, each with one layer "
-                    "or more",
+                    f"stage {number} has layers {first} to {last}, but should have at least one, "
+                    f"beginning with {begin}",
+                    remedy="let stages follow one another without a gap, beginning with layer 0",
                 )
             if stage.grid is not None:
                 size = math.prod(stage.grid) if stage.grid and min(stage.grid) > 0 else 0
@@ -88,11 +88,11 @@ class Plan:
                     shape = " x ".join(map(str, stage.grid))
                     raise PlanError(
                         f"stage {number} is a grid of {shape} on {len(stage.devices)} devices",
-                        remedy="give it as many devices as the product of the grid, two or more, "
-                        "and one replica; leave the grid out for one device",
+                        remedy="give the stage one replica and as many devices as the grid has "
+                        "positions, at least two; leave the grid out for one device",
                     )
             if not stage.devices:
-                raise PlanError(f"stage {number} has no devices", remedy="give it one or more")
+                raise PlanError(f"stage {number} has no devices", remedy="give it at least one")
             begin = last + 1
         firsts = (0, *accumulate(len(stage.devices) for stage in self.stages))
         before = (0, *accumulate(stage.replicas for stage in self.stages))
@@ -108,13 +108,14 @@ class Plan:
         num_layers: int,
         grids: Sequence[Sequence[int] | None] | None = None,
     ) -> Self:
-        """A plan by hand.
+        """A plan from numbers of replicas and cuts.
 
         Args:
-            config: replicas of each stage, such as ``"2-1"``.
-            cuts: the first layer of each stage but the first.
+            config: number of replicas of each stage, such as ``"2-1"``.
+            cuts: the first layer of each stage except stage 0.
             num_layers: number of the model's layers.
-            grids: grid of each stage, None for those whose ranks have whole samples.
+            grids: shape of each stage's grid, None if its ranks have whole samples; None: no stage
+                has a grid.
         """
         parts = config.split("-")
         if not all(part.isdecimal() and int(part) for part in parts):
@@ -124,8 +125,8 @@ class Plan:
             )
         if len(cuts) != len(parts) - 1:
             raise PlanError(
-                f"config={config!r} has {len(parts)} stages, {len(cuts)} cuts are given",
-                remedy=f"give {len(parts) - 1} cuts: the first layer of each stage but the first",
+                f"config={config!r} has {len(parts)} stages, but {len(cuts)} cuts are given",
+                remedy=f"give {len(parts) - 1} cuts: the first layer of each stage except stage 0",
             )
         bounds = [0, *cuts, num_layers]
         if any(b <= a for a, b in pairwise(bounds)):
@@ -149,27 +150,27 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """S."""
+        """S, the number of stages."""
         return len(self.stages)
 
     @property
     def num_ranks(self) -> int:
-        """R, devices of all stages."""
+        """R, the number of ranks, one for each device of each stage."""
         return self._firsts[-1]
 
     @property
     def num_layers(self) -> int:
-        """L, layers of the model."""
+        """L, the number of layers of the model."""
         return self.stages[-1].layers[1] + 1
 
     @property
     def config(self) -> str:
-        """Replicas of each stage, such as ``"2-1"``; a grid is one."""
+        """Numbers of replicas of each stage, such as ``"2-1"``; a grid counts as one."""
         return "-".join(str(stage.replicas) for stage in self.stages)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """First layer of each stage but the first."""
+        """First layer of each stage except stage 0."""
         return tuple(stage.layers[0] for stage in self.stages[1:])
 
     @property
@@ -179,12 +180,12 @@ class Plan:
 
     @property
     def has_grids(self) -> bool:
-        """Whether the ranks of a stage share samples."""
+        """Whether the ranks of any stage share samples."""
         return any(stage.grid is not None for stage in self.stages)
 
     @property
     def without_grids(self) -> Plan:
-        """The same with one device for each grid, which speaks for it: as schedules have them."""
+        """The same plan with only the first device of each grid, as schedules have it."""
         stages = (
             stage if stage.grid is None else replace(stage, devices=stage.devices[:1], grid=None)
             for stage in self.stages
@@ -210,11 +211,15 @@ class Plan:
         return 0 if self.stages[stage].grid is not None else rank - self._firsts[stage]
 
     def rank_of(self, stage: int, replica: int) -> int:
-        """The rank of a replica of ``stage``; of a grid the one that speaks to other stages."""
+        """The rank of a replica of ``stage``; for a grid, the rank that communicates with other
+        stages.
+        """
         return self.ranks_of(stage)[replica]
 
     def leader_of(self, rank: int) -> int:
-        """The rank that speaks to other stages for ``rank``: itself, or the first of its grid."""
+        """The rank that communicates with other stages for ``rank``: itself, or for a grid, its
+        first rank.
+        """
         return self.rank_of(self.stage_of(rank), self.replica_of(rank))
 
     def rank_for(self, stage: int, minibatch: int) -> int:
@@ -222,12 +227,12 @@ class Plan:
         return self.rank_of(stage, minibatch % self.replicas(stage))
 
     def microbatches_of(self, rank: int, count: int) -> range:
-        """Microbatches that ``rank`` handles, of ``count`` of a minibatch."""
+        """The microbatches that ``rank`` handles of a minibatch with ``count``."""
         stage = self.stage_of(rank)
         return in_turn(count, replica=self.replica_of(rank), replicas=self.replicas(stage))
 
     def peers(self, upstream: int, downstream: int) -> Iterator[tuple[int, int]]:
-        """Pairs of ranks of two stages that some minibatch passes from one to the other."""
+        """The pairs of ranks, one of each stage, between which any minibatch passes."""
         a, b = self.replicas(upstream), self.replicas(downstream)
         pairs = {(self.rank_for(upstream, m), self.rank_for(downstream, m)) for m in range(a * b)}
         return iter(sorted(pairs))
@@ -235,14 +240,15 @@ class Plan:
     def warmup(self, stage: int) -> int:
         """Forwards that a replica of ``stage`` runs ahead of its first backward.
 
-        ``(R_s - 1) // r_s`` with ``R_s`` the replicas from this stage on; at stage 0 one less
-        than PipeDream's NOAM (section 3.2), since the next forward comes before the backward.
+        This is ``(R_s - 1) // r_s``, where ``r_s`` is the number of replicas of this stage and
+        ``R_s`` that of this and all later stages. At stage 0 it is one less than PipeDream's NOAM
+        (section 3.2), since the next forward comes before the backward.
         """
         replicas = self._replicas_before[-1] - self._replicas_before[stage]
         return (replicas - 1) // self.replicas(stage)
 
     def to_json(self) -> str:
-        """The plan file's text; :meth:`from_json` reads it back."""
+        """The text of the plan file, which :meth:`from_json` reads back."""
         stages = [
             {"layers": list(s.layers), "devices": list(s.devices)}
             | ({} if s.grid is None else {"grid": list(s.grid)})
@@ -257,7 +263,7 @@ class Plan:
         """Reads the text of a plan file.
 
         Raises:
-            PlanError: it is no plan file, or its stages do not fit.
+            PlanError: the text is not that of a valid plan file.
         """
         try:
             value = reading.mapping(reading.parse_json(text), "the whole")
@@ -266,31 +272,31 @@ class Plan:
             _check_details(value)
         except ValueError as error:
             raise PlanError(
-                f"this is no plan: {error}",
+                f"this is not a valid plan: {error}",
                 remedy='write {"stages": [{"layers": [first, last], "devices": [...]}, ...]}',
             ) from error
         known = ("stages", "config")
         plan = cls(stages=stages, details={k: v for k, v in value.items() if k not in known})
         if value.get("config", plan.config) != plan.config:
             raise PlanError(
-                f"the plan has config {value['config']!r}, its stages are {plan.config!r}",
-                remedy="correct one of the two",
+                f"the plan says config {value['config']!r}, but its stages make {plan.config!r}",
+                remedy="correct the config or the stages",
             )
         return plan
 
     @classmethod
-    def load(cls, path: Path, *, remedy: str = "remove it: the run then makes it anew") -> Self:
-        """Reads a plan file; see :meth:`from_json`."""
+    def load(cls, path: Path, *, remedy: str = "remove it: the run then makes a new one") -> Self:
+        """Reads a plan file; ``remedy`` is that of its errors. See :meth:`from_json`."""
         with reading.explained(path, "plan", error=PlanError, remedy=remedy):
             return cls.from_json(reading.read_text(path))
 
 
 def _stage(entry: Any, place: str) -> Stage:
-    """A stage of a plan file. Raises a ValueError that names the place."""
+    """Reads a stage of a plan file; raises a ValueError that names its place in the file."""
     value = reading.mapping(entry, place)
     layers = _wholes(value.get("layers"), f"{place}.layers")
     if len(layers) != 2:
-        raise ValueError(f"{place}.layers has {len(layers)} numbers, not its first and last layer")
+        raise ValueError(f"{place}.layers has {len(layers)} numbers, not two (first, last)")
     named = reading.listing(value.get("devices"), f"{place}.devices")
     grid = value.get("grid")
     return Stage(
@@ -301,7 +307,7 @@ def _stage(entry: Any, place: str) -> Stage:
 
 
 def _check_details(value: Mapping[str, Any]) -> None:
-    """Checks the further entries that runs use. Raises a ValueError that names the place."""
+    """Checks further entries of a plan file that runs use; raises a ValueError that names one."""
     for key in ("bottleneck_s", "profiling_s"):
         if value.get(key) is not None:
             reading.amount(value[key], key)
@@ -323,34 +329,34 @@ def _wholes(value: Any, place: str) -> list[int]:
 def grids_of(
     replicas: Sequence[object], grids: Sequence[Sequence[int] | None] | None
 ) -> list[tuple[int, ...] | None]:
-    """The grid of each of as many stages as there are ``replicas``."""
+    """The grid of each stage, if any; ``replicas`` has an entry for each stage."""
     if grids is None:
         return [None] * len(replicas)
     if len(grids) != len(replicas):
         raise PlanError(
             f"{len(grids)} grids are given for {len(replicas)} stages",
-            remedy="give one for each stage, such as [null, [1, 2]]; null is for one device",
+            remedy="give one for each stage, such as [null, [1, 2]], with null for stages without",
         )
     return [None if grid is None else tuple(map(int, grid)) for grid in grids]
 
 
 def devices_of(replicas: Sequence[int], grids: Sequence[Sequence[int] | None] | None) -> list[int]:
-    """The number of devices of each stage."""
+    """The number of devices of each stage, from numbers of its replicas and its grid."""
     shapes = grids_of(replicas, grids)
     return [count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)]
 
 
 def balanced(costs: Sequence[float], replicas: Sequence[int]) -> list[int]:
-    """The first layer of each stage but the first, so that the dearest stage is cheapest.
+    """The first layer of each stage except stage 0, so that the most expensive stage costs least.
 
-    A stage costs the sum of its layers divided by its replicas. Exact (dynamic program over
-    stages and last layers). Of equal solutions the one that shares what is left most evenly
-    over devices (least sum of squares), and of those the one with the latest cuts: layers
-    that cost nothing, such as activations and pooling, stay behind the layer they follow.
+    A stage costs the sum of its layers divided by its number of replicas. The solution is exact
+    (dynamic program over stages and last layers). Among equal solutions, it is the one that spreads
+    costs most evenly over devices (least sum of squares), then the one with the latest cuts: layers
+    that cost nothing, such as activations and pooling, stay with the layer before them.
 
     Args:
-        costs: of each layer, at least 0.
-        replicas: of each stage, at least 1.
+        costs: cost of each layer, at least 0.
+        replicas: number of replicas of each stage, at least 1.
 
     Raises:
         PlanError: there are more stages than layers.
@@ -358,8 +364,8 @@ def balanced(costs: Sequence[float], replicas: Sequence[int]) -> list[int]:
     layers, stages = len(costs), len(replicas)
     if stages > layers:
         raise PlanError(
-            f"{stages} stages for {layers} layers",
-            remedy="use at most as many stages as there are layers",
+            f"{stages} stages for {layers} layers: each stage needs at least one",
+            remedy=f"use at most {layers} stages",
         )
     sums = [0.0, *accumulate(costs)]
 
@@ -381,10 +387,10 @@ def _best_cuts(
     cost: Callable[[int, int, int], float],
     combine: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """Least cost of all stages and its cuts; the latest ones of equal cost.
+    """The least cost of all stages, and its cuts; among equal costs, the latest cuts.
 
-    ``cost`` is that of a stage from one layer up to another; ``combine`` rises with both of its
-    arguments, the cost of the stages before and of one more.
+    ``cost`` takes a stage, its first layer and the layer after its last. ``combine`` adds the cost
+    of one more stage to that of the stages before; it rises with both arguments.
     """
     best: dict[int, tuple[float, list[int]]] = {
         end: (cost(0, 0, end), []) for end in range(1, layers + 1)

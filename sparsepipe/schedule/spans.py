@@ -1,4 +1,4 @@
-"""A span of time: what a rank does, or a message on its way, from one time to another."""
+"""Spans of time in which a rank does something, or a message is on its way."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ ACTIONS = {"F": "forward", "B": "backward", "U": "update"}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a rank does from one time to another, planned, simulated or measured.
+    """A stretch of a rank's time: something that it does, planned, simulated or measured.
 
     Attributes:
-        rank: who computes, sends or waits; of a sum of gradients the first of its ranks.
-        kind: F, B or U of an :class:`Action`; ``activation`` or ``gradient`` of a message on its
-            way to ``target``; ``sum`` of a sum of gradients over the replicas of the rank's stage;
-            anything else is a part of the rank's time beside its actions, such as ``loads``.
-        number: minibatch, or the round of an update or a sum.
-        microbatch: part of the minibatch, or of the gradients that are summed; None: it is whole.
-        start: when it begins; seconds, or units of the times that it was computed from.
+        rank: the rank that computes, sends or waits; for a sum of gradients, the first rank that
+            takes part.
+        kind: F, B or U for an :class:`Action`; ``activation`` or ``gradient`` for a message on its
+            way to ``target``; ``sum`` for a sum of gradients over the replicas of the rank's stage;
+            anything else is something the rank does besides its actions, such as ``loads``.
+        number: the minibatch; for an update or a sum, its round.
+        microbatch: the part of the minibatch, or of the gradients that are summed; None if it is
+            whole.
+        start: when it begins, in seconds or in the unit of the costs.
         end: when it ends, in the same unit.
-        target: rank to which a message is sent.
-        num_bytes: size of the message, or of each replica's gradients.
+        target: the rank to which a message is sent.
+        num_bytes: size of the message, or of the gradients of one replica.
     """
 
     rank: int
@@ -41,23 +43,23 @@ class Span:
 
     @classmethod
     def of(cls, action: Action, rank: int, start: float, end: float) -> Self:
-        """The span of an action."""
+        """The span of an action that ``rank`` runs."""
         return cls(rank, action.kind, action.number, action.microbatch, start=start, end=end)
 
     @property
     def is_action(self) -> bool:
-        """Whether it is a forward, a backward or an update."""
+        """Whether the span is a forward, a backward or an update."""
         return self.kind in ACTIONS
 
     @property
     def action(self) -> Action:
-        """The action that it is."""
+        """The action of this span, which must be one."""
         assert self.is_action, self
         return Action(self.kind, self.number, self.microbatch)  # type: ignore[arg-type]
 
     @property
     def label(self) -> str:
-        """A short name, such as F3, B3.1, or loads."""
+        """A short name, such as F3, B3.1 or loads."""
         if self.number is None:
             return self.kind
         part = "" if self.microbatch is None else f".{self.microbatch}"

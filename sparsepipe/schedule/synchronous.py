@@ -1,7 +1,7 @@
-"""Synchronous schedules: all of a minibatch's gradients are in before the one update.
+"""Synchronous schedules: an update follows only when all gradients of its minibatch are complete.
 
-A minibatch is split into microbatches, which are handed round the replicas of a stage as
-minibatches are in the asynchronous schedule.
+A minibatch is split into microbatches, which the replicas of a stage take in turn, as they take
+minibatches in the asynchronous schedule.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from sparsepipe.schedule.plan import Plan
 from sparsepipe.utils.extensions import by_name
 
 WARMUPS = {"1f1b": 1, "eager_1f1b": 2}
-"""Warm-ups of schedules of one forward, one backward, as multiples of the asynchronous one's."""
+"""Forwards ahead of the first backward, as multiples of :meth:`Plan.warmup`, by the schedule."""
 
 
 def naive(plan: Plan, minibatches: int) -> Schedule:
     """Naive model parallelism: one minibatch after the other, one stage at a time.
 
-    Where a stage has replicas, each round of its minibatches is under way at a time.
+    If a stage has replicas, one round of its minibatches is under way at a time.
     """
     return _of(plan, lambda rank: naive_order(plan, rank, MinibatchSupply(minibatches)))
 
 
 def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """Actions of one rank in :func:`naive`, generated one at a time."""
+    """Yields the actions of one rank in :func:`naive`."""
     stage, replica = plan.stage_of(rank), plan.replica_of(rank)
     replicas = plan.replicas(stage)
     for number, count in enumerate(supply.portions(replicas)):
@@ -47,7 +47,7 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def gpipe_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """Actions of one rank in :func:`gpipe`, generated one at a time."""
+    """Yields the actions of one rank in :func:`gpipe`."""
     parts = plan.microbatches_of(rank, microbatches)
     for minibatch, _ in enumerate(supply.portions(1)):
         yield from (Action("F", minibatch, part) for part in parts)
@@ -56,10 +56,10 @@ def gpipe_order(
 
 
 def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
-    """1F1B with flush (PipeDream-Flush): GPipe's update, with fewer microbatches in flight.
+    """1F1B with flush (PipeDream-Flush): the updates of GPipe, with fewer microbatches in flight.
 
-    The warm-up is that of the asynchronous schedule; then one forward, one backward, until
-    the minibatch has drained and the update comes.
+    After the warm-up, which is that of the asynchronous schedule, forwards and backwards take turns
+    until all of the minibatch is back; then the update follows.
     """
     return synchronous_by_name("1f1b", plan, minibatches, microbatches=microbatches)
 
@@ -67,7 +67,7 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def one_f_one_b_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """Actions of one rank in :func:`one_f_one_b`, generated one at a time."""
+    """Yields the actions of one rank in :func:`one_f_one_b`."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["1f1b"])
 
 
@@ -75,10 +75,10 @@ def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Sch
     """Eager 1F1B (Zhuang et al., "On Optimizing the Communication of Model Parallelism").
 
     1F1B with flush whose warm-up is twice as long: 2 w + 1 microbatches are in flight where 1F1B
-    has w + 1, w being :meth:`Plan.warmup`. Of K stages that take equally long, 1F1B loses the time
-    of 2 (K - 1)/K messages for each microbatch: the first stage begins microbatch m + K after the
-    backward of m, whose way to the last stage and back is 2 (K - 1) messages. Eager 1F1B loses
-    nothing as long as a message takes no more than half of a microbatch's time in a stage.
+    has w + 1, w being :meth:`Plan.warmup`. With K stages that take equally long, 1F1B loses the
+    time of 2 (K - 1)/K messages for each microbatch: the first stage begins microbatch m + K after
+    the backward of m, whose way to the last stage and back takes 2 (K - 1) messages. Eager 1F1B
+    loses nothing as long as a message takes at most half of a microbatch's time in a stage.
     """
     return synchronous_by_name("eager_1f1b", plan, minibatches, microbatches=microbatches)
 
@@ -86,26 +86,27 @@ def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Sch
 def eager_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """Actions of one rank in :func:`eager_one_f_one_b`, generated one at a time."""
+    """Yields the actions of one rank in :func:`eager_one_f_one_b`."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
 MicrobatchOrder = Callable[[Plan, int, MinibatchSupply, int], Iterator[Action]]
-"""Actions of one rank of a plan with a number of microbatches, generated one at a time."""
+"""Yields the actions of a rank, for a plan, a rank, the supply and the number of microbatches."""
 
 SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
     {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
 )
-"""Schedules that cut minibatches into microbatches, by their names."""
+"""Schedules that split minibatches into microbatches, by name."""
 
 
 def order_by_name(name: str) -> MicrobatchOrder:
-    """One of :data:`SYNCHRONOUS`, or another package's by its dotted path.
+    """A schedule of :data:`SYNCHRONOUS`, or that of another package.
 
-    Of theirs all microbatches of a device are taken to be in flight at once, where memory counts.
+    Limits of memory assume that all microbatches of a device are in flight at once in schedules of
+    other packages.
 
     Args:
-        name: of the schedule, or its dotted path.
+        name: name of the schedule, or the dotted path of one of another package.
 
     Raises:
         ConfigError: the schedule is unknown.
@@ -114,7 +115,10 @@ def order_by_name(name: str) -> MicrobatchOrder:
 
 
 def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
-    """A synchronous schedule, see :func:`order_by_name`."""
+    """The complete schedule of that name, in which each minibatch is cut into ``microbatches``.
+
+    See :func:`order_by_name` for the names.
+    """
     order = order_by_name(name)
     return _of(plan, lambda rank: order(plan, rank, MinibatchSupply(minibatches), microbatches))
 
@@ -122,7 +126,7 @@ def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches
 def _in_turn(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int, *, warmups: int
 ) -> Iterator[Action]:
-    """One forward, one backward, after the forwards of the warm-up."""
+    """Yields the forwards of the warm-up, then forwards and backwards in turn."""
     parts = plan.microbatches_of(rank, microbatches)
     ahead = warmups * plan.warmup(plan.stage_of(rank))
     for minibatch, _ in enumerate(supply.portions(1)):

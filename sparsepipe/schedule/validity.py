@@ -1,7 +1,7 @@
-"""Whether ranks could carry out a schedule, and the action that is wrong if not.
+"""Checks whether ranks could carry out a schedule; if not, an error names the wrong action.
 
-Execution is played through without clocks: a rank waits where an input has not come, where a
-channel is full, or for the other replicas at an update. What cannot go on is a deadlock.
+The schedule is played through without times: a rank waits for an input that has not come, for a
+channel that is full, or for the other replicas at an update. If all ranks wait, that is a deadlock.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from sparsepipe.schedule.plan import Plan
 
 _ORDER = "give every minibatch one forward and then one backward in each stage"
 Part = tuple[int, int | None]
-"""(minibatch, microbatch)."""
+"""A minibatch and its microbatch, if minibatches are split."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A part of an action: ``take`` or ``put`` a message, or ``meet`` the stage's replicas."""
+    """A part of an action: ``take`` or ``put`` a message, or ``meet`` the stage's replicas.
+
+    ``peer`` is the rank at the other end of the message; to meet, it is the rank itself.
+    """
 
     what: str
     peer: int
@@ -39,16 +42,17 @@ def check(
     """Checks order, routing, deadlocks and staleness.
 
     Args:
-        schedule: what is checked.
-        outbox: messages that a channel (a pair of ranks and a direction) holds before its
-            sender waits; 0 is a blocking rendezvous, None has no limit.
-        gradient_first: a rank sends the input's gradient before it meets its replicas for the
-            update; otherwise after it, as PipeDream does.
-        max_staleness: updates that may come between a minibatch's forward and its own update;
-            0 for a synchronous schedule, the stages' largest warm-up for the asynchronous.
+        schedule: the schedule to check.
+        outbox: messages that a channel (a pair of ranks and a direction) holds before its sender
+            waits; 0: the sender waits until its message is taken; None: no limit.
+        gradient_first: whether a rank sends the gradient of its input before it meets the other
+            replicas for the update; otherwise after the update, as in PipeDream.
+        max_staleness: most updates between a minibatch's forward and its own update: 0 for a
+            synchronous schedule, the largest warm-up of any stage for the asynchronous one; None:
+            no limit.
 
     Raises:
-        ScheduleError: naming the rank and the action.
+        ScheduleError: the schedule cannot be carried out; the message names rank and action.
     """
     _check_lists(schedule)
     _check_stages(schedule)
@@ -58,7 +62,7 @@ def check(
 
 
 def _check_lists(schedule: Schedule) -> None:
-    """Within each rank: forward before backward before update, nothing twice."""
+    """Checks for each rank: forward before backward before update, nothing twice."""
     plan = schedule.plan
     for rank, actions in enumerate(schedule.actions):
         begun: set[Part] = set()
@@ -68,19 +72,21 @@ def _check_lists(schedule: Schedule) -> None:
             part = (action.number, action.microbatch)
             if action.kind == "U":
                 if action.number != updates:
-                    raise _wrong(rank, action, f"comes where U{updates} should", "number updates")
+                    remedy = "number each rank's updates 0, 1, 2, ... in order"
+                    raise _wrong(rank, action, f"appears where U{updates} is expected", remedy)
                 updates += 1
                 continue
             owner = plan.rank_for(plan.stage_of(rank), action.turn)
             if rank != owner:
-                raise _wrong(rank, action, f"belongs to rank {owner}", "hand parts round in turn")
+                remedy = "give a stage's minibatches or microbatches to its replicas in turn"
+                raise _wrong(rank, action, f"belongs to rank {owner}", remedy)
             if action.kind == "F":
                 if part in begun:
                     raise _wrong(rank, action, "runs twice", _ORDER)
                 begun.add(part)
             else:
                 if part not in begun or part in ended:
-                    raise _wrong(rank, action, "has no forward before it", _ORDER)
+                    raise _wrong(rank, action, "has no forward of its own before it", _ORDER)
                 ended.add(part)
                 last = _own_update(plan, rank, action)
                 if last < updates:
@@ -90,7 +96,7 @@ def _check_lists(schedule: Schedule) -> None:
 
 
 def _check_stages(schedule: Schedule) -> None:
-    """Every stage runs every minibatch, and makes the updates that these call for."""
+    """Checks that every stage runs every minibatch and makes one update for each round."""
     plan = schedule.plan
     forwards = [
         {
@@ -107,7 +113,7 @@ def _check_stages(schedule: Schedule) -> None:
     if is_split and any(microbatch is None for _, microbatch in parts):
         raise ScheduleError(
             "some minibatches are split into microbatches and others are not",
-            remedy="split all or none: updates count minibatches in one case, rounds in the other",
+            remedy="split all minibatches or none: numbers of updates depend on it",
         )
     begun = {number for number, _ in parts}
     parts |= {(m, 0 if is_split else None) for m in range(minibatches) if m not in begun}
@@ -120,17 +126,17 @@ def _check_stages(schedule: Schedule) -> None:
         for rank in plan.ranks_of(stage):
             updates = sum(action.kind == "U" for action in schedule.actions[rank])
             if updates < rounds:
-                remedy = "update once a round, replicas without a minibatch in the last one too"
+                remedy = "update once a round, even replicas without a minibatch in the last one"
                 raise _wrong(rank, Action("U", updates), "is missing", remedy)
             if updates > rounds:
                 raise _wrong(rank, Action("U", rounds), "has no minibatch", "leave it out")
 
 
 def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_Step]:
-    """The messages and updates of a rank, in order."""
+    """Yields the messages and updates of a rank in order."""
     plan = schedule.plan
     stage = plan.stage_of(rank)
-    held: list[_Step] = []  # gradients that wait for an update
+    held: list[_Step] = []  # gradients that are sent after the next update
     for action in schedule.actions[rank]:
         part = (action.number, action.microbatch)
         if action.kind == "U":
@@ -151,7 +157,7 @@ def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_
 
 
 class _Play:
-    """Lets every rank go on as far as it can until all are through; see :func:`check`."""
+    """Lets every rank go on as far as it can, until all are through. See :func:`check`."""
 
     def __init__(self, schedule: Schedule, *, outbox: int | None, gradient_first: bool) -> None:
         self._plan, self._outbox = schedule.plan, outbox
@@ -160,12 +166,12 @@ class _Play:
             deque(_steps(schedule, rank, gradient_first=gradient_first)) for rank in ranks
         ]
         self._channels: dict[tuple[int, int, str], deque[Part]] = defaultdict(deque)
-        self._ready = deque(ranks)  # who may be able to go on
+        self._ready = deque(ranks)  # ranks that may be able to go on
         self._queued = set(ranks)  # the same
-        self._new = set(ranks)  # who has come to a step that has not been looked at
+        self._new = set(ranks)  # ranks that have come to a step that was not examined yet
 
     def run(self) -> None:
-        """Ends when all are through, or with the error of what cannot go on."""
+        """Returns when all ranks are through; raises an error for ranks that cannot go on."""
         while self._ready:
             rank = self._ready.popleft()
             self._queued.discard(rank)
@@ -191,7 +197,7 @@ class _Play:
                 self._channel(rank, step).popleft()
             self._wake(step.peer)
         if rank in self._new and steps and steps[0].what == "take":
-            self._wake(steps[0].peer)  # who may have waited with it for a rendezvous
+            self._wake(steps[0].peer)  # it may wait for this rank to take its message
         self._new.discard(rank)
 
     def _wake(self, rank: int) -> None:
@@ -207,7 +213,9 @@ class _Play:
         if step.what == "take":
             ready = self._channel(rank, step)
             if ready and ready[0] != step.part:
-                raise _wrong(rank, step.action, f"meets part {ready[0]} first", "keep the order")
+                name = Action(step.action.kind, *ready[0])
+                remedy = "take messages in the order in which they are sent"
+                raise _wrong(rank, step.action, f"gets the message of {name} first", remedy)
             return bool(ready)
         if step.what == "put":
             return self._has_room(rank, step)
@@ -218,7 +226,7 @@ class _Play:
     def _has_room(self, rank: int, step: _Step) -> bool:
         if self._outbox is None or len(self._channel(rank, step)) < self._outbox:
             return True
-        # A rendezvous: the other end is at the very place where it takes this.
+        # Without an outbox, the receiver must be waiting for just this message.
         there = self._todo[step.peer][0] if self._todo[step.peer] else None
         return (
             self._outbox == 0
@@ -241,7 +249,7 @@ def _deadlock(todo: list[deque[_Step]]) -> ScheduleError:
     ]
     return ScheduleError(
         "deadlock: " + "; ".join(stuck),
-        remedy="send gradients before the all-reduce, and let channels hold a message more",
+        remedy="reorder the actions, send gradients before updates, or enlarge outbox",
     )
 
 
@@ -255,12 +263,12 @@ def _check_staleness(schedule: Schedule, bound: int) -> None:
             elif action.kind == "F":
                 stale = _own_update(plan, rank, action) - updates
                 if stale > bound:
-                    fault = f"is {stale} updates older than its own, the bound is {bound}"
+                    fault = f"has a staleness of {stale}, but at most {bound} is allowed"
                     raise _wrong(rank, action, fault, "run fewer forwards ahead")
 
 
 def _own_update(plan: Plan, rank: int, action: Action) -> int:
-    """Number of the update that a backward's gradient is part of."""
+    """The number of the update that applies the gradient of a forward's or backward's minibatch."""
     if action.microbatch is not None:
         return action.number
     return action.number // plan.replicas(plan.stage_of(rank))

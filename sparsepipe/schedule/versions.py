@@ -1,6 +1,6 @@
-"""Which weights every minibatch meets, and how many sets of them are alive, from a schedule.
+"""Which weights each minibatch uses in a schedule, and how many sets of weights exist at a time.
 
-Versions count the updates of a rank: version v is what v updates made.
+Version v of a rank's weights is that after v updates.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Passage:
     """How a minibatch passes a rank.
 
     Args:
-        forward: updates applied before its forward: the version that weight stashing uses.
-        backward: updates applied before its backward.
-        own: updates applied before the one that its gradient is part of.
+        forward: number of updates before its forward: the version that weight stashing uses.
+        backward: number of updates before its backward.
+        own: number of the update that applies its gradient, from 0.
     """
 
     forward: int
@@ -27,14 +27,14 @@ class Passage:
 
     @property
     def staleness(self) -> int:
-        """Updates between its forward and its own update: d of SpecTrain's prediction."""
+        """The number of updates between the minibatch's forward and its own update."""
         return self.own - self.forward
 
 
 def passages(schedule: Schedule, rank: int) -> dict[int, Passage]:
     """The passage of every minibatch that ``rank`` handles, in the order of their forwards.
 
-    For schedules of whole minibatches.
+    The schedule must not split minibatches into microbatches.
     """
     replicas = schedule.plan.replicas(schedule.plan.stage_of(rank))
     updates = 0
@@ -53,61 +53,61 @@ def passages(schedule: Schedule, rank: int) -> dict[int, Passage]:
 
 
 def included_at(plan: Plan, minibatch: int) -> int:
-    """Minibatches that stage 0's weights include at a minibatch's forward there, in number.
+    """How many minibatches the weights of stage 0 include at the forward of ``minibatch`` there, in
+    the asynchronous schedule.
 
-    Vertical sync lets every stage use weights that include these and no later ones. For
-    the asynchronous schedule. The minibatch need not come: the weights for a rank's next one are
-    kept until it is known that there is none.
+    Under vertical sync, every stage uses weights that include these minibatches and no later ones.
+    ``minibatch`` need not come: weights for a rank's next minibatch are kept until the drain.
     """
     replicas = plan.replicas(0)
     return max(0, minibatch // replicas - plan.warmup(0)) * replicas
 
 
 def until_return(plan: Plan, stage: int) -> int:
-    """Updates that a stage makes after a minibatch's own until the minibatch is back at stage 0.
+    """How many updates ``stage`` makes after a minibatch's own until the minibatch is back at stage
+    0.
 
-    The idea of SpecTrain is to predict, for both passes of a minibatch in all stages, the
-    weights of one moment: the end of its way. At stage k of N without replicas it looks
-    floor(k / 2) updates ahead at the backward, and N - k - 1 more at the forward, which are those
-    that come between the two: a stage updates once in the time of a forward and a backward, and k
-    backwards are left to run.
+    SpecTrain predicts, for both passes of a minibatch in all stages, the weights at one moment:
+    when the minibatch is back. Without replicas, stage k of N looks floor(k / 2) updates ahead at
+    the backward, since a stage updates once in the time of a forward and a backward and k backwards
+    are left to run; and N - k - 1 more at the forward, the updates between the two passes.
 
-    The paper's own text was not at hand: the idea is known from a summary, and the two numbers
-    are those that counting the updates of the drawn schedule gives (``tests/unit/schedule``).
+    This follows a summary of the paper, not its text; the two numbers equal those counted in the
+    schedule (``tests/unit/schedule``).
 
-    With replicas, ranks before the stage take the place of stages (as they do for the forwards
-    ahead): a stage of r replicas takes r times as long for its part, and updates r times less
-    often. The last minibatches before a drain are predicted in the same way, though fewer updates
-    follow: it is not known yet that they are the last.
+    With replicas, the number of ranks before the stage takes the place of k: a stage of r replicas
+    takes r times as long for a minibatch and updates r times less often. The last minibatches
+    before a drain are predicted in the same way, though fewer updates follow, since a rank cannot
+    tell that they are the last.
     """
     return plan.ranks_of(stage).start // (2 * plan.replicas(stage))
 
 
 class Tally:
-    """Sets of weights that a rank has in use, counted action by action while a schedule runs.
+    """Counts the sets of weights that a rank has in use, action by action.
 
     Args:
         plan: the stages and their ranks.
-        rank: whose actions are given.
+        rank: the rank whose actions :meth:`see` gets.
 
     Attributes:
-        stashed: the most at a time so far under weight stashing, the newest included.
-        vertical: under vertical sync, for asynchronous schedules. Until the drain begins, all
-            versions stay from the one on that this rank's next minibatch would need.
-        predicted: under SpecTrain: one for each minibatch in flight, and one.
+        stashed: the most sets at a time so far under weight stashing, with the newest.
+        vertical: the same under vertical sync, for asynchronous schedules. Until the drain, the
+            version that the rank's next minibatch would need and all later ones are kept.
+        predicted: the same under SpecTrain: the newest, and one for each minibatch in flight.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self._plan = plan
         self._replicas = plan.replicas(plan.stage_of(rank))
-        # Versions, by minibatch and microbatch.
+        # By minibatch and microbatch: newest version at the forward, and that for vertical sync.
         self._in_flight: dict[tuple[int, int | None], tuple[int, int]] = {}
         self._updates = 0
         self._kept_from: int | None = 0
         self.stashed = self.vertical = self.predicted = 1
 
     def see(self, action: Action) -> None:
-        """An action of the rank, the next in its order."""
+        """Takes the next action of the rank."""
         key = action.number, action.microbatch
         if action.kind == "U":
             self._updates += 1
@@ -122,7 +122,7 @@ class Tally:
         self._count()
 
     def drain(self) -> None:
-        """No more minibatches come after what has been seen."""
+        """Takes note that no more minibatches come."""
         self._kept_from = None
 
     def _count(self) -> None:
@@ -138,27 +138,26 @@ class Tally:
 
 
 def peak_stashed(schedule: Schedule, rank: int) -> int:
-    """See :attr:`Tally.stashed`."""
+    """The final :attr:`Tally.stashed` of a rank in a schedule."""
     return _tally(schedule, rank).stashed
 
 
 def peak_vertical(schedule: Schedule, rank: int) -> int:
-    """See :attr:`Tally.vertical`."""
+    """The final :attr:`Tally.vertical` of a rank in a schedule."""
     return _tally(schedule, rank).vertical
 
 
 def peak_predicted(schedule: Schedule, rank: int) -> int:
-    """See :attr:`Tally.predicted`."""
+    """The final :attr:`Tally.predicted` of a rank in a schedule."""
     return _tally(schedule, rank).predicted
 
 
 def _tally(schedule: Schedule, rank: int) -> Tally:
     plan, tally = schedule.plan, Tally(schedule.plan, rank)
     kinds = [action.kind for action in schedule.actions[rank]]
-    drain, forwards = 0, kinds.count("F")  # the first action when no more minibatches come
+    drain, forwards = 0, kinds.count("F")  # the place of the first action of the drain
     if forwards:
-        # The last forward, as those before it, brings a backward and an update once all forwards
-        # ahead have run.
+        # Once all forwards ahead have run, each forward is followed by a backward and an update.
         brings = 3 if forwards > plan.warmup(plan.stage_of(rank)) else 1
         drain = len(kinds) - 1 - kinds[::-1].index("F") + brings
     for place, action in enumerate(schedule.actions[rank]):

@@ -53,7 +53,7 @@ def test_a_plan_file_is_read_back():
 @pytest.mark.parametrize(
     ("config", "cuts", "words"),
     [
-        ("2-1", [], "2 stages, 0 cuts"),
+        ("2-1", [], "2 stages, but 0 cuts"),
         ("2-x", [1], "replicas"),
         ("0-1", [1], "replicas"),
         ("1-1", [4], "do not split 4 layers"),
@@ -91,7 +91,7 @@ def test_actions_are_read_and_written():
     for text in ("F3", "B0", "U12", "F3.2"):
         assert str(Action.parse(text)) == text
     for text in ("X1", "F", "F1.", "U3.2", "F1 ", "F-1"):
-        with pytest.raises(ScheduleError, match="is no action"):
+        with pytest.raises(ScheduleError, match="is not a valid action"):
             Action.parse(text)
     with pytest.raises(ScheduleError, match="2 ranks"):
         Schedule.parse(Plan.of(config="1-1", cuts=[1], num_layers=2), "F0 B0")

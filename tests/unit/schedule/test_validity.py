@@ -38,7 +38,7 @@ def test_sends_that_block_deadlock():
         ("1", "F0 B0 B0 U0", "B0 has no forward"),
         ("1", "F0 U0", "F0 has no backward"),
         ("1", "F0 U0 B0", "B0 comes after its update U0"),
-        ("1", "F0 B0 U1", "U1 comes where U0 should"),
+        ("1", "F0 B0 U1", "U1 appears where U0 is expected"),
         ("1-1", "F0 B0 U0\nF1 B1 U0", "rank 0: F1 is missing in stage 0"),
         ("1-1", "F0 F1 B0 U0 B1 U1\nF0 B0 U0", "rank 1: F1 is missing in stage 1"),
         ("1", "F1 B1 U0", "rank 0: F0 is missing in stage 0"),
@@ -47,7 +47,7 @@ def test_sends_that_block_deadlock():
         ("1", "F0.0 F0.1 B0.1 B0.0", "rank 0: U0 is missing"),
         ("1", "F0 B0 U0 U1", "rank 0: U1 has no minibatch"),
         ("1", "F0 B0 U0 F1.0 B1.0 U1", "split"),
-        ("1-1", "F0 F1 B0 U0 B1 U1\nF1 F0 B0 U0 B1 U1", "F1 meets part"),
+        ("1-1", "F0 F1 B0 U0 B1 U1\nF1 F0 B0 U0 B1 U1", "F1 gets the message of F0 first"),
         ("1-1", "F0 B0 U0 F1 B1 U1\nF0 F1 B0 U0 B1 U1", "rank 0 waits for rank 1 at B0"),
         ("2", "F0 B0 U0 F1 B1 U1\nU0 U1", "F1 belongs to rank 1"),
         ("2", "F0 B0 U0\nF1 B1", "rank 1: U0 is missing"),
@@ -62,7 +62,7 @@ def test_errors_name_rank_and_action(config, table, words):
 def test_a_bound_on_staleness_names_the_minibatch():
     schedule = asynchronous(plan_of("1-1-1"), 8)
     check(schedule, max_staleness=2)
-    with pytest.raises(ScheduleError, match="rank 0: F2 is 2 updates older"):
+    with pytest.raises(ScheduleError, match="rank 0: F2 has a staleness of 2"):
         check(schedule, max_staleness=1)
 
 
@@ -73,5 +73,5 @@ def test_synchronous_schedules_are_never_stale():
     check(naive(plan, 5), max_staleness=0)
     early = "F0.0 B0.0 F1.0 U0 B1.0 U1"
     check(Schedule.parse(plan_of("1"), early))
-    with pytest.raises(ScheduleError, match=r"rank 0: F1\.0 is 1 updates older"):
+    with pytest.raises(ScheduleError, match=r"rank 0: F1\.0 has a staleness of 1"):
         check(Schedule.parse(plan_of("1"), early), max_staleness=0)
