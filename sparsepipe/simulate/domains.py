@@ -1,8 +1,8 @@
 """Steps of a training of domains over ranks, in time.
 
 A rank encodes and decodes its samples, sends codes to all others, computes the losses of all codes,
-goes backward, and updates its parameters when gradients have been summed. Messages take as long as
-if all ranks sent at once.
+runs the backward, and updates its parameters when gradients have been summed. Messages take as long
+as if all ranks sent at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RankCosts:
         losses_s: seconds of the losses of all codes, forward and backward.
         backward_s: seconds of the backward of decoder and encoders.
         update_s: seconds of the update.
-        sent_bytes: bytes that it sends to each other rank.
+        sent_bytes: bytes that the rank sends to each other rank.
     """
 
     encode_s: float
@@ -40,7 +40,7 @@ class RankCosts:
 
 
 class GradientSum(NamedTuple):
-    """Gradients that some ranks add up at the end of a step."""
+    """Gradients of ``num_bytes`` that ``ranks`` sum at the end of a step."""
 
     ranks: tuple[int, ...]
     num_bytes: float
@@ -55,8 +55,8 @@ class DomainSteps:
         network: the links between them.
         costs: costs of each rank.
         shared: the sum over all ranks.
-        private: the sums over the replicas of each domain, which follow it.
-        algorithm: how ranks sum.
+        private: the sums over the replicas of each domain, after the shared one.
+        algorithm: how ranks sum, as in :func:`~sparsepipe.simulate.network.reduction_legs`.
     """
 
     plan: Plan
@@ -67,7 +67,7 @@ class DomainSteps:
     algorithm: Algorithm
 
     def record(self, minibatches: int) -> Record:
-        """The first minibatches."""
+        """The record of so many minibatches from the first one."""
         ranks = range(len(self.costs))
         record = Record(plan=self.plan, minibatches=minibatches)
         spans: list[list[Span]] = [[] for _ in ranks]
@@ -96,11 +96,11 @@ class DomainSteps:
         return record
 
     def minibatch_s(self) -> float:
-        """Seconds from one minibatch to the next, when all ranks have come into step."""
+        """Seconds from one minibatch to the next, once all ranks run in step."""
         return self.record(3).end_s - self.record(2).end_s
 
     def _sent(self, number: int, encoded_s: Sequence[float]) -> list[Span]:
-        """Codes on their way from each rank to each other one."""
+        """The messages of codes from each rank to each other rank, which start at ``encoded_s``."""
         network, ranks = self.network, range(len(self.costs))
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         legs = [Leg(network.ports(a, b), self.costs[a].sent_bytes) for a, b in pairs]
@@ -138,7 +138,7 @@ class DomainSteps:
 
 
 def _loads_s(network: ClusterNetwork, legs: Iterable[Leg]) -> dict[int, float]:
-    """Seconds that each port is busy with all legs."""
+    """Seconds that each port is busy with all legs, by port."""
     found: dict[int, float] = {}
     for leg in legs:
         for port in leg.ports:

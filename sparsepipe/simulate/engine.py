@@ -1,6 +1,6 @@
-"""The discrete-event simulator: what the pipeline's worker does, on costs.
+"""The discrete-event simulator: what a pipeline's workers do, with costs in place of tensors.
 
-A rank takes its actions in order; a forward waits for the activation, a backward for the gradient,
+A rank runs its actions in order; a forward waits for the activation, a backward for the gradient,
 an update for the sum over the replicas; messages and sums move while ranks compute, on shared
 links. A gradient goes upstream before the replicas meet.
 
@@ -24,7 +24,7 @@ from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
 EQUAL = 1e-9
-"""Share of a cycle by which times may differ and count as equal."""
+"""Share of a cycle by which times may differ and still count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,11 @@ class Setting:
     """How ranks communicate.
 
     Args:
+        network: hosts of the ranks and the links between them.
         sends: how messages are handed over.
         algorithm: how replicas sum their gradients.
-        bucket_bytes: sums overlap with the backward, in parts of so many bytes; None: no overlap.
+        bucket_bytes: size of the parts of sums that overlap with the backward; None: sums follow
+            the backward.
     """
 
     network: ClusterNetwork
@@ -45,15 +47,16 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """A run in time.
+    """The times of a run, in seconds from its beginning.
 
     Attributes:
+        plan: the stages and their ranks.
         minibatches: number of minibatches in the run.
         end_s: end of the last action.
         busy_s: seconds that each rank spent in forwards, backwards and updates.
         returns_s: end of each minibatch's last backward in stage 0.
         spans: actions, rank by rank and in order.
-        transfers: messages, in the order of their ends.
+        transfers: messages, in the order of their arrival.
         reductions: sums of gradients, in the order of their ends.
     """
 
@@ -68,16 +71,19 @@ class Record:
 
     @property
     def all_spans(self) -> list[Span]:
-        """Actions, messages and sums."""
+        """Spans of all actions, messages and sums."""
         return [*self.spans, *self.transfers, *self.reductions]
 
 
 class Engine:
-    """One run.
+    """Simulates one run.
 
     Args:
+        workload: the plan and its costs.
+        actions: the actions of each rank, by rank.
+        setting: how ranks communicate.
         keep: whether spans, transfers and reductions are recorded.
-        detector: finds the cycle of the run and cuts the run short.
+        detector: finds the cycle of the run and cuts the run short; None: the run goes to its end.
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class Engine:
             transfers=record.transfers if keep else None,
             wake=wake,
         )
-        # Of each stage; None: it has nothing to sum, and no rank waits, as in training.
+        # By stage; None: the stage has nothing to sum, and no rank waits, as in training.
         self._sums = [
             Sums(
                 self._events,
@@ -131,7 +137,7 @@ class Engine:
         self._working = [rank for rank in self._ranks if rank.action is not None]
         first = [rank.action for rank in self._working]
         self._is_split = any(a is not None and a.microbatch is not None for a in first)
-        self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
+        self._seen = 0, 0.0  # first minibatch and time of the first rank's last update
 
     def _rank(
         self, workload: Workload, number: int, actions: Iterable[Action], *, keep: bool
@@ -161,7 +167,7 @@ class Engine:
         )
 
     def run(self) -> Record:
-        """Runs all ranks to their ends."""
+        """Runs all ranks to the end of their actions."""
         for rank in self._ranks:
             rank.go_on()
         self._events.run()
@@ -172,9 +178,9 @@ class Engine:
         ]:
             raise ScheduleError(
                 f"deadlock: {'; '.join(stuck[:8])} would wait for ever",
-                remedy="let lines hold more messages (outbox, inbox), or choose another schedule",
+                remedy="let queues hold more messages (outbox, inbox), or choose another schedule",
             )
-        # The queue's last call may have been of no effect, and later.
+        # The last event may have had no effect and come later.
         self.record.end_s = max(rank.since_s for rank in self._ranks)
         self.record.busy_s = [rank.busy_s for rank in self._ranks]
         self.record.spans = [span for spans in self._spans for span in spans]
@@ -194,7 +200,7 @@ class Engine:
             self._events.before_time_goes_on(self._look)
 
     def _look(self) -> None:
-        """Hands the detector the run's state, once nothing else happens at this time."""
+        """Passes the run's state to the detector, once nothing else happens at this time."""
         assert self._detector is not None
         if any(rank.action is None for rank in self._working):
             return  # the run comes to its end
@@ -226,17 +232,19 @@ class Engine:
         self._detector.add_state(RunState(number, time_s, tuple(places), since_s, busy_s))
 
     def _first_minibatch(self, rank: int, action: Action) -> int:
-        """The minibatch of an action; of an update the first of its minibatches."""
+        """The minibatch of an action; for an update, the first of its minibatches."""
         if action.kind != "U" or self._is_split:
             return action.number
         return action.number * self._plan.replicas(self._plan.stage_of(rank))
 
 
 def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record:
-    """Runs a schedule to its end (with a workload per microbatch, if any); records everything.
+    """Runs a schedule to its end and records everything.
+
+    If the schedule splits minibatches, ``workload`` is that of a microbatch.
 
     Raises:
-        ScheduleError: the schedule cannot be run.
+        ScheduleError: the schedule cannot be carried out, or the run ends in a deadlock.
     """
     check(schedule)
     return Engine(workload, schedule.actions, setting, keep=True, detector=None).run()
@@ -244,15 +252,15 @@ def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run as the first rank begins an update.
+    """The state of a run when the first rank begins an update.
 
     Attributes:
         number: first minibatch of that update.
         time_s: when it begins.
-        places: what each rank does or waits for, and which messages and sums are where;
-            minibatches are counted from ``number``.
+        places: what each rank does or waits for, and where each message and each sum is, with
+            minibatches counted from ``number``.
         ends_s: seconds from ``time_s`` to the end of each action, message and sum under way.
-        busy_s: seconds that each rank has computed so far.
+        busy_s: seconds that each rank has computed until then.
     """
 
     number: int
@@ -268,8 +276,8 @@ class Cycle:
 
     Attributes:
         minibatches: minibatches after which the run has the same state again.
-        seconds: time that these take.
-        busy: share of this time in which each rank computes.
+        seconds: seconds that these minibatches take.
+        busy: share of this time in which each rank computes, by rank.
     """
 
     minibatches: int
@@ -278,29 +286,30 @@ class Cycle:
 
 
 class CycleDetector:
-    """Looks for a cycle in a run, and leaves whole cycles out.
+    """Looks for a cycle in a run and leaves whole cycles out.
 
-    Once the times of updates repeat, it compares the whole state at the beginning and the end of
-    the repetition. If they are equal, it cuts the supply of minibatches, so that the run drains.
+    Once the times of updates repeat, the detector compares the whole state at the beginning and the
+    end of the repetition. If they are equal, it limits the supply of minibatches, so that the run
+    drains.
 
     Args:
-        supply: minibatches of the run.
-        period: minibatches after which every replica has had its turn.
+        supply: supply of the run's minibatches.
+        period: number of minibatches after which every replica has had its turn.
     """
 
     def __init__(self, supply: MinibatchSupply, period: int) -> None:
         self._supply, self._period = supply, period
-        self._begins_s: list[float] = []  # of the first rank's update, once a period
+        self._begins_s: list[float] = []  # times of the first rank's update, once a period
         self._next = 3  # periods after which to look
-        self._cycle = 0  # minibatches after which the times of updates repeat
+        self._cycle = 0  # number of minibatches after which the times of updates repeat
         self._first: RunState | None = None  # at the beginning of what may be a cycle
         self._due: int | None = None  # minibatch at whose update the state is needed
         self.cycle: Cycle | None = None
 
     def needs_state(self, number: int, time_s: float) -> bool:
-        """Whether to look now; called as each update of the first rank begins.
+        """Whether the detector needs the state now; called when the first rank begins an update.
 
-        States before each rank has done a backward do not recur; by the third period all have.
+        States do not recur before each rank has run a backward; by the third period all have.
         """
         if self.cycle is not None or number % self._period:
             return False
@@ -340,7 +349,7 @@ class CycleDetector:
 
 
 def repetition(times_s: list[float]) -> int | None:
-    """The number of steps after which the differences of times repeat, at the end; None: never."""
+    """The number of steps after which the last differences of ``times_s`` repeat; None: never."""
     last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
         took_s = times_s[last] - times_s[last - cycle]

@@ -1,10 +1,10 @@
-"""The event queue, and bytes on their way over ports that several messages share.
+"""The event queue, and messages on their way through ports that they share.
 
-Each message runs through one or more ports (a network card's sending side, another one's
-receiving side). A port gives every message that runs through it the same share, and a message
-goes as fast as the least of its shares, which is what TCP comes to on a switch whose links carry
-few long messages. Shares that a message cannot use, since another port holds it back, are not
-handed on to others.
+Each message runs through some ports, such as the sending side of one network card and the receiving
+side of another. A port gives every message that runs through it the same share of its speed, and a
+message moves as fast as the least of its shares, which is what TCP comes to on a switch whose links
+carry few long messages. Other messages do not get the part of a share that a message cannot use
+because another port limits it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ Callback: TypeAlias = Callable[[], None]
 
 
 class EventQueue:
-    """Calls in the order of their times; calls of the same time in the order of their addition.
+    """Runs calls in the order of their times; calls of the same time in the order of addition.
 
     Attributes:
-        heap: times and calls to come, the next one first.
+        heap: heap of calls to come: time, number and call.
+        now_s: time of the call that runs.
     """
 
     __slots__ = ("_added", "_afterwards", "heap", "now_s")
@@ -33,12 +34,12 @@ class EventQueue:
         self.now_s = 0.0
 
     def at(self, time_s: float, call: Callback) -> None:
-        """Calls ``call()`` at a time, which is not before now."""
+        """Calls ``call()`` at ``time_s``, which must not be in the past."""
         self._added += 1
         heapq.heappush(self.heap, (time_s, self._added, call))
 
     def before_time_goes_on(self, call: Callback) -> None:
-        """Calls ``call()`` after everything else that happens at this time."""
+        """Calls ``call()`` after all other calls of the present time."""
         self._afterwards.append(call)
 
     def run(self) -> None:
@@ -53,16 +54,17 @@ class EventQueue:
 
 
 class Flow:
-    """A route that messages of one size take, one at a time; and the message under way.
+    """A route for messages of one size, one at a time, and the message under way.
 
     Args:
-        ports: ports that it runs through; without any it takes no time.
+        ports: ports that messages run through; without any, they take no time.
+        num_bytes: size of a message.
         alone_s: seconds of a message that shares no port.
-        done: called when the last byte of a message has come.
+        done: called when the last byte of a message has passed.
 
     Attributes:
-        end_s: when the message's last byte comes or came, at the present rate; infinite while that
-            is unknown.
+        end_s: when the message's last byte passes or passed, at the present rate; infinite while
+            the rate is unknown.
         is_shared: whether the message shares a port, or has done so.
     """
 
@@ -91,27 +93,27 @@ class Flow:
 class Flows:
     """All messages that are under way.
 
-    Rates change once after all that begins and ends at one time, as thousands of messages of a sum
-    do at once.
+    Rates are computed once for all messages that begin or end at the same time, since those of a
+    sum are thousands.
     """
 
     def __init__(self, events: EventQueue, bytes_per_s: Sequence[float]) -> None:
         self._events = events
         self._speeds = bytes_per_s
         nothing = Flow((), 0.0, alone_s=0.0, done=lambda: None)
-        # By port: the last message that went through it alone, and those that share it.
+        # By port: the last message that used it alone, and the messages that share it.
         self._alone = [nothing] * len(bytes_per_s)
         self._sharing: list[dict[Flow, None]] = [{} for _ in bytes_per_s]
-        self._changed: dict[int, None] = {}  # ports that more or fewer messages share
+        self._changed: dict[int, None] = {}  # ports whose number of messages has changed
 
     def route(self, ports: tuple[int, ...], num_bytes: float, *, done: Callback) -> Flow:
-        """A route on which messages can be sent; see :class:`Flow`."""
+        """A new route on which messages can be sent. See :class:`Flow`."""
         ports = ports if num_bytes > 0 else ()
         alone_s = num_bytes / min(self._speeds[port] for port in ports) if ports else 0.0
         return Flow(ports, num_bytes, alone_s=alone_s, done=done)
 
     def start(self, flow: Flow) -> None:
-        """Sends a message, after the last one on that route has come."""
+        """Sends a message on a route, whose last message must have passed."""
         now_s = flow.since_s = self._events.now_s
         flow.is_done = False
         if any(self._sharing[port] or self._alone[port].end_s > now_s for port in flow.ports):
@@ -139,7 +141,7 @@ class Flows:
             self._changed[port] = None
 
     def update_rates(self) -> None:
-        """Gives all messages on ports that have changed their new rates."""
+        """Computes the rates of all messages on ports whose number of messages has changed."""
         ports, self._changed = self._changed, {}
         now_s, sharing, speeds = self._events.now_s, self._sharing, self._speeds
         for flow in {flow: None for port in ports for flow in sharing[port]}:

@@ -14,7 +14,7 @@ from sparsepipe.simulate.workload import StageCosts, Workload
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The bytes that are kept from a time on."""
+    """The bytes that a rank keeps from ``time_s`` until its next level."""
 
     time_s: float
     num_bytes: float
@@ -23,13 +23,13 @@ class Level:
 def memory_over_time(
     record: Record, workload: Workload, model: MemoryModel, *, sizes: Sequence[float] | None = None
 ) -> list[tuple[Level, ...]]:
-    """Bytes that each rank keeps, at each change.
+    """The bytes that each rank keeps over time, a level for each change.
 
     Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored bytes
     exist from its forward to its backward. A stashed version that is still in use is copied when an
-    update begins, and goes with the last backward that uses it; predicted weights exist with their
-    minibatch. Recomputed bytes count as long as any minibatch is in flight. ``sizes`` are those of
-    the microbatches over the workload's.
+    update begins, and freed after the last backward that uses it; predicted weights exist as long
+    as their minibatch is in flight. Recomputed bytes count as long as any minibatch is in flight.
+    ``sizes`` are the sizes of microbatches relative to that of the workload; None: all are equal.
     """
     plan = record.plan
     by_rank: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -52,12 +52,12 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
     found: list[float] = []
     for stage, costs in enumerate(simulation.workload.stages):
         ranks, replicas = plan.ranks_of(stage), plan.replicas(stage)
-        if simulation.recipe is SCHEDULES["asynchronous"]:  # as the partitioners' model has it
+        if simulation.recipe is SCHEDULES["asynchronous"]:  # as in the partitioners' model
             left = plan.num_ranks - ranks.start
             size = costs.parameter_bytes, costs.stored_bytes
             peaks = [model.stage_bytes(*size, replicas=replicas, left=left)]
         else:
-            # Minibatches with parts go like the first; else rounds of replicas do, which are alike.
+            # Minibatches that are split, and rounds of replicas, all use as much.
             minibatches = 2 if splits else 2 * replicas
             orders = (simulation.order(rank, minibatches) for rank in ranks)
             peaks = [
@@ -76,7 +76,9 @@ def _kept_bytes(
     replicas: int,
     sizes: Sequence[float] | None,
 ) -> Iterator[float]:
-    """Bytes that a rank keeps at first; then as each action begins, or a backward ends."""
+    """Yields the bytes that a rank keeps at first, as each forward or update begins, and as each
+    backward ends.
+    """
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers
     static_bytes = model.reserved_bytes + always * costs.parameter_bytes

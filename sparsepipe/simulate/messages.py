@@ -1,4 +1,4 @@
-"""The queues in which messages wait between two ranks, one for each direction's cargo."""
+"""The queues of messages between two ranks, one for each direction and kind of message."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from sparsepipe.simulate.network import ClusterNetwork, Sends
 from sparsepipe.simulate.workload import Workload
 
 State: TypeAlias = tuple[tuple[object, ...], list[float]]
-"""Where things are, and when what is under way will end."""
+"""What is where, and the times at which everything under way will end."""
 
 Part: TypeAlias = tuple[int, int | None]
-"""Number of a minibatch, and of its microbatch if it has some."""
+"""Number of a minibatch, and of its microbatch if minibatches are split."""
 
 CARGO = {"F": "activation", "B": "gradient"}
-"""Cargo that a forward or a backward sends."""
+"""The kind of message that a forward or a backward sends."""
 
 
 class MessageQueue:
-    """Messages of one cargo from one rank to another, one on its way at a time.
+    """Messages of one kind from one rank to another, one on its way at a time.
 
     Args:
-        came: called with each message that has come, and when its transfer began.
-        wake_source: called when its sender may have room.
-        wake_target: called when its receiver may have what it waits for.
+        ports: ports that messages run through.
+        latency_s: seconds from the sending of a message's last byte to its arrival.
+        num_bytes: size of a message.
+        came: called when a message has come, with the message and the time when it set out.
+        wake_source: called when the queue may have room for the sender's next message.
+        wake_target: called when a message has come for the receiver.
     """
 
     def __init__(
@@ -52,13 +55,13 @@ class MessageQueue:
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None
         self._began_s = 0.0  # when the message under way began to move
-        self._due_s = 0.0  # when it comes, once its last byte has left
+        self._due_s = 0.0  # when it arrives, known once its last byte has left
         self._there: deque[Part] = deque()
         self._is_awaited = False  # the receiver waits for the next message
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender must wait after what it has handed over."""
+        """Whether the sender must wait before its next action."""
         if self._outbox is None:
             return False
         return len(self._waiting) > self._outbox or (self._outbox == 0 and self._moving is not None)
@@ -69,7 +72,10 @@ class MessageQueue:
             self._begin()
 
     def take(self, part: Part) -> bool:
-        """Whether the receiver could take its next message; if not, it is woken later."""
+        """Takes the next message, which must be ``part``; returns False if none has come.
+
+        The receiver is then woken when the message comes.
+        """
         has = bool(self._there)
         if has:
             came = self._there.popleft()
@@ -109,8 +115,8 @@ class MessageQueue:
             self._wake_source()
 
     def state(self, number: int) -> State | None:
-        """Where messages are, by minibatches counted from ``number``, and when the one under way
-        will have moved or come; None where nothing is here or awaited.
+        """Where messages are, with minibatches counted from ``number``, and when the message under
+        way will have left or arrived; None if there is no message and none is awaited.
         """
         if self._moving is None and not (self._waiting or self._there or self._is_awaited):
             return None
@@ -127,10 +133,10 @@ class MessageQueue:
 
 
 class Messages:
-    """All queues of a run, each made when its first message is sent or waited for.
+    """All queues of a run, each made when its first message is sent or awaited.
 
     Args:
-        transfers: list to which messages that have come are added; None: they are not recorded.
+        transfers: list to which the spans of messages are added; None: no record.
         wake: called with a rank that may go on.
     """
 
@@ -156,7 +162,7 @@ class Messages:
         self._behind = [[*stages, []][stage + 1] for stage in of_ranks]
 
     def queue_of(self, rank: int, action: Action, *, incoming: bool) -> MessageQueue | None:
-        """The queue of the message that a forward or backward needs (incoming) or sends, if any."""
+        """The queue of the message that ``action`` needs (``incoming``) or sends, if any."""
         peers = (self._before if (action.kind == "F") == incoming else self._behind)[rank]
         if not peers:
             return None
@@ -165,7 +171,7 @@ class Messages:
         return self._queue(action.kind, *ends)
 
     def states(self, number: int) -> Iterator[tuple[object, State]]:
-        """The state of each queue that is not idle, by its kind and its ends."""
+        """Yields the state of each queue that is not idle, with the queue's kind and ranks."""
         for key, queue in self._queues.items():
             if (state := queue.state(number)) is not None:
                 yield key, state

@@ -1,7 +1,7 @@
 """The network: ports that a message between two ranks runs through, and bytes that a sum moves.
 
-Every host has a network card, every device a connection to a switch of its host; each sends and
-receives at the same time at the link's bandwidth. Ranks of a host share its card.
+Every host has a network card, and every device a connection to a switch of its host. Both send and
+receive at the same time, each at the bandwidth of the link. Ranks of a host share its card.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ class ClusterNetwork:
     """Hosts and the links inside and between them.
 
     Args:
-        hosts: host of each rank, by number from 0.
-        inside: link between two devices of each host.
-        between: link of each host to all others.
+        hosts: number of each rank's host, from 0.
+        inside: link between two devices of a host, by host.
+        between: link between two hosts.
     """
 
     hosts: tuple[int, ...]
     inside: tuple[Link, ...]
     between: Link = field(default=INSTANT)
     bytes_per_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """Speeds of ports: two of each rank inside its host, sending first, then two of each host."""
+    """Speeds of ports: two for each rank inside its host, sending and receiving, then two for each
+    host.
+    """
 
     def __post_init__(self) -> None:
         own = [self.inside[host].bytes_per_s for host in self.hosts for _ in range(2)]
@@ -45,17 +47,22 @@ class ClusterNetwork:
 
     @classmethod
     def flat(cls, num_ranks: int, link: Link = INSTANT) -> ClusterNetwork:
-        """Ranks of one host, with the same link between any two of them."""
+        """The network of ranks of one host, with the same link between any two of them."""
         return cls(hosts=(0,) * num_ranks, inside=(link,))
 
     @classmethod
     def of(cls, inventory: Inventory, plan: Plan) -> ClusterNetwork:
-        """The links of an inventory."""
+        """The network of the devices of ``plan``, with the links of ``inventory``.
+
+        Raises:
+            PlanError: a device of the plan is not on any host of the inventory.
+            HardwareError: a link that the plan needs has no bandwidth.
+        """
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
         devices = [device for stage in plan.stages for device in stage.devices]
         if strange := [device for device in devices if device.split("/")[0] not in names]:
             raise PlanError(
-                f"the plan's {strange[0]} is on no host of the hardware ({', '.join(names)})",
+                f"the plan's {strange[0]} is not on any host of the hardware ({', '.join(names)})",
                 remedy="choose the hardware that the plan was made for, or search for a new one",
             )
         hosts = tuple(names[device.split("/")[0]] for device in devices)
@@ -97,13 +104,13 @@ Algorithm = Literal["ring", "direct", "chain", "ordered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
-    """How a rank hands messages over. Every pair of ranks has a queue for each direction's cargo.
+    """How a rank sends messages: each pair of ranks has a queue for each direction and kind.
 
     Args:
-        outbox: most messages that wait beside the one on its way before the sender waits; 0: the
-            sender waits until its message has come; None: no limit.
-        inbox: most messages that lie at the receiver before it takes them; 0: a message begins its
-            way when the receiver waits for it; None: no limit.
+        outbox: most messages that wait in addition to the one on its way before the sender waits;
+            0: the sender waits until its message has come; None: no limit.
+        inbox: most messages that have come but are not taken yet; 0: a message sets out when the
+            receiver waits for it; None: no limit.
     """
 
     outbox: int | None = None
@@ -113,17 +120,17 @@ class Sends:
         for name in ("outbox", "inbox"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ConfigError(
-                    f"{name}={value} messages",
-                    remedy="give a number from 0 on, or null for no limit",
+                    f"{name}={value} is not a number of messages",
+                    remedy="give a number of at least 0, or null for no limit",
                 )
 
 
 AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
-"""A message begins its way when the receiver has taken the one before it; senders never wait."""
+"""A message sets out when the receiver has taken the one before it; senders never wait."""
 
 
 class Leg(NamedTuple):
-    """A part of a sum that moves at the same time as others."""
+    """A transfer of a sum, which takes place at the same time as others."""
 
     ports: tuple[int, ...]
     num_bytes: float
@@ -132,14 +139,13 @@ class Leg(NamedTuple):
 def reduction_legs(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float, algorithm: Algorithm
 ) -> tuple[list[list[Leg]], float]:
-    """Transfers of a sum over ranks: phases one after another, and the seconds of latency in all.
+    """The transfers of a sum over ranks in phases, one after another, and the total latency in s.
 
-    ``ring`` (Patarasuk and Yuan, 2009; gloo's and NCCL's for large vectors): every rank sends
-    2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: every rank sends an
-    m-th to each other one, adds what it got, and sends the sum to each other one. ``chain``: every
-    two neighbours send each other the vector at the same time, in chunks that follow one another.
-    ``ordered``: as the replicas of the pipeline do, ``chain`` or ``direct`` by their hosts and the
-    vector's size.
+    With m ranks, ``ring`` (Patarasuk and Yuan, 2009; gloo and NCCL use it for large vectors): each
+    rank sends 2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: each rank
+    sends an m-th to each other rank, sums the parts that it receives, and sends the sum to each
+    other rank. ``chain``: neighbours send each other the vector in chunks that follow one another.
+    ``ordered``: ``chain`` or ``direct`` as hosts and size determine, as replicas of a pipeline sum.
     """
     m = len(ranks)
     if m == 1 or not num_bytes:
@@ -163,14 +169,14 @@ def reduction_legs(
 def _direct(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """Parts to the ranks that add them up, then sums to all; one leg for equal ports."""
+    """Parts to the ranks that sum them, then sums to all; one leg for equal ports."""
     by_host: dict[int, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(network.hosts[rank], []).append(rank)
     parts: Counter[tuple[int, ...]] = Counter()
     for here, mine in by_host.items():
         for a, b in zip(mine, [*mine[1:], mine[0]], strict=True) if len(mine) > 1 else ():
-            parts[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b gets
+            parts[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b receives
         for there, others in by_host.items():
             if here != there:
                 parts[network.ports(mine[0], others[0])] += len(mine) * len(others)
@@ -184,7 +190,7 @@ def _direct(
 def _chain(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """All neighbours at once, for the time of the busiest port and of one chunk elsewhere."""
+    """All neighbours at once; the time of one chunk on the other ports counts as latency."""
     hops = [hop for pair in pairwise(ranks) for hop in (pair, pair[::-1])]
     legs = [Leg(network.ports(*hop), num_bytes) for hop in hops]
     speeds = network.bytes_per_s

@@ -1,5 +1,5 @@
-"""The next action of a rank and its end; updates copy weights first if these are still needed, as
-in :mod:`sparsepipe.runtime.weights`.
+"""Ranks, which run one action after another; an update copies the weights first if they are still
+needed, as in :mod:`sparsepipe.runtime.weights`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from sparsepipe.simulate.sums import Sums
 
 
 class WeightsInUse:
-    """Minibatches that went forward with the newest weights of one rank.
+    """Tracks which minibatches have gone forward with a rank's newest weights and not yet backward:
+    while there are any, an update copies the weights first.
 
     Attributes:
-        kept: versions that stay for minibatches that are still to come.
+        kept: number of older versions that are kept for minibatches to come.
     """
 
     def __init__(self) -> None:
@@ -25,11 +26,11 @@ class WeightsInUse:
 
     @property
     def in_use(self) -> bool:
-        """Whether an update now would change what is still needed."""
+        """Whether an update now would change weights that are still needed."""
         return bool(self._users)
 
     def see(self, action: Action) -> None:
-        """Notes the rank's next action."""
+        """Takes the rank's next action into account."""
         if action.kind == "U":
             self._users.clear()
         elif action.kind == "F":
@@ -39,9 +40,9 @@ class WeightsInUse:
 
 
 class OlderWeightsInUse(WeightsInUse):
-    """Weights in use under vertical sync, where minibatches use older weights.
+    """Tracks weights in use under vertical sync, where minibatches use older weights.
 
-    A version stays until no later minibatch will need it; before the drain a rank assumes that
+    A version is kept until no later minibatch will need it; before the drain, a rank assumes that
     another minibatch comes.
     """
 
@@ -50,14 +51,14 @@ class OlderWeightsInUse(WeightsInUse):
         stage = plan.stage_of(rank)
         self._plan, self._replicas = plan, plan.replicas(stage)
         self._warmup = plan.warmup(stage)
-        self._newest = 0  # version, as the next one is
-        self._requested = 0  # version that the next minibatch will need
+        self._newest = 0  # number of the newest version
+        self._requested = 0  # number of the version that the next minibatch will need
         self._forwards = 0
         self._has_fed = False  # a forward ran after the last update
 
     @property
     def in_use(self) -> bool:
-        # Each update but those of the drain follows a forward, once all forwards ahead have run.
+        # Once all forwards ahead have run, each update follows a forward, except in the drain.
         drains = not self._has_fed or self._forwards <= self._warmup
         return bool(self._users) or (self._requested <= self._newest and not drains)
 
@@ -80,25 +81,27 @@ class OlderWeightsInUse(WeightsInUse):
 
 
 class Rank:
-    """A rank, and its next action or the one under way.
+    """A rank with its next action, or the one under way.
 
-    A rank that begins with an update has no part of any minibatch, in a schedule with more replicas
-    than microbatches: it only takes part in sums.
+    A rank whose first action is an update has no part of any minibatch, since its stage has more
+    replicas than there are microbatches: it only takes part in sums.
 
     Args:
-        seconds: seconds of its actions by their kinds.
+        number: number of the rank.
+        actions: the rank's actions in order.
+        seconds: seconds of an action, by kind.
         copy_s: seconds of a copy of the weights, which an update makes if they are in use.
         weights: the weights in use; None: updates never copy.
-        sums: sums of its stage; None: the stage has one replica.
-        spans: list to which its actions are added; None: they are not recorded.
-        updates: called with each update as it begins.
+        sums: sums of its stage; None: the stage has nothing to sum.
+        spans: list to which spans of actions are added; None: no record.
+        updates: called with each update when it begins; None: no call.
         returned: called with each minibatch that is back from all stages.
 
     Attributes:
-        action: the next one or the one under way; None: nothing is left to do.
-        end_s: when the action under way ends, if any is.
+        action: the next action or the one under way; None: no action is left.
+        end_s: when the action under way ends; None: none is under way.
         since_s: when the action under way began, or the last one ended.
-        busy_s: seconds of all actions before that.
+        busy_s: seconds of all finished actions.
     """
 
     def __init__(
@@ -121,8 +124,8 @@ class Rank:
         self._messages, self._sums, self._spans = messages, sums, spans
         self._updates, self._returned = updates, returned
         self._todo = iter(actions)
-        self._sent: MessageQueue | None = None  # on which it sent last
-        self._takes_s = 0.0  # the action under way
+        self._sent: MessageQueue | None = None  # the queue of its last message
+        self._takes_s = 0.0  # seconds of the action under way
         first = next(self._todo, None)
         has_part = first is not None and (first.kind != "U" or sums is not None)
         self.action = first if has_part else None
@@ -131,15 +134,15 @@ class Rank:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Whether it computes, whether it waits until its last message leaves, and the number of
-        weight versions that stay for later minibatches.
+        """Whether the rank computes, whether it waits until its last message leaves, and how many
+        weight versions it keeps for later minibatches.
         """
         is_held_up = self._sent is not None and self._sent.is_full
         kept = 0 if self._weights is None else self._weights.kept
         return self.end_s is not None, is_held_up, kept
 
     def go_on(self) -> None:
-        """Begins the next action if it may; else something wakes the rank later."""
+        """Begins the next action if it can; otherwise the rank is woken later."""
         while (action := self.action) is not None and self.end_s is None:
             if self._sent is not None and self._sent.is_full:
                 return

@@ -1,5 +1,5 @@
-"""A workload under one of the schedules, by its name; and the pace of a long run, which is
-simulated until it repeats itself.
+"""Simulations of a workload under a schedule given by name, and the pace of long runs, which are
+simulated until they repeat themselves.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 
 Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
-"""Generator of a rank's actions."""
+"""Function of a plan, a rank and the supply of minibatches that generates the rank's actions."""
 
 _LEAST = 1000
 """Least number of minibatches of a long run."""
 
 _ROUNDS = 8
-"""Least number of minibatches of a long run for each rank, and of its periods where these are
-short: runs that repeat do so within 5.8 periods in benchmarks/simulate.py."""
+"""Least number of minibatches of a long run for each rank, and of periods if these are short: runs
+that repeat themselves do so within 5.8 periods in benchmarks/simulate.py."""
 
 _LONG_PERIOD = 4
-"""Minibatches for each rank in a period from which on nobody waits for its end."""
+"""Most minibatches for each rank in a period that counts as short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class Pace:
 
     Attributes:
         minibatches: number of minibatches of the run.
-        total_s: seconds from its beginning to the end of its last action.
+        total_s: seconds from the beginning of the run to the end of its last action.
         minibatch_s: mean seconds of a minibatch once the pipeline is full, in a long run.
-        busy: share of the time in which each rank computes, in a long run.
+        busy: share of the time in which each rank computes in a long run, by rank.
         simulated: number of simulated minibatches.
     """
 
@@ -68,10 +68,10 @@ def pace(
 ) -> Pace:
     """How fast a plan runs under a schedule, by default the asynchronous one.
 
-    The run is simulated until it has the state of a cycle before (:mod:`.cycles`); whole cycles are
-    then left out, and its end is simulated. Where no cycle is found in a short run, a longer one
-    gives the pace of a full pipeline. With ``splits`` minibatches are split over the replicas of a
-    stage; else replicas take turns.
+    The run is simulated until its state recurs (:class:`.engine.CycleDetector`); whole cycles are
+    then left out, and its end is simulated. If a short run has no cycle, a longer one gives the
+    pace of a full pipeline. With ``splits``, minibatches are split into microbatches; otherwise
+    the replicas of a stage take minibatches in turn.
     """
     plan = workload.plan
     period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
@@ -104,20 +104,20 @@ def pace(
 
 
 def _measured(record: Record, *, splits: bool) -> Cycle:
-    """The pace of a long run without a cycle: the slope of the line nearest to the returns of its
-    minibatches, over whole rounds of the first stage while the pipeline is full.
+    """The pace of a long run without a cycle: the slope of the regression line through the returns
+    of its minibatches, over whole rounds of the first stage while the pipeline is full.
     """
     plan, count = record.plan, len(record.returns_s)
     readers = 1 if splits else plan.replicas(0)
     first = count // 3 // readers * readers
     last = (count - 2 * plan.num_ranks) // readers * readers
-    # Since when each minibatch and all before it are back: what the next of its round may wait for.
+    # When each minibatch and all before it are back: the next of its round may wait for that.
     back_s = list(accumulate(record.returns_s, max))[first:last]
     minibatch_s = linear_regression(range(first, last), back_s).slope
     busy = []
     for rank, busy_s in enumerate(record.busy_s):
         stage, replica = plan.stage_of(rank), plan.replica_of(rank)
-        # Minibatches for each of which this rank has computed something.
+        # The number of minibatches of which this rank has computed something.
         share = 1 if splits else plan.replicas(stage)
         computed = count if splits else len(range(replica, count, share))
         each_s = busy_s / computed / share
@@ -127,7 +127,7 @@ def _measured(record: Record, *, splits: bool) -> Cycle:
 
 
 MICROBATCHES = 4
-"""Into how many parts a schedule splits minibatches by default."""
+"""Default number of microbatches of a minibatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,8 @@ class Recipe:
     """How a schedule is made.
 
     Args:
-        order: generator of a rank's actions; its last argument is the number of microbatches.
+        order: function that generates a rank's actions from the plan, the rank, the supply of
+            minibatches and the number of microbatches.
         splits: whether minibatches are split into microbatches.
     """
 
@@ -155,12 +156,13 @@ class Simulation:
     """A workload, its schedule, and the network.
 
     Args:
-        workload: the plan and its costs, for each microbatch if the schedule has some.
+        workload: the plan and its costs, per microbatch if the schedule splits minibatches.
         setting: how ranks communicate.
         recipe: the schedule.
-        microbatches: T, into which each minibatch is split; 1 for schedules without microbatches.
-        batches: batches that are a minibatch together: where minibatches are split, one of each
-            device of the first stage.
+        microbatches: T, the number of microbatches of a minibatch; 1 if the schedule does not
+            split minibatches.
+        batches: number of batches that make a minibatch: one of each device of the first stage if
+            minibatches are split, otherwise 1.
     """
 
     workload: Workload
@@ -179,17 +181,17 @@ class Simulation:
         microbatches: int | None = None,
         option: str = "microbatches",
     ) -> Simulation:
-        """A simulation of a schedule by its name.
+        """A simulation of the schedule of that name.
 
         A microbatch counts with its share of a minibatch's time and bytes; real ones take more.
-        Each of the first stage's devices reads a batch, and all of these are one minibatch.
+        If minibatches are split, the batches of all devices of the first stage are one minibatch.
 
         Args:
-            workload: the plan and its costs, for each batch that a device of the first stage reads.
+            workload: the plan and its costs per batch that a device of the first stage reads.
             setting: how ranks communicate.
-            schedule: one of :data:`SCHEDULES`, or the dotted path of a synchronous one, see
+            schedule: one of :data:`SCHEDULES`, or the dotted path of a synchronous schedule, as in
                 :func:`~sparsepipe.schedule.order_by_name`.
-            microbatches: T; None: :data:`MICROBATCHES` if the schedule has some.
+            microbatches: T; None: :data:`MICROBATCHES` if the schedule splits minibatches.
             option: name of the setting for T in error messages.
         """
         found = by_name(schedule, SCHEDULES, kind="schedule")
@@ -200,8 +202,8 @@ class Simulation:
         if not recipe.splits:
             if microbatches is not None:
                 raise ConfigError(
-                    f"{option}={microbatches} with the schedule {schedule}, which does not split "
-                    "minibatches",
+                    f"{option}={microbatches} does not suit the schedule {schedule}, which does "
+                    "not split minibatches",
                     remedy=f"leave {option} out, or choose gpipe, 1f1b or eager_1f1b",
                 )
             return cls(workload=workload, setting=setting, recipe=recipe, microbatches=1)
@@ -224,25 +226,25 @@ class Simulation:
 
     @property
     def sizes(self) -> list[float] | None:
-        """Sizes of a minibatch's microbatches over their mean; None: all are equal."""
+        """Sizes of a minibatch's microbatches relative to their mean; None: all are equal."""
         if self.microbatches % self.batches == 0:
             return None
         share = self.batches / self.microbatches
         return [size / share for size in sizes_of(self.microbatches, self.batches)]
 
     def record(self, minibatches: int) -> Record:
-        """Runs a number of minibatches, and records everything."""
+        """Runs so many minibatches and records everything."""
         plan = self.workload.plan
         orders = (tuple(self.order(rank, minibatches)) for rank in range(plan.num_ranks))
         return simulate(Schedule(plan, tuple(orders)), self.workload, self.setting)
 
     def order(self, rank: int, minibatches: int) -> Iterable[Action]:
-        """A rank's actions in a run of a number of minibatches."""
+        """A rank's actions in a run of so many minibatches."""
         supply = MinibatchSupply(minibatches)
         return self.recipe.order(self.workload.plan, rank, supply, self.microbatches)
 
     def pace(self, minibatches: int) -> Pace:
-        """The pace of a run of a number of minibatches."""
+        """The pace of a run of so many minibatches."""
         return pace(
             self.workload,
             minibatches,

@@ -1,4 +1,4 @@
-"""Sums of gradients over a stage's replicas: whole, or in buckets during the backward."""
+"""Sums of gradients over a stage's replicas, in one part or in buckets during the backward."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
 
 
 class Sums:
-    """Sums of one stage, one after another: a part begins when all replicas have come to it.
+    """The sums of one stage, one after another; a part begins when all replicas have reached it.
 
     Args:
-        bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
-        spans: list to which sums that are over are added; None: they are not recorded.
+        ranks: ranks of the stage.
+        algorithm: how replicas sum.
+        bucket_bytes: size of a part, as in :func:`buckets`; None: one part before the update.
+        spans: list to which spans of finished parts are added; None: no record.
         wake: called with a rank whose update may begin.
     """
 
@@ -62,8 +64,8 @@ class Sums:
                 raise PlanError(
                     "sums that overlap with the backward need the bytes and the seconds of each "
                     "layer",
-                    remedy="give layers_parameter_bytes, and layers_backward_s of each replica; or "
-                    "no bucket_bytes, for sums after the backward",
+                    remedy="give layers_parameter_bytes and, for each replica, layers_backward_s; "
+                    "or leave bucket_bytes out to sum after the backward",
                 )
             parts = buckets(layers_bytes, bucket_bytes)
             self._sizes = [size for _, size in parts]
@@ -76,28 +78,28 @@ class Sums:
             route, done = flows.route, self._moved
             self._legs.append([[route(*leg, done=done) for leg in legs] for legs in phases])
             self._latencies_s.append(latency_s)
-        # Of rounds that are not over: who has come, and when the last of them comes to each part.
+        # By unfinished round: replicas that have come, and when the last one reaches each part.
         self._coming: dict[int, tuple[set[int], list[float]]] = {}
         self._round = 0  # under way
-        self._part = 0  # the same
+        self._part = 0  # of that round
         self._moving = False
-        self._began_s = 0.0  # when what moves began to
-        self._phase = 0  # of what moves; after the last one only the latency is left
+        self._began_s = 0.0  # when the part under way began
+        self._phase = 0  # of the part under way; after the last phase only the latency is left
         self._left = 0  # legs of that phase that are under way
         self._due_s = 0.0  # when the latency is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
-        """Tells that a replica begins a backward, whose gradients come one after another."""
+        """Takes note that a replica begins a backward, whose gradients come one after another."""
         if self._early is not None:
             begins_s = self._events.now_s
             after_s = self._early[rank - self._ranks.start]
             self._come(rank, minibatch // len(self._ranks), [begins_s + s for s in after_s])
 
     def reached(self, rank: int, number: int) -> bool:
-        """Whether the sum for an update is done; else the replica is woken later."""
+        """Whether the sum of round ``number`` is done; otherwise the replica is woken later."""
         if number < self._round:
             return True
-        # Also without a minibatch in the last round.
+        # A replica without a minibatch in the last round takes part as well.
         self._come(rank, number, [self._events.now_s] * len(self._sizes))
         return False
 
@@ -109,7 +111,7 @@ class Sums:
             self._begin_part()
 
     def _begin_part(self) -> None:
-        """Begins the next part, if all replicas have come to it; or when they will have."""
+        """Begins the next part once all replicas have reached it."""
         ranks, last_s = self._coming.get(self._round, (set(), []))
         if self._moving or len(ranks) < len(self._ranks):
             return
@@ -150,8 +152,10 @@ class Sums:
         self._begin_part()
 
     def state(self, first: int) -> tuple[tuple[object, ...], list[float]]:
-        """Which replicas have come to which sum, by rounds counted from ``first``, and when
-        transfers under way will end. The end of a backward determines when its gradients arrive.
+        """Which replicas have reached which sum, with rounds counted from ``first``, and when the
+        transfers under way will end.
+
+        When gradients of a backward under way are complete follows from its end.
         """
         coming = [(n - first, tuple(sorted(ranks))) for n, (ranks, _) in self._coming.items()]
         place = (self._round - first, self._part, self._moving, tuple(sorted(coming)))

@@ -1,8 +1,9 @@
 """Spans as a trace file that Chrome's tracing page and Perfetto open.
 
-The Trace Event Format, JSON: a process for each rank, with a thread for what it computes, one
-for each line on which it sends and one for the rest of its time, a process for each stage's sums,
-and an arrow from each message to the action that takes it. No two slices of a thread overlap.
+The file is JSON in the Trace Event Format. It has a process for each rank, with threads for what
+the rank computes, for each queue in which it sends, and for the rest of its time; a process for the
+sums of each stage; and an arrow from each message to the action that takes it. Slices of a thread
+do not overlap.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _CATEGORIES = {**ACTIONS, "sum": "all-reduce"}
 
 
 class _TraceEvents:
-    """Events of a trace; processes and threads get their names as they are first used."""
+    """Events of a trace; a process or thread gets its name when it is first used."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.threads: dict[int, dict[str, int]] = defaultdict(dict)  # of each process, by name
+        self.threads: dict[int, dict[str, int]] = defaultdict(dict)  # numbers by name, by process
 
     def name(self, what: str, process: int, thread: int, text: str, place: int) -> None:
         at = {"ph": "M", "pid": process, "tid": thread}
@@ -42,7 +43,7 @@ class _TraceEvents:
     def add(
         self, span: Span, process: int, thread: str, title: str, **details: Any
     ) -> dict[str, Any]:
-        """Adds a slice; returns its place and time, for arrows."""
+        """Adds a slice and returns its process, thread and time, for arrows."""
         at = {"pid": process, "tid": self.thread_of(process, thread), "ts": span.start * _MICRO}
         named = {"ph": "X", "name": title, "cat": _CATEGORIES.get(span.kind, span.kind)}
         lasts = (span.end - span.start) * _MICRO
@@ -57,13 +58,13 @@ def trace_text(
     memory: Sequence[Sequence[Level]] = (),
     kind: str = "simulated",
 ) -> str:
-    """A trace file.
+    """The text of a trace file.
 
     Args:
         plan: the stages and their ranks.
-        spans: what ranks do, in seconds.
-        memory: bytes of each rank over time.
-        kind: how the times came about.
+        spans: what ranks do, with times in seconds.
+        memory: levels of memory over time, by rank.
+        kind: how times were obtained, such as ``simulated`` or ``measured``.
     """
     found = _TraceEvents()
     for rank in range(plan.num_ranks):
@@ -73,7 +74,7 @@ def trace_text(
         found.thread_of(rank, "computes")
     spans = list(spans)
     begins: dict[tuple[int, str, int | None, int | None], dict[str, Any]] = {}
-    for span in spans:  # before messages: an arrow leads into the slice that has begun at its time
+    for span in spans:  # before messages, whose arrows end at slices of actions
         if span.is_action:
             at = found.add(span, span.rank, "computes", span.label, number=span.number)
             begins[span.rank, span.kind, span.number, span.microbatch] = at

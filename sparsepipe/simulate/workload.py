@@ -1,4 +1,4 @@
-"""Seconds that a plan's ranks compute and bytes that they send, for each minibatch."""
+"""Seconds that a plan's ranks compute and bytes that they send for each minibatch."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class StageCosts:
         forward_s: seconds of a forward on each rank.
         backward_s: seconds of a backward on each rank.
         update_s: seconds of an update on the slowest rank.
-        copy_s: seconds of a copy of all its weights on the slowest rank, which an update makes
-            first if they are still needed.
-        output_bytes: size of the activation that it sends to the next stage.
-        gradient_bytes: size of the gradient that comes back from there.
-        parameter_bytes: size of its parameters, whose gradients its replicas sum.
-        layers_backward_s: for each rank, seconds of each layer's backward, last layer first; for
-            sums that begin before the backward ends.
+        copy_s: seconds of a copy of all weights on the slowest rank, which an update makes first if
+            they are still needed.
+        output_bytes: size of the activation that the stage sends to the next one.
+        gradient_bytes: size of the gradient that the next stage sends back.
+        parameter_bytes: size of the stage's parameters, whose gradients its replicas sum.
+        layers_backward_s: for each rank, seconds of each layer's backward, last layer first; used
+            by sums that begin before the backward ends.
         layers_parameter_bytes: size of each layer's parameters, last layer first.
         stored_bytes: bytes that a minibatch keeps from its forward to its backward.
-        recomputed_bytes: additional bytes of one minibatch at a time whose layers are recomputed.
+        recomputed_bytes: additional bytes while the layers of a minibatch are recomputed, one
+            minibatch at a time.
     """
 
     forward_s: tuple[float, ...]
@@ -58,8 +59,9 @@ class Workload:
     Args:
         plan: the stages and their ranks.
         stages: costs of each stage.
-        vertical_sync: all stages use weights that include the same minibatches, and keep older
-            ones for that; else weights are kept for the minibatches that went forward with them.
+        vertical_sync: whether all stages use weights that include the same minibatches and keep
+            older ones for that; otherwise weights are kept for minibatches that went forward with
+            them.
     """
 
     plan: Plan
@@ -83,7 +85,7 @@ class Workload:
         output_bytes: float = 0.0,
         parameter_bytes: float = 0.0,
     ) -> Workload:
-        """Stages that are alike, but for how many times longer each takes by ``scale``."""
+        """A workload of equal stages, except that stage k takes ``scale[k]`` times as long."""
         factors = [1.0] * plan.num_stages if scale is None else scale
         stages = tuple(
             StageCosts(
@@ -99,20 +101,24 @@ class Workload:
 
     @classmethod
     def of(cls, plan: Plan, profiles: Mapping[str, Profile], *, mode: str = "stash") -> Workload:
-        """The costs of a plan, a chain of layers, by the profiles of its devices' models.
+        """The workload of a plan for a chain of layers, from profiles by device model.
 
-        Seconds are those of each rank's own device; bytes of layers are the most of any device of
-        the plan, as for partitioners; updates, copies of weights (in the modes ``stash`` and
-        ``vertical_sync``), and loading, which is part of the first stage's forwards, count where
-        all profiles have them. The gradient across a cut counts as large as the activation, though
-        a sparse activation's coordinates do not come back.
+        Seconds are those of each rank's own device; bytes of layers are the largest of any device
+        of the plan, as for partitioners. Updates, copies of weights (in the modes ``stash`` and
+        ``vertical_sync``) and loading, which is part of the first stage's forwards, count if all
+        profiles have them. The gradient across a cut counts as large as the activation, though a
+        sparse activation's coordinates do not come back.
+
+        Raises:
+            PlanError: the plan and the profiles differ in their number of layers.
         """
         held = [[_profile(device, profiles) for device in stage.devices] for stage in plan.stages]
         different = {id(profile): profile for each in held for profile in each}.values()
-        spans = chain_spans(list(different))  # a thousand devices are of few kinds
+        spans = chain_spans(list(different))  # a thousand devices share few profiles
         if plan.num_layers != spans.num_layers:
             raise PlanError(
-                f"the plan covers {plan.num_layers} layers, the profiles have {spans.num_layers}",
+                f"the plan covers {plan.num_layers} layers, but the profiles have "
+                f"{spans.num_layers}",
                 remedy="choose the model that the plan was made for, or search for a new plan",
             )
         updates = all(profile.update_s is not None for profile in different)
@@ -130,8 +136,9 @@ class Workload:
 
     @classmethod
     def expected(cls, plan: Plan) -> Workload | None:
-        """The times that a plan's search expected of its ranks (of a grid, its first one), if any;
-        loading is part of the first stage's forwards.
+        """The workload with the times that the plan's search expected of its ranks, if any.
+
+        A grid counts as its first rank. Loading is part of the first stage's forwards.
         """
         times = rank_times(plan)
         stages = []
@@ -149,7 +156,7 @@ class Workload:
         return cls(plan=plan.without_grids, stages=tuple(stages)) if stages else None
 
     def recomputing(self, spans: StageSpans, profiles: Mapping[str, Profile]) -> Workload:
-        """The workload with recomputed spans of layers, which prolong backwards."""
+        """The workload if spans of layers are recomputed, which makes backwards longer."""
         stages = [
             _recomputing(costs, stage, own, profiles) if own else costs
             for costs, stage, own in zip(self.stages, self.plan.stages, spans, strict=True)
@@ -157,8 +164,11 @@ class Workload:
         return replace(self, stages=tuple(stages))
 
     def split(self, microbatches: int, *, batches: int = 1) -> Workload:
-        """The workload of microbatches, each of which takes and sends its share of a minibatch of
-        ``batches`` together.
+        """The workload per microbatch, where a minibatch consists of ``batches`` batches of the
+        present workload and is cut into ``microbatches`` equal parts.
+
+        Compute times, message sizes and stored bytes are multiplied by ``batches / microbatches``;
+        the costs of updates and of copies of weights stay as they are.
         """
         share = batches / microbatches
         stages = [
@@ -191,7 +201,7 @@ def _costs(
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """The costs of a stage from its first layer to its last; ``load_s`` is by the profiles' ids."""
+    """The costs of the stage with these layers; ``load_s`` has the ``id`` of a profile as key."""
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
     forward_s = {

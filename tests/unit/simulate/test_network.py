@@ -46,5 +46,5 @@ def test_hosts_need_the_link_between_them() -> None:
 
 
 def test_a_device_must_be_of_the_inventory() -> None:
-    with pytest.raises(PlanError, match=r"c/gpu/0 is on no host of the hardware \(a, b\)"):
+    with pytest.raises(PlanError, match=r"c/gpu/0 is not on any host of the hardware \(a, b\)"):
         ClusterNetwork.of(inventory(None, None), placed("a0", "c0"))

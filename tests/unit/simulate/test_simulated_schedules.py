@@ -86,7 +86,7 @@ def test_time_that_a_microbatch_spends_on_messages(
     ("settings", "message", "remedy"),
     [
         ({"schedule": "gpip"}, "unknown schedule 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
-        ({"schedule": "naive", "microbatches": 1}, "=1 with the schedule naive", "leave"),
+        ({"schedule": "naive", "microbatches": 1}, "=1 does not suit the schedule naive", "leave"),
     ],
 )
 def test_impossible_settings_are_refused(
@@ -182,5 +182,5 @@ def test_profiles_must_be_of_the_plan() -> None:
         Workload.of(MIXED, {"fast": FAST})
     assert "task=profile" in caught.value.remedy
     short = Profile(layers=FAST.layers[:2])
-    with pytest.raises(PlanError, match="covers 3 layers, the profiles have 2"):
+    with pytest.raises(PlanError, match="covers 3 layers, but the profiles have 2"):
         Workload.of(MIXED, {"fast": short, "slow": short})

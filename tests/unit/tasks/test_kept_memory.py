@@ -266,7 +266,7 @@ def test_without_a_profile_of_its_batches_there_are_no_kept_bytes(
 @pytest.mark.parametrize(
     ("strategy", "known", "why"),
     [
-        ("pipeline", counted(layers=3), "the plan covers 4 layers, the profiles have 3"),
+        ("pipeline", counted(layers=3), "the plan covers 4 layers, but the profiles have 3"),
         ("single", counted(model_settings={"width": 5}), "is a profile of mlp with width=5"),
         ("single", None, "none.json"),
     ],
