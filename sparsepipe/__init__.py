@@ -11,11 +11,11 @@ __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """``load`` is imported on first use, since it needs torch, which takes seconds to import."""
+    """Imports ``load`` on first use, since it needs torch, which takes seconds to import."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("sparsepipe.runs.model").load
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})  # which notebooks complete names from
+    return sorted({*globals(), *__all__})  # from which notebooks complete names

@@ -44,14 +44,14 @@ which are not for a laptop.
 
 @dataclass(slots=True)
 class _ExitState:
-    """Errors and exit code of the command, reported when Hydra is done."""
+    """Exit code of the command, known when Hydra is done."""
 
     errors: list[SparsePipeError] = field(default_factory=list)
     exit_code: int = 0
 
 
 def main() -> None:
-    """Composes the configuration and runs its task; see ``sparsepipe --help``."""
+    """Composes the configuration and runs its task (``sparsepipe --help``)."""
     arguments = given = sys.argv[1:]
     if "--version" in arguments:
         python, torch = platform.python_version(), importlib.metadata.version("torch")
@@ -68,8 +68,8 @@ def main() -> None:
         if not arguments:
             arguments = list(FIRST)
             log.info(
-                "without settings this trains sparsepipe %s, minutes on two cores; "
-                "sparsepipe --help lists groups and options",
+                "without arguments, the command trains sparsepipe %s, which takes minutes on two "
+                "cores; sparsepipe --help lists groups and options",
                 " ".join(arguments),
             )
         groups = [group.name for group in groups_in(compose.own_directories(arguments))]
@@ -108,11 +108,11 @@ def _hydra_main(state: _ExitState) -> None:
 
 
 def _job(config: DictConfig, state: _ExitState) -> str | None:
-    """Runs one job; its errors are kept, so that a sweep goes on with the next.
+    """Runs one job and reports its errors, so that a sweep goes on with the next.
 
     Returns:
-        The run's directory, worth its objective for sweepers that search; None where the job
-        failed.
+        The run's directory, which sweepers that search can also read as the objective's value;
+        None where the job failed or only printed its configuration.
     """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
@@ -124,7 +124,7 @@ def _job(config: DictConfig, state: _ExitState) -> str | None:
                 if _is_first_rank():
                     print(printed, flush=True)
                 return None
-            else:  # checked before what runs a job is imported: that takes seconds
+            else:  # checked before the import below, which takes seconds
                 spec = compose.resolve(config)
             from sparsepipe.launch.job import Stopped, run_job
         try:
@@ -141,16 +141,16 @@ def _job(config: DictConfig, state: _ExitState) -> str | None:
     except Exception:
         if not sweep:
             raise
-        traceback.print_exc()  # the jobs before and after it count all the same
+        traceback.print_exc()  # the sweep's other jobs count nevertheless
         state.exit_code = state.exit_code or 1
     return None
 
 
 def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
-    """Runs a job of a sweep that another launcher than ours has come to; a record is left of it."""
-    logs.configure()  # it may be another process than the sweep's
+    """Runs and records a job of a sweep that a launcher other than SparsePipe's has started."""
+    logs.configure()  # the process may not be the sweep's
     overrides = hydra_config.overrides.task
-    words = (str(word).lstrip("+") for word in overrides)  # as they were given
+    words = (str(word).lstrip("+") for word in overrides)  # as the user gave them
     log.info("job %d: %s", hydra_config.job.num + 1, " ".join(words))
     job = SweptJob(
         number=int(hydra_config.job.num),
@@ -170,9 +170,7 @@ def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
 
 
 def _report(error: SparsePipeError, state: _ExitState) -> None:
-    """Prints an error, of all ranks under torchrun once: they meet the same ones, but for those
-    that name a rank.
-    """
+    """Prints an error; under torchrun, one that all ranks meet is printed only once."""
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
     message = f"error: {ranks}{error}"
     state.exit_code = state.exit_code or error.exit_code
@@ -180,8 +178,8 @@ def _report(error: SparsePipeError, state: _ExitState) -> None:
         from sparsepipe.launch.job import first_to_report
         from sparsepipe.runs.signals import ignore
 
-        # The agent ends all ranks as soon as one has ended: before it checks whether it is the
-        # first, this one ignores that signal, since the others leave the report to it and end.
+        # The agent ends all ranks as soon as one has ended. Ranks that are not the first to report
+        # end at once, so this one ignores the agent's signal before it checks whether it is first.
         ignore(signal.SIGTERM)
         if not (ranks or first_to_report(message)):
             return

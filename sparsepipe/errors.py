@@ -13,7 +13,7 @@ REMEDY = "\n  remedy: "
 
 
 class SparsePipeError(Exception):
-    """Base of all errors raised for something the user can mend.
+    """Base class of errors that the user can mend.
 
     Args:
         message: what is wrong, with the offending value.
@@ -21,7 +21,7 @@ class SparsePipeError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
-    """Status with which the command line leaves when this error ends a run."""
+    """Exit status of the command when this error ends a run."""
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(message, remedy)
@@ -54,17 +54,17 @@ class DataError(SparsePipeError):
 
 
 class NoRunsError(DataError):
-    """There is no finished run of what is asked for, which need not be wrong."""
+    """No run of what is asked for has finished, which is not always a mistake."""
 
 
 class CoordinateError(SparsePipeError, ValueError):
-    """Voxel coordinates outside what a sparse tensor can hold."""
+    """Voxel coordinates outside the range of a sparse tensor."""
 
     exit_code = 3
 
 
 class HardwareError(SparsePipeError):
-    """A demand the chosen hardware inventory cannot meet."""
+    """A demand that the chosen hardware inventory cannot meet, or an invalid inventory."""
 
     exit_code = 4
 
@@ -80,7 +80,7 @@ class OutputError(SparsePipeError):
 
 
 class BackendError(SparsePipeError):
-    """A sparse backend that is missing or cannot do what was asked of it."""
+    """A sparse backend that is missing or cannot do what it is asked to."""
 
     exit_code = 6
 
@@ -89,7 +89,7 @@ class TransportError(SparsePipeError):
     """A rank that cannot be reached or does not answer.
 
     Attributes:
-        ranks: numbers of the ranks that are missed, as far as they are known.
+        ranks: numbers of the missing ranks, as far as they are known.
     """
 
     exit_code = 7
@@ -101,7 +101,7 @@ class PlanError(ConfigError):
 
 
 class ProfileError(ConfigError):
-    """A profile that is missing, broken, or of another model than the one at hand."""
+    """A profile that is missing, broken or measured on another model or workload."""
 
 
 class ScheduleError(SparsePipeError):

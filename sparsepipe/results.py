@@ -1,7 +1,7 @@
-"""Results of finished runs: all of them as a table, and the best of them.
+"""Results of finished runs, as a table, and the best run.
 
-``load_results`` reads the runs of a directory or a ledger's file, ``gather`` writes the ledger of
-an experiment, ``best`` finds the run to go on with. docs/results.md says what the columns mean.
+``load_results`` reads the runs in a directory or a ledger file, ``gather`` writes the ledger of an
+experiment, ``best`` finds the run to go on with. docs/results.md explains the columns.
 """
 
 from sparsepipe.runs.best import BestRun, best

@@ -1,4 +1,4 @@
-"""The hardware inventory: which devices there are, on which hosts, joined by which links."""
+"""The hardware inventory: hosts, their devices and the links that join them."""
 
 from sparsepipe.cluster.inventory import Device, Host, Inventory, Link
 from sparsepipe.cluster.local import local

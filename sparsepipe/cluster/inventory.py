@@ -21,11 +21,11 @@ from sparsepipe.utils import reading
 
 Accelerator = Literal["cpu", "cuda"]
 _MOST_DEVICES = 10_000
-"""More than any cluster has that one network is trained on; searches of plans list them all."""
+"""More than any cluster on which one network is trained; a search for a plan lists them all."""
 
 
 def _amount(value: Any) -> Any:
-    """A number as it is written, also where YAML takes it for text, as it does with 12e9."""
+    """The number, even where YAML reads it as text, as it does with 12e9; None stays None."""
     number = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -58,18 +58,17 @@ _NO_OTHERS = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A number of like devices in one host.
+    """Equal devices of one host.
 
     Args:
-        name: the model, as the vendor calls it.
-        count: how many of them.
+        name: the device's model, as the vendor calls it.
+        count: number of these devices in the host.
         accelerator: ``cpu`` (one device a core) or ``cuda``.
-        memory_bytes: memory of one device; cores of a host share it evenly.
+        memory_bytes: memory of one device; the cores of a CPU share the host's evenly.
         tflops: peak in 1e12 floating-point operations a second, if known.
         memory_bytes_per_s: memory bandwidth, if known.
         profile: profile file of each model measured on this device, by model name.
-        slowdown: how many times slower than this host's processor it is made, by pausing; for
-            CPU devices.
+        slowdown: factor, at least 1, by which pauses make a CPU device slower than it is.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
@@ -86,17 +85,18 @@ class Device:
         slower = self.slowdown != 1
         if not 1 <= self.slowdown < math.inf or (slower and self.accelerator != "cpu"):
             raise HardwareError(
-                f"{self.name} has slowdown {self.slowdown:g} and accelerator {self.accelerator}",
-                remedy="give slowdown a number from 1 on, where 2 is half the speed, and only "
-                "devices with accelerator: cpu; GPUs are not made slower",
+                f"{self.name}: slowdown {self.slowdown:g} is not possible with accelerator "
+                f"{self.accelerator}",
+                remedy="give slowdown a finite number of at least 1, where 2 means half the speed, "
+                "and only to devices with accelerator: cpu",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection, in bytes per second each way.
+    """A connection with its bandwidth, in bytes per second each way, and its latency.
 
-    Partitioning leaves ``latency_s`` out: the paper's cost models and PipeDream's have none.
+    The partitioner ignores ``latency_s``, as the cost models of the paper and of PipeDream do.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
@@ -126,41 +126,43 @@ class Inventory:
         if self.num_devices > _MOST_DEVICES:
             raise HardwareError(
                 f"the inventory has {self.num_devices:,} devices, more than {_MOST_DEVICES:,}",
-                remedy="lower 'count', the number of like devices in one host, or, of the machine "
-                "at hand, hardware.cpu_devices",
+                remedy="lower 'count', the number of equal devices in one host, or "
+                "hardware.cpu_devices for the machine at hand",
             )
 
     @property
     def num_devices(self) -> int:
-        """Devices over all hosts."""
+        """Number of devices of all hosts."""
         return sum(device.count for host in self.hosts for device in host.devices)
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of device; an inventory of several kinds is refused where it is run on."""
+        """The kind of all devices; a HardwareError where they are of several kinds."""
         kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
         if len(kinds) != 1:
             raise HardwareError(
-                f"the inventory mixes {sorted(kinds) or 'no'} devices",
+                f"the inventory mixes several kinds of devices: {', '.join(sorted(kinds)) or '-'}",
                 remedy="list devices of one kind, 'cpu' or 'cuda'",
             )
         return kinds.pop()
 
     def devices_per_host(self, num_hosts: int) -> int:
-        """Devices that each of the first ``num_hosts`` hosts has.
+        """Number of devices that each of the first ``num_hosts`` hosts has at least.
 
         A single host stands for any number of its kind.
         """
         if num_hosts > len(self.hosts) > 1:
             raise HardwareError(
-                f"{num_hosts} hosts are requested, the inventory has {len(self.hosts)}",
+                f"{num_hosts} hosts are requested, but the inventory has {len(self.hosts)}",
                 remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose another "
                 "hardware",
             )
         return min(sum(d.count for d in host.devices) for host in self.hosts[:num_hosts])
 
     def require(self, count: int, *, num_hosts: int = 1) -> None:
-        """Asserts that each of the first ``num_hosts`` hosts has ``count`` devices."""
+        """Raises a HardwareError unless each of the first ``num_hosts`` hosts has at least
+        ``count`` devices; a single host stands for any number of its kind.
+        """
         available = self.devices_per_host(num_hosts)
         if count > available:
             names = ", ".join(
@@ -170,37 +172,37 @@ class Inventory:
             )
             each = " on each host" if num_hosts > 1 else ""
             raise HardwareError(
-                f"{count} devices are requested{each}, the inventory has {available} ({names})",
+                f"{count} devices are requested{each}, but the inventory has {available} ({names})",
                 remedy=f"set parallel.devices={available * num_hosts} or less, or choose "
                 "another hardware",
             )
 
     def fingerprint(self) -> str:
-        """A hash of what is computed on: equal for inventories that are interchangeable.
+        """A hash of the hardware, equal for inventories that are interchangeable.
 
-        Host names are left out, so that a run can go on on another machine of the same kind,
-        and memory counts by the GiB, since what a kernel reports differs between boots.
+        Host names are left out, so that a run can continue on another machine of the same kind.
+        Memory is rounded to GiB, since what a kernel reports differs between boots.
         """
         value = asdict(self)
         for host in value["hosts"]:
             del host["name"]
             for device in host["devices"]:
-                del device["profile"]  # where it lies; what it holds counts where it is used
+                del device["profile"]  # a path; the content counts where it is used
                 device["memory_bytes"] = round((device["memory_bytes"] or 0) / 2**30)
                 if device["slowdown"] == 1:
-                    del device["slowdown"]  # as of runs from before there was any
+                    del device["slowdown"]  # which older runs do not have
         text = json.dumps(value, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_yaml(self) -> str:
         """The inventory as YAML; :meth:`from_yaml` reads it back."""
-        plain = json.loads(json.dumps(asdict(self)))  # lists, no tuples
+        plain = json.loads(json.dumps(asdict(self)))  # lists instead of tuples
         return yaml.safe_dump(plain, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, source: str | os.PathLike[str]) -> Inventory:
-        """Reads an inventory file."""
-        remedy = "check the path, and that the file is an inventory: docs/own_cluster.md"
+        """Reads an inventory from a YAML file."""
+        remedy = "check the path, and that the file is an inventory (docs/own_cluster.md)"
         with reading.explained(Path(source), "inventory", error=HardwareError, remedy=remedy):
             return cls.from_dict(reading.parse_yaml(reading.read_text(source)))
 
@@ -215,16 +217,16 @@ class Inventory:
             raise HardwareError(
                 f"{place}: {first['msg']}", remedy="correct it as docs/own_cluster.md describes"
             ) from error
-        speeds: dict[str, float] = {}  # profiles and searches know devices by their names
+        speeds: dict[str, float] = {}  # profiles and searches identify devices by name
         for where, names in (
             ("the inventory", [host.name for host in given.hosts]),
             *((host.name, [device.name for device in host.devices]) for host in given.hosts),
         ):
             if twice := {name for name in names if names.count(name) > 1}:
                 raise HardwareError(
-                    f"{where} lists several entries of one name: {', '.join(sorted(twice))}",
-                    remedy="give each a name of its own; like devices of a host are one entry, "
-                    "with their 'count'",
+                    f"{where} has several entries with the same name: {', '.join(sorted(twice))}",
+                    remedy="give each a name of its own; equal devices of a host are one entry "
+                    "with a 'count'",
                 )
         for device in (device for host in given.hosts for device in host.devices):
             if speeds.setdefault(device.name, device.slowdown) != device.slowdown:
@@ -238,7 +240,7 @@ class Inventory:
         if not found:
             raise HardwareError(
                 "the inventory has no device",
-                remedy="list hosts with devices, one of them with a 'count' above 0",
+                remedy="list hosts with devices, at least one of them with a 'count' above 0",
             )
         return replace(given, hosts=found)
 
@@ -249,7 +251,7 @@ def _adapter() -> TypeAdapter[Inventory]:
 
 
 def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
-    """The inventory with another bandwidth between its hosts; None: with its own."""
+    """The inventory with this bandwidth between its hosts; None: with its own bandwidth."""
     if bytes_per_s is None:
         return inventory
     link = inventory.link or Link(bytes_per_s=0)
@@ -257,7 +259,7 @@ def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
 
 
 def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
-    """The inventory with a bandwidth for all links that have none; None: with its own alone."""
+    """The inventory with this bandwidth for all links that lack one; None: unchanged."""
     if bytes_per_s is None:
         return inventory
     link = Link(bytes_per_s=bytes_per_s)
@@ -266,8 +268,8 @@ def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inv
 
 
 def how_to_give_links(inventory: Inventory) -> str:
-    """A remedy that names every link without a bandwidth, so that one refusal is enough; empty
-    where all have one.
+    """A remedy that names every link without a bandwidth, so that one refusal is enough; an empty
+    text where all links have one.
     """
     several = [host for host in inventory.hosts if sum(each.count for each in host.devices) > 1]
     places = [f"host {host.name}" for host in several if host.link is None]

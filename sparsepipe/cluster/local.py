@@ -15,15 +15,15 @@ from sparsepipe.utils.host import cpu_name, memory_bytes, usable_cores
 def local(
     *, accelerator: Literal["auto", "cpu", "cuda"] = "auto", cpu_devices: Count | None = None
 ) -> Inventory:
-    """The machine this runs on: its CUDA GPUs, or its CPU with one device a core.
+    """The inventory of this machine: its CUDA GPUs, or its CPU with one device a core.
 
-    Only cores that this process may keep busy count (``taskset``, cpusets), and no more than a
-    container's quota of processor time is worth (``docker --cpus``).
+    Counts only the cores that this process may use (``taskset``, cpusets), and no more than a
+    container's CPU quota is worth (``docker --cpus``).
 
     Args:
         accelerator: ``auto`` takes the GPUs if torch sees any.
-        cpu_devices: how many devices the CPU is to count as; by default one a core. With more,
-            processes share cores, and the run's speed is not that of so many machines.
+        cpu_devices: number of devices that the CPU counts as; None: one a core. With more,
+            processes share cores, and the run is slower than on as many machines.
     """
     devices: list[Device] = []
     if accelerator != "cpu":
@@ -33,7 +33,7 @@ def local(
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             memories.setdefault(properties.name, []).append(properties.total_memory)
-        # The driver's share may differ a little between like devices: the least counts.
+        # The driver's share may differ a little between equal devices: the smallest counts.
         devices = [
             Device(name=name, count=len(each), accelerator="cuda", memory_bytes=min(each))
             for name, each in memories.items()

@@ -1,4 +1,4 @@
-"""The devices of an inventory one by one: which rank runs on which, and which GPUs they are."""
+"""Single devices of an inventory: on which one each rank runs, and which GPU that is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparsepipe.errors import HardwareError, PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One device: ``number`` counts those of a model (``name``) in their host, from 0."""
+    """One device; ``number`` counts the devices of one model (``name``) in their host, from 0."""
 
     host: str
     name: str
@@ -27,7 +27,7 @@ class Place:
 
 
 def places(inventory: Inventory) -> tuple[Place, ...]:
-    """All devices, in the inventory's order."""
+    """All devices of the inventory, in its order."""
     return tuple(place for host in inventory.hosts for place in _places_in(host))
 
 
@@ -43,9 +43,9 @@ def place_of(inventory: Inventory, text: str) -> Place:
 
 
 def device_name(text: str) -> str:
-    """The model of a device by its name in a plan file; profiles are found by it.
+    """The model of a device, by which its profile is found, from the device's name in a plan file.
 
-    Devices of a plan by hand, which are not those of an inventory, have names of one part.
+    Devices of a plan made by hand are not in an inventory: their names have one part.
     """
     return text.partition("/")[2].rpartition("/")[0] or text
 
@@ -60,26 +60,27 @@ def places_for(
 ) -> tuple[Place, ...]:
     """The device of each rank.
 
-    A plan whose devices are all in the inventory chooses them; else ranks take the devices in the
-    inventory's order, as those of a plan by hand (``rank 0`` and so on) or for another inventory.
+    Ranks take the devices that a plan names, if the inventory has all of them. Otherwise (a plan
+    made by hand, with devices ``rank 0`` and so on, or for another inventory) they take the devices
+    in the inventory's order.
 
     Args:
         inventory: the hardware, with enough devices (:meth:`Inventory.require`). A single host
             stands for any number of its kind.
-        devices: devices of a plan, one for each rank; None: without a plan.
-        ranks: number of ranks over all nodes.
-        nodes: hosts that run; without a plan each has the same number of ranks, unless all
-            devices of these hosts are in use.
-        searched: the plan was made for certain devices; in an order by chance it is another.
+        devices: names of a plan's devices, one for each rank; None: no plan.
+        ranks: number of ranks of all nodes.
+        nodes: number of hosts that run. Without a plan, each has the same number of ranks, unless
+            all devices of these hosts are in use.
+        searched: whether the plan was searched for its devices, so that others are refused.
     """
     chosen = named_places(inventory, devices or ())
-    # A single host may stand for several nodes, whose devices are called alike.
+    # A single host may stand for several nodes, whose devices have the same names.
     alike = nodes > len(inventory.hosts) and len(set(chosen or ())) < ranks
     if chosen is not None and not alike:
         if len(chosen) != ranks or len(set(chosen)) != ranks:
             raise PlanError(
                 f"the plan names {', '.join(place.text for place in chosen)} for {ranks} ranks",
-                remedy="name each device once, and one for each rank",
+                remedy="name one device for each rank, and none twice",
             )
         ranks_of_nodes(chosen, inventory, nodes=nodes)
         return chosen
@@ -88,10 +89,10 @@ def places_for(
         pairs = zip(devices, _as_called_now(inventory, devices), strict=True)
         if others := [name for name, now in pairs if "/" in name and now not in there]:
             raise PlanError(
-                f"the plan is for {', '.join(others)}, and the inventory has {', '.join(there)}",
-                remedy="choose the hardware that it was searched for, or search for a plan for "
-                "this one; with its config and cuts as parallel.plan.config and "
-                "parallel.plan.cuts, ranks take the devices in the inventory's order",
+                f"the plan is for {', '.join(others)}, but the inventory has {', '.join(there)}",
+                remedy="choose the hardware that the plan was searched for, or search for a plan "
+                "for this one; or give the plan's config and cuts as parallel.plan.config and "
+                "parallel.plan.cuts, so that ranks take the devices in the inventory's order",
             )
     hosts = inventory.hosts if len(inventory.hosts) > 1 else inventory.hosts * nodes
     found = [_places_in(host) for host in hosts[:nodes]]
@@ -100,10 +101,10 @@ def places_for(
 
 
 def named_places(inventory: Inventory, devices: Sequence[str]) -> tuple[Place, ...] | None:
-    """The devices that a plan names; None where the inventory lacks one.
+    """The devices that a plan names; None where it names none or the inventory lacks one.
 
-    A single host is the one that the plan is for, whatever it was called then: machines are
-    renamed, and a run goes on on another one of the same kind.
+    If plan and inventory have a single host each, their names need not agree: machines are renamed,
+    and a run may continue on another one of the same kind.
     """
     named = _as_called_now(inventory, devices)
     there = {place.text: place for place in places(inventory)}
@@ -124,9 +125,9 @@ def ranks_of_nodes(
 ) -> tuple[tuple[int, ...], ...]:
     """The ranks of each node, in the order of its processes.
 
-    Ranks are numbered stage after stage, and launchers number processes node after node. Nodes
-    are the hosts that have ranks, in the inventory's order; a single host stands for any number
-    of its kind.
+    Ranks are numbered stage after stage, but launchers number processes node after node. Nodes are
+    the hosts that have ranks, in the inventory's order; a single host stands for any number of its
+    kind.
     """
     if len(inventory.hosts) == 1:
         each = len(chosen) // nodes
@@ -135,10 +136,10 @@ def ranks_of_nodes(
     used = sorted({place.host for place in chosen}, key=hosts.index)
     if len(used) != nodes:
         raise PlanError(
-            f"the plan's devices lie on {len(used)} hosts ({', '.join(used)}), and "
+            f"the plan's devices are on {len(used)} hosts ({', '.join(used)}), but "
             f"parallel.num_nodes={nodes}",
-            remedy=f"start the command by torchrun on each of them, with parallel.num_nodes="
-            f"{len(used)}, or make a plan for the devices of {nodes}",
+            remedy=f"start the command with torchrun on each of them, with parallel.num_nodes="
+            f"{len(used)}, or make a plan for devices of {nodes}",
         )
     return tuple(
         tuple(rank for rank, place in enumerate(chosen) if place.host == host) for host in used
@@ -160,15 +161,15 @@ def _places_in(host: Host) -> list[Place]:
 
 
 def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> list[int]:
-    """CUDA's number of each device; the k-th of a kind is the k-th GPU of that name.
+    """CUDA's index of each device; the k-th device of a kind is the k-th GPU of that kind.
 
-    A GPU is of the kind whose name is its own, else of the longest name that it contains as whole
-    words, as ``NVIDIA GeForce RTX 2080 Ti`` does ``RTX 2080 Ti``.
+    A GPU belongs to the kind with the longest name that its own contains as whole words, as
+    ``NVIDIA GeForce RTX 2080 Ti`` contains ``RTX 2080 Ti``.
 
     Args:
         places: devices of ``host``.
         gpus: names of this machine's GPUs, in CUDA's order.
-        host: the host, whose kinds of devices have different names.
+        host: the inventory's entry for this machine.
     """
     kind_of = list[str | None]()
     for gpu in gpus:
@@ -181,20 +182,20 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
         if place.number >= len(alike):
             listed = ", ".join(f"{index}: {gpu}" for index, gpu in enumerate(gpus))
             raise HardwareError(
-                f"the inventory has {place.text}, and this machine has {len(alike)} GPUs of that "
-                f"name; its GPUs are {listed or 'none that torch finds'}",
-                remedy="choose the hardware at hand (hardware=local), or call the devices of the "
-                "inventory as these are called",
+                f"the inventory has {place.text}, but this machine has {len(alike)} GPUs of that "
+                f"name; torch finds {listed or 'no GPU'}",
+                remedy="choose the hardware at hand (hardware=local), or name the devices of the "
+                "inventory as torch names these",
             )
         found.append(alike[place.number])
     return found
 
 
 def any_alike_serve(places: Sequence[Place]) -> bool:
-    """Whether other GPUs of their kinds would serve these devices as well, as many of each.
+    """Whether any GPUs of the right kinds and numbers can serve as these devices.
 
-    Of those that a process sees, :func:`gpu_indices` takes the k-th of a kind: one that sees no
-    more than it needs has the first ones only.
+    :func:`gpu_indices` takes the k-th GPU of a kind that the process sees. A process that sees no
+    more GPUs than it needs can thus only serve as the first devices of each kind.
     """
     numbers: dict[str, set[int]] = {}
     for place in places:

@@ -1,1 +1,1 @@
-"""Profiles and links that a plan lacks are measured, plans searched for, devices given to ranks."""
+"""Measuring the profiles and links that a plan needs, searching for it, choosing ranks' devices."""

@@ -28,13 +28,14 @@ _WORKLOAD = ("batch_size", "resolution", "point_ratio")
 
 
 def load_profile(name: str) -> Profile:
-    """A profile file, or a ``graph.txt`` of PipeDream's profiler.
+    """Loads a profile file, or a ``graph.txt`` of PipeDream's profiler (by its suffix ``.txt``).
 
     Args:
-        name: a path; a relative one that leads nowhere is looked for among the shipped files.
+        name: path of the file; a relative path that does not exist is looked up among the shipped
+            files.
 
     Raises:
-        ProfileError: it is missing, or neither.
+        ProfileError: the file is missing, or is neither a profile nor a ``graph.txt``.
     """
     path = own_or_shipped(name)
     if path.suffix == ".txt":
@@ -49,23 +50,23 @@ def load_profiles(
     given: Mapping[str, str],
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Profile]:
-    """The profiles of an inventory's devices, as far as files are named.
+    """The profiles, by device name, of those devices of an inventory for which a file is named.
 
     Args:
-        inventory: names a file for each device and model.
-        model: its name.
-        given: files by the names of devices, which count first.
-        settings: of the model; None: not compared.
+        inventory: the hardware, whose devices may name a profile file for each model.
+        model: name of the model.
+        given: files by device name, which take precedence over the inventory's.
+        settings: the model's settings, which a profile must match; None: not compared.
 
     Raises:
-        ProfileError: a file is missing, broken, of another model or of one with other settings,
-            or of an unknown device, or one device has two.
+        ProfileError: a file is missing, broken or measured on another model or with other model
+            settings; or ``given`` names an unknown device; or a device has two profiles.
     """
     devices = [device for host in inventory.hosts for device in host.devices]
     names = list(dict.fromkeys(device.name for device in devices))
     if unknown := [name for name in given if name not in names]:
         raise ProfileError(
-            f"profiles are given of {', '.join(unknown)}, which the inventory does not have",
+            f"profiles are given for {', '.join(unknown)}, but the inventory has no such device",
             remedy=f"name devices of the hardware inventory: {', '.join(names)}",
         )
     files: dict[str, str] = {**given}
@@ -84,7 +85,7 @@ def load_profiles(
         of = profile.meta.get("model")  # a graph.txt has none
         if of not in (None, model):
             raise ProfileError(
-                f"{files[name]} is a profile of another model: of {of}, not of {model}",
+                f"{files[name]} is a profile of another model: {of}, not {model}",
                 remedy=f"measure {model} with task=profile, or ask for model={of}",
             )
         measured, wanted = profile.meta.get("model_settings") or {}, settings or {}
@@ -93,7 +94,7 @@ def load_profiles(
                 f"{files[name]} is a profile of {model} with "
                 f"{', '.join(f'{key}={measured[key]}' for key in others)}, not with "
                 f"{', '.join(f'{key}={wanted[key]}' for key in others)}",
-                remedy="measure the model as it is with task=profile, or set "
+                remedy="measure the model as it is now with task=profile, or set "
                 + ", ".join(f"model.{key}={measured[key]}" for key in others),
             )
     return found
@@ -102,9 +103,8 @@ def load_profiles(
 def as_loaded(
     profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory
 ) -> dict[str, Profile]:
-    """Profiles of a training, with the time of reading a batch where its ranks read themselves.
-
-    Loader workers read meanwhile, and what is emulated reads nothing.
+    """The profiles as they count in a training: without the time of reading a batch (``load_s``),
+    unless ranks read batches themselves, with neither loader workers nor emulation.
     """
     workers = spec.data.get("num_workers")
     if workers is None:
@@ -119,12 +119,12 @@ def as_loaded(
 
 
 def workload(spec: RunSpec) -> dict[str, Any]:
-    """Settings of the data on which the time of a step depends."""
+    """The data settings on which the time of a step depends."""
     return {name: spec.data.get(name) for name in _WORKLOAD}
 
 
 def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]:
-    """Messages about profiles measured on other batches than those of a configuration."""
+    """A message for each data setting in which a profile differs from the configuration."""
     found = []
     for device, profile in profiles.items():
         for name, configured in workload(spec).items():
@@ -135,30 +135,32 @@ def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]
 
 
 def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
-    """Refuses profiles of batches of unlike size; profiles without a size are accepted.
+    """Refuses profiles with different batch sizes; profiles without a size are accepted.
 
     Raises:
-        ProfileError: batches were of unlike sizes.
+        ProfileError: two profiles were measured with different batch sizes.
     """
     batch_sizes = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
     sizes = {name: size for name, size in batch_sizes.items() if size is not None}
     first = next(iter(sizes), "")
     if unlike := [name for name in sizes if sizes[name] != sizes[first]]:
         raise ProfileError(
-            f"the profile of {first} is of batches of {sizes[first]} samples, that of {unlike[0]} "
-            f"of {sizes[unlike[0]]}",
-            remedy="profile the model on all devices with one data.batch_size (task=profile)",
+            f"the profile of {first} is of batches of {sizes[first]} samples, but that of "
+            f"{unlike[0]} is of batches of {sizes[unlike[0]]}",
+            remedy="profile the model on all devices with the same data.batch_size (task=profile)",
         )
 
 
 def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
-    """Refuses to train by profiles of another workload, or of devices that compute otherwise.
+    """Refuses profiles that do not match the training: measured on another workload, at another
+    slowdown or with another backend.
 
-    Differences that may well matter little are logged. What a profile lacks is taken to be right.
+    Other differences are only logged, since they may matter little. Whatever a profile does not
+    record is assumed to match.
 
     Raises:
-        ProfileError: batches were of another size or of other shapes, a device was made slower
-            than it is to be, or less so, or another backend computed.
+        ProfileError: a profile does not match in the batch size, the resolution, the point ratio,
+            the slowdown or the backend.
     """
     synchronous = spec.parallel.synchronous
     others = other_workloads(profiles, spec)
@@ -183,15 +185,15 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
                 continue
             was, wanted = _figure_text(measured), _figure_text(configured)
             if was != wanted:
-                found.append(f"that of {device.name} was measured with {name} {was}, not {wanted}")
+                found.append(f"{device.name} was measured with {name} {was}, not {wanted}")
     for text in warnings:
-        log.warning("the profiles were measured under other conditions: %s", text)
+        log.warning("a profile was measured under other conditions: %s", text)
     if others:
         raise ProfileError(
-            "the profiles are of another workload or other devices: " + "; ".join(others),
-            remedy="measure the model with these data on the devices as they are (task=profile, or "
-            "no profiles at all: they are made before a training), or set data, hardware and "
-            "backend as they were",
+            "the profiles do not match the training: " + "; ".join(others),
+            remedy="measure the model on these data, devices and backend (task=profile; or name no "
+            "profiles, and they are measured before the training), or set data, hardware and "
+            "backend as they were when the profiles were measured",
         )
 
 
@@ -200,19 +202,21 @@ def _figure_text(value: object) -> str:
 
 
 def backend_name(spec: RunSpec) -> str | None:
-    """The backend that computes sparse layers; None without such layers."""
+    """Name of the backend that computes sparse layers; None without such layers."""
     return spec.backend.name if spec.backend else None
 
 
 def optimizer_words(spec: RunSpec) -> str:
-    """The optimizer and the settings on which the time of an update depends."""
+    """The optimizer and the names of those of its settings that are on (not zero or false), as text
+    to compare: the time of an update depends on them.
+    """
     optimizer = spec.optim.optimizer
     used = [k for k, v in optimizer.arguments.items() if v and k not in ("_partial_", "lr")]
     return " ".join([optimizer.path, *sorted(used)])
 
 
 def dtype_of(spec: RunSpec) -> str:
-    """Torch's name of the numbers that a configuration computes with; else its precision."""
+    """Torch's name of the configuration's data type; where it is not fixed, the precision."""
     precision = str(spec.trainer.precision)
     return _DTYPES.get(precision, precision)
 
@@ -220,8 +224,8 @@ def dtype_of(spec: RunSpec) -> str:
 def fingerprint_of(
     inventory: Inventory, model: str, *, given: Mapping[str, str], spec: RunSpec | None = None
 ) -> str:
-    """Fingerprint of the profiles of an inventory (see :func:`load_profiles`), as far as they count
-    in a training of this configuration (see :func:`as_loaded`).
+    """Fingerprint of an inventory and its profiles (:func:`load_profiles`), as they count in a
+    training of the configuration ``spec`` (:func:`as_loaded`); None: as they are.
     """
     profiles = load_profiles(inventory, model, given=given)
     if spec is not None:
@@ -230,7 +234,7 @@ def fingerprint_of(
 
 
 def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
-    """Fingerprint of the content of profiles, wherever the files are."""
+    """Fingerprint of the content of profiles, whatever the paths of their files."""
     return fingerprint_of_text(_all_json(profiles))
 
 
@@ -244,7 +248,7 @@ def fingerprint_of_text(text: str) -> str:
 
 
 def layer_shares(profile: Profile) -> LayerShares:
-    """What the picture of a model's costs (the paper's Fig. 7) shows of a device."""
+    """A device's costs by layer, as the picture of a model's costs (the paper's Fig. 7) shows."""
     return LayerShares(
         compute_s=[layer.compute_s for layer in profile.layers],
         activation_bytes=[layer.activation_bytes for layer in profile.layers],
@@ -253,7 +257,8 @@ def layer_shares(profile: Profile) -> LayerShares:
 
 
 def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:
-    """Draws accumulated shares of compute time, activations and parameters.
+    """Draws each device's accumulated shares of compute time, activations and parameters, and the
+    ``cuts`` of a plan, unless a profile's graph branches.
 
     Raises:
         DataError: the picture cannot be written.
@@ -265,13 +270,13 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherProfiles:
-    """Other profiles and cuts that the picture of a device's profile shows beside it.
+    """Other profiles, and a plan's cuts, that the picture of a device's profile shows too.
 
     Attributes:
-        plan: whose cuts are marked; None: no plan is drawn.
-        profiles: with a plan, of the inventory's devices, as far as it names files.
-        others: further ones by what they are called; of as many layers, whatever the width and the
-            batch that they were measured with, since only shares are shown.
+        plan: the plan whose cuts are marked; None: no plan is drawn.
+        profiles: with a plan, the profiles of the inventory's devices that name a file.
+        others: further profiles, by name in the picture. They need as many layers as the device's
+            profile, but may differ in width and batch, since only shares are shown.
     """
 
     plan: Division | None = None
@@ -282,11 +287,12 @@ class OtherProfiles:
     def of(
         cls, file: str | None, spec: RunSpec, inventory: Inventory, *, others: Mapping[str, str]
     ) -> OtherProfiles:
-        """From ``task.plan`` and ``task.beside``.
+        """Loads the plan ``file`` (``task.plan``) and the profiles ``others`` (``task.beside``).
 
         Raises:
-            PlanError: the plan file is missing or is none.
-            ProfileError: a profile is missing or broken, or the inventory's is of another model.
+            PlanError: the plan file is missing or is not a valid plan.
+            ProfileError: a profile is missing or broken, or one of the inventory's is of another
+                model.
         """
         loaded = {name: load_profile(path) for name, path in others.items()}
         if file is None:
@@ -297,28 +303,30 @@ class OtherProfiles:
 
     @property
     def words(self) -> list[str]:
-        """Parts of the fingerprint of the picture."""
+        """Texts that the picture's fingerprint covers."""
         of_plan = []
         if self.plan is not None:
             of_plan = [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]
         return [*of_plan, *([fingerprint_of_profiles(self.others)] if self.others else [])]
 
     def check(self, *, num_layers: int) -> None:
-        """Refuses a plan (PlanError) or other profiles (ProfileError) of other layers."""
+        """Refuses a plan (PlanError) or other profiles (ProfileError) with another number of layers
+        than ``num_layers``.
+        """
         if self.plan is not None:
             self.plan.check(num_layers=num_layers)
         for name, profile in self.others.items():
             if profile.num_layers != num_layers:
                 raise ProfileError(
-                    f"{name} has {profile.num_layers} layers, the network has {num_layers}",
+                    f"{name} has {profile.num_layers} layers, but the network has {num_layers}",
                     remedy="leave it out of task.beside, or profile that network",
                 )
 
     def draw(self, device: str, profile: Profile, path: Path) -> None:
-        """Draws a device's shares amid those of the others, and tabulates them beside the picture.
+        """Draws the shares of a device and of the others, and writes them to a CSV file as well.
 
         Raises:
-            ProfileError: those of the inventory are of other layers.
+            ProfileError: the inventory's profiles have other layers than the device's.
             DataError: a file cannot be written.
         """
         check_agreement({**self.profiles, device: profile})
@@ -329,6 +337,6 @@ class OtherProfiles:
 
 
 def by_layer(profile: Profile) -> dict[str, list[float]]:
-    """Entries of ``result.json`` for a profile's layers, a list each: ``layers_compute_s``, ..."""
+    """Entries of ``result.json`` with a value for each layer, such as ``layers_compute_s``."""
     shares = asdict(layer_shares(profile))
     return {f"layers_{name}": list(values) for name, values in shares.items()}

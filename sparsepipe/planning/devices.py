@@ -1,4 +1,4 @@
-"""How many ranks a run has, on which devices of the inventory, and which device is measured."""
+"""The number of a run's ranks, their devices in the inventory, and the device to measure."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) -> int:
-    """Number of ranks by ``parallel``, over all nodes."""
+    """Number of ranks of all nodes, as ``parallel`` configures them."""
     parallel = spec.parallel
     if spec.search is not None:
         return _searched_devices(spec, inventory)
     planned = None if division is None else division.num_ranks
     nodes, devices = parallel.num_nodes, parallel.devices
     if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
-        return planned  # which may lie unevenly on the hosts
+        return planned  # hosts may have different numbers of them
     if devices == "auto" and nodes >= 1:
         devices = planned or nodes * inventory.devices_per_host(nodes)
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
-        by_plan = "" if planned is None else f", {planned} by parallel.plan,"
+        by_plan = "" if planned is None else f" ({planned} by parallel.plan)"
         raise ConfigError(
             f"parallel.devices={parallel.devices}{by_plan} on parallel.num_nodes={nodes} is not "
             "possible",
-            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
+            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each node",
         )
     if planned not in (None, devices):
         raise PlanError(
-            f"parallel.plan is for {planned} devices, parallel.devices={devices}",
-            remedy=f"set parallel.devices=auto, or a plan for {devices}",
+            f"parallel.plan is for {planned} devices, but parallel.devices={devices}",
+            remedy=f"set parallel.devices=auto, or give a plan for {devices} devices",
         )
     try:
         inventory.require(devices // nodes, num_hosts=nodes)
@@ -58,7 +58,7 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
     if parallel.strategy is None and devices > 1:
         raise ConfigError(
             f"{devices} devices (parallel.devices={parallel.devices}) without a strategy",
-            remedy="choose parallel=dp, or parallel.devices=1",
+            remedy="set parallel=dp or parallel.devices=1",
         )
     return devices
 
@@ -67,21 +67,21 @@ def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
     """Number of ranks of a run whose plan is searched for: one for each device."""
     if spec.parallel.plan is None:
         raise ConfigError(
-            "parallel.search is set where no model is split",
+            "parallel.search is set, but the strategy does not split the model",
             remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
         )
     devices, nodes, hosts = spec.parallel.devices, spec.parallel.num_nodes, len(inventory.hosts)
     if hosts != nodes:
         raise ConfigError(
             f"the plan is searched for the {hosts} hosts of the inventory "
-            f"({', '.join(host.name for host in inventory.hosts)}), and parallel.num_nodes={nodes}",
-            remedy="start the command on each host by torchrun, with "
+            f"({', '.join(host.name for host in inventory.hosts)}), but parallel.num_nodes={nodes}",
+            remedy="start the command on each host with torchrun, with "
             f"parallel.num_nodes={hosts}, or choose another hardware",
         )
     if devices not in ("auto", inventory.num_devices):
         raise ConfigError(
-            f"parallel.devices={devices}, and the plan is searched for all "
-            f"{inventory.num_devices} devices of the inventory",
+            f"parallel.devices={devices}, but a searched plan uses all {inventory.num_devices} "
+            "devices of the inventory",
             remedy="set parallel.devices=auto and choose a hardware with the devices to use "
             "(hardware.cpu_devices for a CPU), or give a plan as parallel.plan",
         )
@@ -91,7 +91,7 @@ def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
 def places_of_ranks(
     spec: RunSpec, inventory: Inventory, division: Division | None, *, ranks: int
 ) -> tuple[Place, ...]:
-    """The device of each rank: that of the plan, else in the inventory's order."""
+    """The device of each rank: the plan's if it names devices, else in the inventory's order."""
     devices = None if division is None else division.devices
     searched = division is not None and division.searched
     nodes, strategy = spec.parallel.num_nodes, spec.parallel.strategy
@@ -106,21 +106,21 @@ def places_of_ranks(
     slowed = [place.text for place in found if place.slowdown != 1]
     if slowed and "slowdown" not in strategy.parameters.types:
         raise ConfigError(
-            f"{', '.join(slowed)} of the inventory are to be slower than they are, and "
-            f"{strategy.path} takes no slowdown",
+            f"{', '.join(slowed)} have a slowdown in the inventory, but {strategy.path} takes no "
+            "slowdown",
             remedy="let the strategy take a keyword 'slowdown' (those of sparsepipe.strategies "
-            "do), or choose a hardware without",
+            "do), or choose hardware without a slowdown",
         )
     return found
 
 
 def are_there(division: Division | None, inventory: Inventory) -> bool:
-    """Whether a plan names devices and the inventory has all of them."""
+    """Whether the plan names devices and the inventory has all of them."""
     return named_places(inventory, (division and division.devices) or ()) is not None
 
 
 def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int) -> list[Place]:
-    """The devices of this rank's node, in the order of its processes."""
+    """The devices of the node of ``rank``, in the order of the node's processes."""
     by_node = ranks_of_nodes(found, inventory, nodes=nodes)
     return [found[other] for other in next(ranks for ranks in by_node if rank in ranks)]
 
@@ -133,9 +133,9 @@ def cuda_devices(
     nodes: int,
     gpus: Sequence[str] | None = None,
 ) -> list[int]:
-    """CUDA's numbers of the devices of this rank's node, in the order of its ranks.
+    """CUDA's indices of the devices of the node of ``rank``, in the order of the node's processes.
 
-    ``gpus`` are the names of this host's GPUs in CUDA's order; None: as torch finds them.
+    ``gpus`` are the names of this host's GPUs in CUDA's order; None: the GPUs that torch finds.
     """
     if gpus is None:
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -145,17 +145,17 @@ def cuda_devices(
 
 
 def find_device(inventory: Inventory, name: str | None) -> Place:
-    """The first device of a kind."""
+    """The first device of the kind ``name``; None: of the only kind in the inventory."""
     there = places(inventory)
     kinds = list(dict.fromkeys(place.name for place in there))
     if name is None and len(kinds) > 1:
         raise ConfigError(
             f"the inventory has several kinds of devices: {', '.join(kinds)}",
-            remedy=f"name the one to measure, such as task.device='{kinds[0]}'",
+            remedy=f"name the kind to measure, such as task.device='{kinds[0]}'",
         )
     if not kinds or name not in (None, *kinds):
         raise ConfigError(
-            f"the inventory has no device{f' that is called {name}' if name else ''}",
+            f"the inventory has no device{f' named {name}' if name else ''}",
             remedy=f"set task.device to one of {', '.join(kinds)}, or list devices in the hardware "
             "inventory",
         )
@@ -163,11 +163,10 @@ def find_device(inventory: Inventory, name: str | None) -> Place:
 
 
 def prepare_device(place: Place, inventory: Inventory) -> torch.device:
-    """The device as torch calls it.
+    """Prepares this process to compute on a device, and returns it as a ``torch.device``.
 
-    This process computes with as many threads from now on as a rank does when all devices of the
-    host are in use, unless ``OMP_NUM_THREADS`` is set: a CPU's device is its share of the cores. A
-    GPU becomes the current one.
+    A GPU becomes the current one. Unless ``OMP_NUM_THREADS`` is set, the process gets as many
+    threads as a rank has when all devices of the host are in use: an equal share of the cores.
     """
     if _THREADS not in os.environ:
         torch.set_num_threads(max(1, usable_cores() // devices_beside(place, inventory)))
@@ -185,22 +184,24 @@ def memory_of(place: Place, inventory: Inventory) -> int | None:
 
 
 def devices_beside(place: Place, inventory: Inventory) -> int:
-    """Number of devices of the same host, this one included."""
+    """Number of devices of the host of ``place``, this one included."""
     return sum(other.host == place.host for other in places(inventory))
 
 
 def words_of_device(place: Place, inventory: Inventory) -> list[str]:
-    """Properties of a device that its layer times depend on and inventories may lack."""
+    """Properties of this machine and its threads on which a device's layer times depend, and which
+    inventories may lack.
+    """
     share = max(1, usable_cores() // devices_beside(place, inventory))
     return [*words_of_machine(), f"{os.environ.get(_THREADS, share)} threads"]
 
 
 def words_of_machine() -> list[str]:
-    """Properties of this machine that measurements depend on and inventories may lack."""
+    """Properties of this machine on which measurements depend, and which inventories may lack."""
     return [cpu_name(), f"torch {torch.__version__}", f"sparsepipe {__version__}"]
 
 
 def without_links(inventory: Inventory) -> Inventory:
-    """The inventory without links, on which the cost of layers does not depend."""
+    """The inventory without its links, since the cost of layers does not depend on them."""
     hosts = tuple(replace(host, link=None) for host in inventory.hosts)
     return replace(inventory, hosts=hosts, link=None)

@@ -21,14 +21,14 @@ class Division:
     """How a model is split into stages.
 
     Args:
-        config: devices of each stage, such as ``"2-1"``; None: one device a stage.
-        cuts: first layer of each stage but the first; None: equal shares.
-        balance: what is shared evenly if no cuts are given.
-        grids: of each stage, in a plan file that has any.
-        num_layers: layers that a plan file is for.
-        devices: that a plan file names, one for each rank; None without a file.
+        config: replicas of each stage, such as ``"2-1"``; None: one replica of each stage.
+        cuts: index of the first layer of each stage but the first; None: equal shares.
+        balance: the quantity to share evenly between stages if no cuts are given.
+        grids: the grid of each stage (None: no spatial parallelism); None: no stage has one.
+        num_layers: number of layers that a plan file covers; None: no file.
+        devices: names of a plan file's devices, one for each rank; None: no file.
         details: further entries of a plan file.
-        file: the plan file.
+        file: path of the plan file; None: no file.
     """
 
     config: str | None
@@ -42,12 +42,12 @@ class Division:
 
     @property
     def searched(self) -> bool:
-        """Whether a plan file is the outcome of a search."""
+        """Whether the plan file is the result of a search."""
         return "strategy" in self.details
 
     @property
     def replicas(self) -> tuple[int, ...] | None:
-        """Replicas of each stage; None where it suits any number of stages.
+        """Number of replicas of each stage; None where the number of stages is open.
 
         Raises:
             PlanError: ``config`` is malformed.
@@ -57,13 +57,13 @@ class Division:
         return self._stages(self.config).replicas_of_stages
 
     def _stages(self, config: str) -> Plan:
-        """A plan with these stages, of a layer each, since as many layers fit any config."""
+        """A plan with these stages, of one layer each, for questions about ranks alone."""
         count = len(config.split("-"))
         return Plan.of(config=config, cuts=range(1, count), num_layers=count, grids=self.grids)
 
     @property
     def num_ranks(self) -> int | None:
-        """Devices that it takes; None where it suits any number.
+        """Number of devices that the division takes; None where it suits any number.
 
         Raises:
             PlanError: ``config`` is malformed.
@@ -78,33 +78,35 @@ class Division:
         return reading.explained(self.file, "plan", error=PlanError, remedy="correct it")
 
     def check(self, *, num_layers: int) -> None:
-        """Refuses what does not fit a model.
+        """Refuses a division that does not fit a model of ``num_layers`` layers.
 
         Raises:
-            PlanError: the plan covers other layers than the model has, or has more stages.
+            PlanError: the plan file covers another number of layers, the division has more stages
+                than the model has layers, or its config and cuts are not valid.
         """
         with self.naming_file():
             if self.num_layers not in (None, num_layers):
                 raise PlanError(
-                    f"the plan covers {self.num_layers} layers, the model has {num_layers}",
+                    f"the plan covers {self.num_layers} layers, but the model has {num_layers}",
                     remedy="make a plan for this model, or choose the model that it was made for",
                 )
             config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
             if (stages := config.count("-") + 1) > num_layers:
                 raise PlanError(
-                    f"a plan of {stages} stages ({config}), and the model has {num_layers} layers",
-                    remedy="give it as many stages as there are layers at most",
+                    f"the plan has {stages} stages ({config}), but the model only {num_layers} "
+                    "layers",
+                    remedy="give the plan at most one stage for each layer",
                 )
             if self.cuts is not None:
                 Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:
-        """A rank and its stage, for messages."""
+        """A rank with its stage, as text for messages."""
         plan = self._stages(self.config or "-".join("1" * ranks))
         return f"rank {rank} (stage {plan.stage_of(rank)})"
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of a strategy that splits models; ``grids`` where there are any."""
+        """The arguments for a strategy that splits models; ``grids`` only where a stage has one."""
         cuts = None if self.cuts is None else list(self.cuts)
         grids = None if self.grids is None else [each and list(each) for each in self.grids]
         given = {"config": self.config, "cuts": cuts, "balance": self.balance}
@@ -112,7 +114,7 @@ class Division:
 
 
 def division_of(spec: RunSpec) -> Division | None:
-    """The division by ``parallel.plan``; None where the strategy does not split models.
+    """The division by ``parallel.plan``; None without such a setting.
 
     Raises:
         ConfigError: a key is in the wrong place or contradicts another, or the strategy cannot
@@ -132,7 +134,7 @@ def division_of(spec: RunSpec) -> Division | None:
         return None
     if not splits:
         raise ConfigError(
-            "parallel.plan is set, and parallel.strategy splits no model",
+            "parallel.plan is set, but parallel.strategy does not split models",
             remedy="choose parallel=pipeline, or leave parallel.plan out",
         )
     if chosen.file is None:
@@ -144,13 +146,13 @@ def division_of(spec: RunSpec) -> Division | None:
     if (chosen.config, chosen.cuts) != (None, None):
         raise ConfigError(
             "parallel.plan has both file and config or cuts",
-            remedy="set one of them and the others to null",
+            remedy="set either file, or config and cuts, and the others to null",
         )
     return read_plan_file(own_or_shipped(chosen.file), balance=chosen.balance)
 
 
 def own_or_shipped(name: str) -> Path:
-    """A user's file; a relative path that leads nowhere is looked for among the shipped files."""
+    """The path of a user's file or, if it does not exist, of the shipped file of that name."""
     path, shipped = expanded(name), ASSETS / name
     return shipped if not path.exists() and shipped.exists() else path
 
@@ -158,16 +160,16 @@ def own_or_shipped(name: str) -> Path:
 def read_plan_file(
     path: Path, *, balance: str = "flops", key: str = "parallel.plan.file"
 ) -> Division:
-    """The division in a plan file.
+    """Reads the division from a plan file; ``key`` is the setting to name in errors.
 
     Raises:
-        PlanError: the file is missing or holds no plan, or one of no chain of layers.
+        PlanError: the file is missing, is not a valid plan or divides a branching graph.
     """
     read = Plan.load(path, remedy=f"correct {key}")
     if read.details.get("states"):
         raise PlanError(
-            f"{path} is a plan of the states of a branching graph, which no chain of layers has",
-            remedy="profile the model with task=profile, and plan by that",
+            f"{path} divides a branching graph by its states, but a model is a chain of layers",
+            remedy="profile the model with task=profile, and make a plan from that profile",
         )
     return Division(
         config=read.config,

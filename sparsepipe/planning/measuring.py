@@ -1,7 +1,7 @@
-"""Profiles and bandwidths that a training lacks: runs of their own, before it begins.
+"""Runs that measure the profiles and the bandwidth that a training lacks, before it begins.
 
-Their identity holds only what matters to what they measure, so that a later training of the same
-model on the same hardware finds them finished, whatever its seed, learning rate or search.
+Such a run's identity covers only what matters to its measurement, so that a later training of the
+same model on the same hardware finds it finished, whatever its seed, learning rate or search.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sparsepipe.utils.files import read_mapping
 log = logging.getLogger(__name__)
 
 _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s": 1.0}
-"""As large as activations are, and not for long."""
+"""Settings of ``task=bandwidth``: messages as large as activations, timed briefly."""
 _WAIT_S = 7200.0
-"""Limit of waiting for another process that measures the same, as for builders of data caches."""
+"""Longest wait for another process that measures the same, as long as for a data cache."""
 RunJob = Callable[..., RunDir]
-"""Runs the job of a configuration; passed in by ``launch/``, which this room may not import."""
+"""Runs the job of a configuration; passed in by ``launch/``, which this package may not import."""
 _KEYS = {
     r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
     r"\btask\.(layers|direct|microbatches)\b": r"parallel.strategy.\1",
@@ -43,12 +43,14 @@ _KEYS = {
 def measure_devices(
     names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
-    """A profile of each of some devices of this machine, and its file."""
+    """Measures the devices ``names`` of this machine, or takes up earlier measurements; returns the
+    profile of each device and its file.
+    """
     found = {}
     if names and (dtype := dtype_of(spec)) != "float32":
-        log.warning("layers are measured in float32, and trained in %s", dtype)
+        log.warning("layers are measured in float32, but trained in %s", dtype)
     for name in names:
-        log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
+        log.info("no profile of %s is given: measuring it, unless an earlier run has", name)
         run = _run_measurement(profile_spec(spec, name, how), run_job, what=name)
         path = run.path / "profile.json"
         log.info("profile of %s: %s", name, path)
@@ -57,9 +59,9 @@ def measure_devices(
 
 
 def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
-    """A run that measures a device, with only those settings of the training that matter to it.
+    """A run that measures a device, with only those settings of the training that affect it.
 
-    Layers that will run on microbatches are measured on those that one reader would cut.
+    Where the training uses microbatches, layers are measured on microbatches of one reader.
     """
     synchronous = spec.parallel.synchronous
     task = {
@@ -77,8 +79,10 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
 
 
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
-    """Bytes/s between the devices of this machine, and the file with the measurement."""
-    log.info("no bandwidth is given: measuring it, or taking up what was measured")
+    """Measures the bandwidth between the devices of this machine, or takes up an earlier
+    measurement; returns bytes/s and the file.
+    """
+    log.info("no bandwidth is given: measuring it, unless an earlier run has")
     path = _run_measurement(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
     (link,) = read_mapping(path, hosts=reading.mapping)["hosts"].values()
     bytes_per_s = float(link["bytes_per_s"])
@@ -87,7 +91,7 @@ def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
 
 
 def link_spec(spec: RunSpec) -> RunSpec:
-    """A run that times messages between all devices, whatever is trained on them."""
+    """A run that times messages between all devices, whatever model is trained on them."""
     direct = spec.parallel.argument("direct", False)
     task = {**_group("task/bandwidth"), **_MESSAGES, "direct": direct}
     strategy = spec.parallel.strategy  # for its backend
@@ -122,7 +126,7 @@ def _run_measurement(spec: RunSpec, run_job: RunJob, *, what: str) -> RunDir:
         for inner, outer in _KEYS.items():
             error.message = re.sub(inner, outer, error.message)
             error.remedy = re.sub(inner, outer, error.remedy)
-        # Errors that are not our own begin with a traceback and end with their message.
+        # A message about any other exception begins with a traceback and ends with its text.
         trace, line, message = error.message.rpartition("\n")
         if not trace.startswith("Traceback"):
             trace, line, message = "", "", error.message

@@ -1,4 +1,4 @@
-"""The plan of a run, found before its ranks start and kept with it, or as it is simulated."""
+"""The plan of a run: searched for and stored before its ranks start, or made for a simulation."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def resolve_plan(
     *,
     run_job: RunJob | None,
 ) -> None:
-    """Finds the plan of a run that leaves it to a search, and writes it to its directory.
+    """Searches for a run's plan, or for the layers that its plan recomputes, and writes the plan to
+    the run's directory; does nothing where the configuration leaves neither open.
 
     A run that has begun keeps its plan: nothing is measured or searched for again. Without
     ``run_job``, which runs measurements, missing profiles and links are refused.
 
     Raises:
-        SparsePipeError: a device cannot be measured, or no plan for the devices exists.
+        SparsePipeError: a device cannot be measured, or no plan fits the devices.
     """
     choice, model = spec.plan_search, spec.model.name
     automatic = spec.parallel.recompute == "auto" and spec.task.get("search") is None
@@ -56,16 +57,16 @@ def resolve_plan(
             f"there is no profile of {model} on {', '.join(missing)}, and none is measured "
             + ("for a given plan" if choice is None else "under torchrun"),
             remedy="run `sparsepipe task=profile` on each, with the same model, data, backend and "
-            "hardware, and name each profile.json as parallel.search.profiles, or as profile: "
-            f"{{{model}: ...}} of its device in the hardware inventory; or leave the plan to a "
-            "search, which measures devices: parallel.search.search=hete_mp",
+            "hardware, and name each profile.json in parallel.search.profiles, or as profile: "
+            f"{{{model}: ...}} of its device in the hardware inventory; or let a search find the "
+            "plan, which measures devices: parallel.search.search=hete_mp",
         )
     if choice is None:
         plan = plan_to_simulate(spec, division, inventory, profiles)
         with writing(directory.path):
             write_text_atomic(directory.plan, plan.to_json())
         return
-    if spec.emulation is None:  # else data are never read, nor links measured
+    if spec.emulation is None:  # which neither reads data nor measures links
         _check_classes(profiles, spec)
     found = _measure_and_search(spec, choice, inventory, profiles, missing=missing, run_job=run_job)
     log.info("%s", plan_table(found.explanation))
@@ -82,7 +83,7 @@ def _measure_and_search(
     missing: Sequence[str],
     run_job: RunJob | None,
 ) -> FoundPlan:
-    """Measures missing profiles and an unknown link, and finds the plan with them."""
+    """Measures missing profiles and, on a single host, an unknown link; then finds the plan."""
     measured: dict[str, tuple[Profile, Path]] = {}
     if run_job is not None:
         measured = measure_devices(missing, spec, choice.measure, run_job=run_job)
@@ -115,7 +116,9 @@ def _measure_and_search(
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network for other classes, which are known once the data are there."""
+    """Refuses profiles of a network with another number of classes than the data, once these are
+    there to count them.
+    """
     num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(num_classes.values()):
         return
@@ -125,10 +128,10 @@ def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
     for name, count in num_classes.items():
         if count not in (None, in_data):
             raise ProfileError(
-                f"the profile of {name} is of a network for {count} classes, the data have "
+                f"the profile of {name} is of a network for {count} classes, but the data have "
                 f"{in_data}",
                 remedy="measure the model with these data (task=profile), or leave the profile "
-                "out: what lacks one is measured before a training",
+                "out: devices without one are measured before a training",
             )
 
 
@@ -138,24 +141,25 @@ def plan_to_simulate(
     inventory: Inventory,
     profiles: Mapping[str, Profile],
 ) -> Plan:
-    """The plan, its devices named ``host/model/number``; its details list what is recomputed.
+    """The plan of a configuration, with devices named ``host/model/number`` and, in its details,
+    the layers to recompute.
 
     Raises:
-        ConfigError: nothing can be simulated.
-        PlanError: the plan is none of a chain of these layers, or for other devices.
-        ProfileError: a device has no profile, or they are of different models.
+        ConfigError: the parallelism cannot be simulated.
+        PlanError: the plan does not fit the layers or the devices, or a profile's graph branches.
+        ProfileError: a device has no profile, or profiles are of different models.
         HardwareError: a link that the search needs has no bandwidth.
     """
     if any(profile.states for profile in profiles.values()):
         raise PlanError(
-            "a profile is of a branching graph, whose stages end at its states",
-            remedy="profile the model with task=profile, which takes it for a chain of layers",
+            "a profile is of a branching graph, but only chains of layers can be simulated",
+            remedy="profile the model with task=profile, which measures it as a chain of layers",
         )
-    # Missing and unlike profiles are reported later.
+    # Missing profiles, and profiles that do not agree, are reported later.
     num_layers = max((profile.num_layers for profile in profiles.values()), default=1)
     if spec.parallel.grid is not None or (division is not None and division.grids is not None):
         raise ConfigError(
-            "nothing predicts how long spatial parallelism takes",
+            "the time of spatial parallelism cannot be predicted",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline, give a plan without grids, "
             "or train with task=train",
         )
@@ -169,24 +173,24 @@ def plan_to_simulate(
             raise
     if division is None:
         raise ConfigError(
-            "there is one device to simulate, and nothing that it would wait for",
+            "there is only one device to simulate, which would wait for nothing",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
         )
-    if not profiles:  # which know how many layers there are
+    if not profiles:  # from which the number of layers is known
         check_there((device.name for host in inventory.hosts for device in host.devices), profiles)
     plan = _plan_by_hand(division, inventory, num_layers)
     return recomputing(plan, spec, inventory, profiles)
 
 
 def data_parallel(inventory: Inventory, num_layers: int) -> Plan:
-    """One stage on all devices, host after host, as a ring over them goes best."""
+    """One stage on all devices, host after host, the best order for a ring of replicas."""
     devices = tuple(place.text for place in places(inventory))
     return Plan(stages=(Stage(layers=(0, num_layers - 1), devices=devices),))
 
 
 def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
-    """The plan of ``parallel.plan``, a file or config and cuts, on the devices that it names, else
-    on the first ones of the inventory, as ranks take them.
+    """The plan by ``parallel.plan`` (a file, or config and cuts) on the devices that it names, else
+    on the first devices of the inventory.
     """
     cuts, config = division.cuts, division.config
     if config is None and cuts is not None:
@@ -194,7 +198,7 @@ def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> 
     if config is None or (cuts is None and "-" in config):
         raise PlanError(
             "parallel.plan has no cuts: equal shares of the FLOPs are counted on batches of data, "
-            "which a simulation has none of",
+            "but a simulation has no data",
             remedy="give parallel.plan.cuts, such as [24], or parallel.plan.file, or let a search "
             "find them (parallel=hete_mp)",
         )
@@ -205,14 +209,14 @@ def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> 
     with division.naming_file():
         if made.num_ranks > len(known):
             raise HardwareError(
-                f"the plan is for {made.num_ranks} devices, the inventory has {len(known)}",
+                f"the plan is for {made.num_ranks} devices, but the inventory has {len(known)}",
                 remedy="give parallel.plan fewer devices, or choose another hardware",
             )
         if named is not None and len({*named}) == len(named):
             known = [place.text for place in named]
         elif others := [name for name in division.devices or () if "/" in name]:
             raise PlanError(
-                f"the plan is for {', '.join(others)}, and the inventory has {', '.join(known)}",
+                f"the plan is for {', '.join(others)}, but the inventory has {', '.join(known)}",
                 remedy="choose the hardware that the plan was made for, or give its config and "
                 "cuts as parallel.plan.config and parallel.plan.cuts",
             )

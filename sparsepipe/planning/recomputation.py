@@ -1,7 +1,8 @@
-"""Which layers a synchronous pipeline recomputes: ``parallel.strategy.recompute``.
+"""The layers that a synchronous pipeline recomputes: ``parallel.strategy.recompute``.
 
-``auto`` is replaced before ranks start, by what fits the devices' memory; the run's plan file then
-lists the spans as ``recomputed``. A run with a given plan file recomputes what it lists.
+``auto`` is replaced, before ranks start, by layers with which the stages fit the devices' memory;
+the run's plan file then lists them as ``recomputed``. A run with a given plan file recomputes the
+layers that the file lists.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
-    """Layers that the strategy is to recompute.
+    """The setting of recomputation for the strategy.
 
-    The plan file decides where the configuration leaves it open: in place of ``auto``, which a plan
-    that was made for the run answers, and of ``none``.
+    A plan file replaces ``auto``, since its layers were chosen for the run, and ``none``.
     """
     setting = parallel.recompute
     if division is None or parallel.synchronous is None or setting not in ("auto", "none"):
@@ -46,7 +46,7 @@ def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
 
 
 def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | None) -> None:
-    """Refuses what can be refused before anything is prepared."""
+    """Refuses settings of recomputation that cannot work, before anything is prepared."""
     parallel = spec.parallel
     check_setting(parallel.recompute)
     _refuse_plan_file(parallel, division)
@@ -58,8 +58,8 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
     searched = (search and search.search) or spec.task.get("search")  # of task=partition
     if not by_hand and searched is None:
         raise ConfigError(
-            "parallel.strategy.recompute=auto goes by profiles of the stages, and neither a search "
-            "nor parallel.plan gives the stages before training",
+            "parallel.strategy.recompute=auto needs the stages before training, but neither a "
+            "search nor parallel.plan gives them",
             remedy="set parallel.search.search=hete_mp, which measures the devices where they have "
             "no profile; or give parallel.plan.file or parallel.plan.cuts, and profiles as "
             "parallel.search.profiles or in the hardware inventory",
@@ -72,23 +72,24 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
     ]
     if unknown:
         raise ConfigError(
-            f"parallel.strategy.recompute=auto fits the memory of devices, and that of "
+            f"parallel.strategy.recompute=auto needs the memory of the devices, but that of "
             f"{', '.join(dict.fromkeys(unknown))} is not known",
-            remedy="give memory_bytes of each device in the hardware inventory, or say which "
-            "layers to recompute",
+            remedy="give memory_bytes of each device in the hardware inventory, or name the layers "
+            "to recompute",
         )
 
 
 def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
-    """Refuses a plan file whose layers the strategy does not recompute, or not them alone."""
+    """Refuses a plan file that recomputes layers where the strategy cannot recompute or names
+    other layers.
+    """
     if division is None or not division.details.get("recomputed"):
         return
     if parallel.synchronous is None:
         raise ConfigError(
-            f"{division.file} is the plan of a synchronous pipeline that recomputes "
-            "layers, which no other one does",
-            remedy="choose parallel=gpipe, sync_1f1b or eager_1f1b, or give its stages without "
-            "that, as parallel.plan.config and parallel.plan.cuts",
+            f"{division.file} recomputes layers, but only synchronous pipelines can do that",
+            remedy="choose parallel=gpipe, sync_1f1b or eager_1f1b, or give only the plan's "
+            "stages, as parallel.plan.config and parallel.plan.cuts",
         )
     assert division.config is not None
     assert division.num_layers is not None
@@ -105,7 +106,7 @@ def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
 def synchronous_stages_of(
     parallel: Parallel, profiles: Mapping[str, Profile]
 ) -> SynchronousStages | None:
-    """Recomputation and microbatches for a search of the plan; None unless synchronous."""
+    """Recomputation and microbatches, for the search of a plan; None unless synchronous."""
     if (synchronous := parallel.synchronous) is None:
         return None
     given = (profile.meta.get("batch_size") for profile in profiles.values())
@@ -118,17 +119,17 @@ def synchronous_stages_of(
 
 
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
-    """The layers that a plan recomputes: those of the setting, or of the plan file without one."""
+    """The layers that a plan recomputes: those of the setting or, without one, of the plan file."""
     setting, own = parallel.recompute, spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own
     named = recomputed_spans(setting, plan)
     if any(named) and any(own) and named != own:
         raise ConfigError(
-            f"parallel.strategy.recompute names layers {in_words(named)}, and the plan file "
-            f"has layers {in_words(own)} recomputed",
-            remedy="leave parallel.strategy.recompute out to have those of the file, set it to "
-            "auto to choose them anew, or give the stages as parallel.plan.config and "
+            f"parallel.strategy.recompute names layers {in_words(named)}, but the plan file "
+            f"recomputes layers {in_words(own)}",
+            remedy="leave out parallel.strategy.recompute to recompute those of the file, set it "
+            "to auto to choose layers anew, or give the stages as parallel.plan.config and "
             "parallel.plan.cuts",
         )
     return named
@@ -142,8 +143,8 @@ def log_chosen(chosen: RecomputedLayers) -> None:
     for number, spans in enumerate(chosen.spans):
         if spans:
             log.info(
-                "stage %d recomputes layers %s: %.3g ms more for a batch, %.1f MiB of "
-                "activations in %.1f MiB",
+                "stage %d recomputes layers %s: %.3g ms more for a batch, %.1f MiB of activations "
+                "of the %.1f MiB available",
                 number,
                 in_words((spans,)),
                 1e3 * chosen.times_s[number],

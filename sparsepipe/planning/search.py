@@ -1,6 +1,6 @@
-"""A plan for a configuration: from profiles and the hardware, by the search that is chosen.
+"""A plan for a configuration, found by the chosen search from profiles and the hardware.
 
-``task=partition`` writes it; a training by ``parallel=hete_mp`` begins with it.
+``task=partition`` writes the plan; a training with ``parallel=hete_mp`` begins with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 _ALIKE = ("mp", "variance")
-"""Searches that take all devices for like one of them."""
+"""Searches that treat all devices as equal to one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class FoundPlan:
     """The result of a search.
 
     Attributes:
-        plan: for a plan file and for training.
-        explanation: the same in figures.
-        profiles: of the devices, by their names, in the inventory's order.
+        plan: the plan, for a plan file and for training.
+        explanation: the plan's expected times and memory.
+        profiles: the devices' profiles, by device name, in the inventory's order.
     """
 
     plan: Plan
@@ -52,7 +52,7 @@ class FoundPlan:
     profiles: Mapping[str, Profile]
 
     def write(self, directory: RunDir) -> None:
-        """Writes the plan's table, figures and picture, and the plan file last."""
+        """Writes the plan as text, CSV and picture to a run's directory, and last the plan file."""
         write_text_atomic(directory.plan_table, plan_table(self.explanation) + "\n")
         write_csv(directory.plan_figures, [asdict(row) for row in self.explanation.rows])
         draw_shares(self.profiles, directory.shares, cuts=self.plan.cuts)
@@ -66,16 +66,17 @@ def find_plan(
     profiles: Mapping[str, Profile],
     **origin: object,
 ) -> FoundPlan:
-    """The best plan for the model on the hardware.
+    """The best plan for the model on the hardware; ``origin`` are further entries of its details.
 
-    Of a synchronous pipeline, memory counts for what its microbatches keep, and recomputed layers
-    count in that and in the stages' times. With ``recompute=auto`` the search recomputes in each
-    stage the cheapest layers with which it fits. The plan file lists what is recomputed.
+    For a synchronous pipeline, memory covers what its microbatches keep, and recomputed layers
+    count in the memory and the times of stages. With ``recompute=auto``, each stage recomputes the
+    cheapest layers with which it fits. The plan's details list the recomputed layers.
 
     Raises:
-        ConfigError: a setting does not suit the search, or layers that are named not the plan; or
-            a search that does not look at the memory of each device has a plan that does not fit.
-        ProfileError: a profile is missing, or they are of different models.
+        ConfigError: a setting does not suit the search, the layers named to recompute do not suit
+            the plan, or a search that ignores the memory of single devices finds a plan that does
+            not fit.
+        ProfileError: a profile is missing, or profiles are of different models.
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory, or the search stops before it has found one.
     """
@@ -118,12 +119,12 @@ def find_plan(
 def _problem_of(
     choice: SearchChoice, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Problem:
-    """The problem with the memory and the costs that the configuration says."""
+    """The search's problem, with the memory and the costs that the configuration implies."""
     synchronous = synchronous_stages_of(spec.parallel, profiles)
     automatic = synchronous is not None and synchronous.setting == "auto"
     if automatic and not choice.memory:
         log.warning(
-            "recompute=auto depends on the memory of the devices: the search counts it in spite of "
+            "recompute=auto depends on the devices' memory: the search counts memory despite "
             "memory=false"
         )
         choice = replace(choice, memory=True)
@@ -135,7 +136,7 @@ def _problem_of(
         unknown = [device for device, own in counted.items() if getattr(own, name) is None]
         if 0 < len(unknown) < len(counted):
             devices = ", ".join(unknown)
-            log.warning("the profile of %s has no time of %s: none is counted", devices, what)
+            log.warning("the profile of %s has no time of %s, which counts as 0", devices, what)
     return Problem.of(
         inventory,
         counted,
@@ -147,12 +148,14 @@ def _problem_of(
 
 
 def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
-    """Memory that stages need, by the settings of the search or the training; None: unlimited."""
+    """The model of stages' memory, by the settings of the search, else of the training; None: the
+    search ignores memory.
+    """
     if not choice.memory:
         return None
     mode, optimizer = spec.parallel.argument("mode"), spec.optim.optimizer
     stashes = mode != "none" and spec.parallel.synchronous is None
-    state_bytes = 1.0 if optimizer.name == "SGD" else 2.0  # as Adam has, of unknown ones too
+    state_bytes = 1.0 if optimizer.name == "SGD" else 2.0  # as for Adam
     if optimizer.name == "SGD" and not optimizer.get("momentum"):
         state_bytes = 0.0
     return MemoryModel(
@@ -164,18 +167,20 @@ def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
 
 
 def _fastest(problem: Problem, search: str) -> str:
-    """The device that takes the least time for all layers; ``mp`` counts all as that one."""
+    """Name of the device that takes the least time for all layers, to which ``search`` treats all
+    devices as equal.
+    """
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
     kinds = [kind.name for kind in problem.pool.kinds]
     name = kinds[total_s.index(min(total_s))]
     if len({*kinds}) > 1:
-        told = "%s takes all devices for alike, here for the fastest by its profile: %s"
+        told = "%s treats all devices as equal to the fastest by its profile: %s"
         log.info(told, search, name)
     return name
 
 
 def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Solution:
-    """Runs the chosen search with its options."""
+    """Runs the chosen search with its options, and refuses options that it does not use."""
     search = choice.search
     assert search is not None, "the plan is given"
     given = {
@@ -188,7 +193,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
             f"the search {search} does not use {', '.join(unused)}",
             remedy="leave out "
             + ", ".join(f"task.{name}" for name in unused)
-            + "; hete_mp uses order, mp device and levels, variance device",
+            + "; hete_mp uses order, mp uses device and levels, variance uses device",
         )
     found: Search = mp_by_levels if choice.levels else search_by_name(search)
     if search == "hete_mp":
@@ -197,7 +202,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
 
 
 def plan_table(explanation: Explanation) -> str:
-    """The plan as a table with a summary."""
+    """The plan as a table of its stages with a summary."""
     rows = [
         (
             f"{row.stage}",
@@ -232,7 +237,7 @@ def plan_table(explanation: Explanation) -> str:
         f"{rate}; {explanation.verdict()}",
     ]
     if explanation.nodes:
-        lines.append("the graph branches: stages end at its states, and hold these of its nodes")
+        lines.append("the graph branches: stages end at its states and hold these nodes")
     for number, names in enumerate(explanation.nodes or ()):
         nodes = ", ".join(name.partition(" -- ")[0] for name in names)
         lines.append(f"stage {number}: {nodes}")
@@ -242,10 +247,10 @@ def plan_table(explanation: Explanation) -> str:
 def recomputing(
     plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
-    """A given plan, with the layers to recompute in its details.
+    """The given plan, with the layers to recompute in its details.
 
     Raises:
-        ConfigError: the setting does not suit the plan, or a stage does not fit.
+        ConfigError: the setting does not suit the plan, or a stage does not fit its device.
     """
     if spec.parallel.recompute != "auto":
         return with_spans(plan, given_spans(plan, spec.parallel))

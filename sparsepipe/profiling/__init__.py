@@ -1,4 +1,4 @@
-"""SmartProfile: what each layer costs on a device, measured or read from elsewhere."""
+"""SmartProfile: the costs of each layer on a device, measured or read from a file."""
 
 from sparsepipe.profiling.graph_txt import (
     Graph,

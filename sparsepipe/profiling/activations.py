@@ -1,4 +1,4 @@
-"""Activations between layers: their tensors, their bytes, and gradients through them."""
+"""Activations between layers, as nests of tensors: their copies and their bytes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from sparsepipe.sparse import CoordinateCache, SparseTensor
 
 
 def detached(value: Any) -> Any:
-    """The same values, cut from their graph; kernel maps are kept.
-
-    A tensor requires a gradient where the value's own did, and only there.
-    """
+    """The same values, cut from their graph; ``requires_grad`` and kernel maps are kept."""
     return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
 def copied(value: Any) -> Any:
-    """Copies in the same graph, which a layer may overwrite; kernel maps are kept."""
+    """A copy in the same graph, which a layer may overwrite; kernel maps are kept."""
     return _mapped(torch.clone, value)
 
 
@@ -41,20 +38,20 @@ def coordinate_caches(value: Any) -> list[CoordinateCache]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a value: of sparse ones features and coordinates."""
+    """All tensors of a value; a sparse tensor gives its features and coordinates."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def fresh(value: Any) -> Any:
-    """A copy of the values, without what was derived from them: kernel maps are built anew."""
+    """A copy outside any graph and without kernel maps, which are built anew."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), value)
 
 
 def crossing_bytes(value: Any) -> int:
-    """Bytes of all tensors that cross a cut: features and coordinates."""
+    """Bytes of all tensors of a value that crosses a cut, features and coordinates included."""
     return sum(tensor.nbytes for tensor in tensors_in(value))
 
 
 def differentiable(value: Any) -> list[Tensor]:
-    """Tensors of a value through which gradients flow."""
+    """The tensors of a value that require a gradient."""
     return [tensor for tensor in tensors_in(value) if tensor.requires_grad]

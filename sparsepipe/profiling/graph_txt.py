@@ -1,14 +1,14 @@
-"""PipeDream's ``graph.txt``: what its profiler measured, node by node, as profiles and states.
+"""PipeDream's ``graph.txt``, in which its profiler writes costs by node, as profiles and states.
 
-A line for each node, then a line for each edge::
+The file has a line for each node, then a line for each edge::
 
     node1 -- Conv2d(3, 64, ...) -- forward_compute_time=6.097, backward_compute_time=1.958,
                 activation_size=52188160.0, parameter_size=6912.000
         node1 -- node2
 
 The line of an edge begins with a tab. Times are in milliseconds, sizes in bytes; a node with
-several outputs gives their sizes as ``[a; b]``. A fourth field, ``stage_id=...``, of files that an
-optimizer has written, is left out.
+several outputs gives their sizes as ``[a; b]``. The fourth field, ``stage_id=...``, of files that
+PipeDream's optimizer has written is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NODE = re.compile(
     r"activation_size=(.+), *parameter_size=(.+?)(?: -- .*)?"
 )
 MOST_STATES = 3_000
-"""A search looks at all pairs of states."""
+"""Limit of a graph's states, since a search looks at all pairs of them."""
 _REMEDY = "give an unchanged graph.txt of PipeDream's profiler, nodes before edges"
 
 
@@ -40,11 +40,11 @@ class Graph:
     """Layers and the edges between them.
 
     Args:
-        nodes: layers by the names of nodes, in the file's order.
-        successors: names of the nodes that each node hands its output to.
-        input_meta: bytes of the file's inputs, which are not among the nodes, as an entry of a
-            profile's ``meta``; empty without any.
-        given_bytes: bytes of the inputs that a node reads, by its name; of those nodes only.
+        nodes: layers by node name, in the file's order.
+        successors: for each node, the names of the nodes that read its output.
+        input_meta: the entry ``input_bytes`` for a profile's ``meta``: bytes of the file's inputs,
+            which are not among the nodes; empty if the file has none.
+        given_bytes: bytes of the file's inputs that a node reads, by the names of such nodes.
     """
 
     nodes: Mapping[str, LayerProfile]
@@ -53,7 +53,7 @@ class Graph:
     given_bytes: Mapping[str, float] = field(default_factory=dict)
 
     def predecessors(self) -> dict[str, list[str]]:
-        """Names of the nodes that each node gets its input from."""
+        """For each node, the names of the nodes whose outputs it reads."""
         found: dict[str, list[str]] = {name: [] for name in self.nodes}
         for name in self.nodes:
             for successor in self.successors[name]:
@@ -61,7 +61,7 @@ class Graph:
         return found
 
     def chain(self) -> list[LayerProfile] | None:
-        """The layers one after another; None where the graph branches."""
+        """The layers in the order of execution; None where the graph branches."""
         before = self.predecessors()
         heads = [name for name in self.nodes if not before[name]]
         if len(heads) != 1:
@@ -75,18 +75,18 @@ class Graph:
 
 
 def read_graph(path: str | os.PathLike[str]) -> Graph:
-    """Reads a file."""
+    """Reads a ``graph.txt``."""
     remedy = "correct the path of the graph.txt"
     with reading.explained(Path(path), "graph", error=ProfileError, remedy=remedy):
         return parse_graph(reading.read_text(path))
 
 
 def parse_graph(text: str) -> Graph:
-    """Reads a file's text; what PipeDream's optimizer leaves out is left out.
+    """Parses the text of a ``graph.txt``, without the nodes that PipeDream's optimizer ignores.
 
-    That is the nodes of the input, whose cost is the same for all plans, and unused outputs picked
-    from a tuple: sources called ``Input`` and sinks called ``__getitem__``, as the
-    function ``main`` of PipeDream's ``optimizer_graph_hierarchical.py`` has it.
+    These are the inputs, whose cost is the same for all plans, and unused outputs picked from a
+    tuple: sources called ``Input`` and sinks called ``__getitem__``, as in the function ``main`` of
+    PipeDream's ``optimizer_graph_hierarchical.py``.
     """
     nodes: dict[str, LayerProfile] = {}
     successors: dict[str, list[str]] = {}
@@ -135,14 +135,11 @@ def parse_graph(text: str) -> Graph:
 
 
 def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
-    """A graph without branches as a profile, exactly.
-
-    ``source`` in its ``meta`` should name the origin of the figures.
-    """
+    """The profile of a graph without branches; ``source`` in ``meta`` should name its origin."""
     nodes = graph.chain()
     if nodes is None:
         raise ProfileError(
-            "the graph branches: it is no chain of layers",
+            "the graph branches: it is not a chain of layers",
             remedy="partition it by its states (sparsepipe.profiling.antichain_states)",
         )
     layers = tuple(replace(layer, index=index) for index, layer in enumerate(nodes))
@@ -178,7 +175,7 @@ def _without_ends(graph: Graph) -> Graph:
 
 
 def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
-    """A graph as a profile: its layers if they form a chain, else its nodes and states."""
+    """The profile of a graph: its layers if they form a chain, else its nodes and states."""
     if graph.chain() is not None:
         return chain_profile(graph, meta=meta)
     layers = tuple(
@@ -194,17 +191,18 @@ def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
 
 
 def antichain_states(graph: Graph) -> list[State]:
-    """The states of a graph, each after those that it includes; the last one is all layers.
+    """The states of a graph, each after those that it includes; the last one has all layers.
 
     A state is a set of layers that includes all predecessors of its layers: the work of a stage and
     of the stages before it. A stage is the step from one state to another that includes it, and its
-    cost the difference between the two. PipeDream names a state by its *antichain*, the layers in
-    it that no other of its layers follows (Narayanan et al., PipeDream, SOSP 2019; its optimizer's
-    ``Graph.antichain_dag``). A chain of L layers has L states.
+    cost is the difference between the two. PipeDream names a state by its *antichain*, the layers
+    in it that no other of its layers follows (Narayanan et al., PipeDream, SOSP 2019; its
+    optimizer's ``Graph.antichain_dag``). A chain of L layers has L states.
 
-    States of as many layers keep the order in which a search through the graph, breadth first
-    from its first layer, meets them. Each layer's output counts once, and only where a layer
-    outside waits for it; PipeDream also counts some outputs that no stage outside needs.
+    States with equally many layers are in the order in which a breadth-first search from the
+    graph's first layer finds them. In ``cut_bytes``, a layer's output counts once, and only if a
+    layer outside the state reads it; PipeDream also counts some outputs that no stage outside
+    needs.
     """
     number = {name: place for place, name in enumerate(graph.nodes)}
     predecessors = graph.predecessors()
@@ -229,7 +227,7 @@ def antichain_states(graph: Graph) -> list[State]:
             seen |= after[node]
         if len(found) > MOST_STATES:
             raise ProfileError(
-                f"the graph has more than {MOST_STATES:,} states: too many branches run abreast",
+                f"the graph has more than {MOST_STATES:,} states: too many branches are parallel",
                 remedy="merge the layers of a block into one node, or profile the model as a "
                 "chain of blocks",
             )

@@ -1,7 +1,7 @@
-"""SmartProfile: each layer's forward and backward time, alone, on real batches.
+"""SmartProfile: the forward and backward times of single layers on real batches.
 
-Zhai et al., SparsePipe, section 4.1: 50 warm-up and 100 measured iterations, forward and
-backward apart (:mod:`sparsepipe.profiling.passes`).
+As in Zhai et al., SparsePipe, section 4.1, 50 warm-up iterations precede 100 measured ones, and
+forward and backward are timed separately (:mod:`sparsepipe.profiling.passes`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sparsepipe.profiling.timing import (
 )
 
 Cut = Callable[[Any], Sequence[Any]]
-"""Gives the parts of a batch."""
+"""Cuts a batch into its parts, the microbatches."""
 
 _PASSES_A_STEP = 4
-"""Measured passes for each step of the whole network and each update: amid them, so that a machine
-whose speed changes with the minutes shows the same to all."""
+"""Measured passes for each timed step of the whole network and each update. These are spread among
+the passes, so that changes of the machine's speed affect all alike."""
 
 
 def measure(
@@ -52,24 +52,25 @@ def measure(
 
     Args:
         layers: the network, on ``device``.
-        batches: inputs of the network on ``device``, which take turns; nothing was computed from
+        batches: inputs of the network, on ``device``, used in turn; nothing has been computed from
             them yet.
-        device: where it runs.
-        num_warmup: passes before those that count.
-        num_measured: passes that count, for medians and quartiles.
-        meta: other facts for the profile's ``meta``, beside ``step_s``, the median time of the
-            whole network in one piece.
-        optimizer: whose update of the whole network is timed, as is a copy of all weights; None:
-            layers have neither.
+        device: the device that computes.
+        num_warmup: number of passes before the measured ones.
+        num_measured: number of measured passes, from which medians and quartiles are taken.
+        meta: further entries for the profile's ``meta``; ``step_s`` there is the median time of a
+            forward and backward of the whole network.
+        optimizer: makes the optimizer whose update of the whole network is timed, as is a copy of
+            all weights; None: neither is timed.
         between: called after each pass with its number, to report or to stop.
-        slowed: makes the context of work on a device that is slower than this one.
-        cut: gives the parts of a batch on which layers run one after another; times are then sums
-            over them, while sizes are those of batches.
+        slowed: makes the context of a computation that emulates a slower device.
+        cut: cuts a batch into parts on which the network runs one after another. Times are then
+            sums over the parts, but sizes are those of whole batches.
     """
     if not batches or num_measured < 1 or num_warmup < 0:
         raise ProfileError(
-            f"{len(batches)} batches, {num_warmup} warm-up and {num_measured} measured passes",
-            remedy="give one batch or more, and one measured pass or more",
+            f"a profile cannot be measured with {len(batches)} batches, {num_warmup} warm-up and "
+            f"{num_measured} measured passes",
+            remedy="give at least one batch and one measured pass",
         )
     updates = optimizer and Updates(layers, optimizer, device=device, slowed=slowed)
     with _training(layers):
@@ -113,7 +114,7 @@ def _passes_and_steps(
     slowed: Slowed,
     cut: Cut,
 ) -> tuple[list[Pass], list[float]]:
-    """Passes over the layers, and times in seconds of steps of the whole network amid them."""
+    """The measured passes over the layers, and the seconds of the whole network's steps."""
     passes: list[Pass] = []
     steps_s: list[float] = []
     if updates is not None:
@@ -137,9 +138,9 @@ def _passes_and_steps(
 def _rows(
     layers: nn.Sequential, passes: Sequence[Pass], amounts: dict[str, list[float]]
 ) -> tuple[LayerProfile, ...]:
-    """The layers' medians over passes; ``amounts`` are other figures by their names."""
+    """The layers' profiles with medians over passes; ``amounts`` are further fields by name."""
     rows = []
-    # Unlike named_children(), with layers that occur twice.
+    # named_children() would leave out the repetitions of a layer that occurs twice.
     for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True)):
         forward_s, forward_spread_s = median_and_spread([p.forward_s[index] for p in passes])
         backward_s, backward_spread_s = median_and_spread([p.backward_s[index] for p in passes])
@@ -163,8 +164,8 @@ def _rows(
 def _sizes(
     layers: nn.Sequential, batches: Sequence[Any], passes: Sequence[Pass], device: torch.device
 ) -> dict[str, list[float]]:
-    """Bytes of each layer, by their names in a profile."""
-    batch = heaviest(layers, batches)  # limits of memory are for the worst
+    """Bytes of each layer, by name of the field in a profile."""
+    batch = heaviest(layers, batches)  # the worst batch must fit the memory
     begins, ends = border_bytes(layers, batch)
     if device.type == "cuda":
         whole = one_pass(layers, fresh(batch), device, nullcontext)
@@ -182,7 +183,9 @@ def _sizes(
 
 @contextmanager
 def _training(layers: nn.Sequential) -> Iterator[None]:
-    """Sets training mode; restores statistics of norm layers and the mode afterwards."""
+    """Sets training mode within the block; afterwards, restores the modes and all buffers, such as
+    the statistics of norm layers.
+    """
     buffers = [(buffer, buffer.clone()) for buffer in layers.buffers()]
     modes = [(module, module.training) for module in layers.modules()]
     layers.train()

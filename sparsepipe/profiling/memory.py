@@ -1,4 +1,4 @@
-"""Bytes that layers keep for their backward, and the most bytes that are alive at a time."""
+"""Bytes that layers save for their backward, and the most bytes of tensors alive at a time."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from sparsepipe.sparse import CoordinateCache, derived_tensors
 
 
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that operators make while it is entered, until they are freed.
+    """Counts the bytes of storages that operators make within the block, until they are freed.
 
-    It sees every operator of this thread, also inside autograd functions, and temporaries between
-    two operators; but neither the scratch memory of a kernel nor the memory of other libraries.
-    Older storages are not counted. It is slow, so that nothing should be timed meanwhile.
+    It sees every operator of this thread, even inside autograd functions, but neither the scratch
+    memory of a kernel nor the memory of other libraries. Storages from before the block do not
+    count. It slows operators down, so that nothing should be timed within the block.
 
     Attributes:
         bytes: bytes alive now.
-        peak_bytes: most bytes alive at a time since :meth:`restart`.
+        peak_bytes: most bytes alive at a time since the last :meth:`restart`.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: Any = WeakIdKeyDictionary()
 
     def restart(self) -> int:
-        """Begins a new peak; the bytes that are alive now."""
+        """Begins a new peak, and returns the bytes that are alive now."""
         self.peak_bytes = self.bytes
         return self.bytes
 
@@ -72,14 +72,16 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Most bytes of tensors that each layer has alive beyond those before its forward.
+    """The most bytes of tensors alive in each layer's forward and backward, beyond those alive
+    before its forward.
 
-    Its output, the tensors that it keeps for its backward and temporaries count; in the backward
-    the gradients that it makes, but not the one that it receives. Statistics of norm layers move
-    on, and parameters have no gradients afterwards.
+    They cover the layer's output, the tensors that it saves for its backward, temporaries and, in
+    the backward, the gradients that it makes, but not the one that it receives. The pass updates
+    the statistics of norm layers and leaves parameters without gradients.
 
     Returns:
-        Bytes of each layer's forward and backward (0 without one), of the batch that takes most.
+        For each layer, the bytes of its forward, and those of its backward (0 without one), each
+        for the batch that takes most.
     """
     forward, backward = [0.0] * len(layers), [0.0] * len(layers)
     for batch in batches:
@@ -105,32 +107,32 @@ def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[flo
 
 
 def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
-    """The batch of which a forward pass keeps most; statistics of norm layers move on."""
+    """The batch for which a forward pass saves most; updates the statistics of norm layers."""
     return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
 
 
 def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
-    """Bytes that a forward pass in the network's present mode keeps for each layer.
+    """Bytes that each layer saves in a forward pass in the network's present mode.
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
     count. Tensors that the forward derives from coordinates (indices, kernel maps, gather plans)
     live as long as the graph and count for the layer that first uses them; those that only the
-    backward derives, and the memory of other libraries, do not count. The batch is left as it is;
-    statistics of norm layers move on.
+    backward derives, and the memory of other libraries, do not count. The batch does not change,
+    but the pass updates the statistics of norm layers.
     """
     return [float(size) for size in Kept(list(layers), fresh(batch)).sizes]
 
 
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
-    """Bytes that a stage keeps beside the :func:`saved_bytes` of its layers.
+    """Bytes that a stage keeps in addition to the :func:`saved_bytes` of its layers.
 
-    A stage that begins with a layer keeps the input that it received, and derives from coordinates
-    again what layers before it have derived; one that ends with a layer keeps its output. A pass
-    measures this for each first layer, up to where no tensor is left that the layer received: from
-    there on it keeps as much as a pass through all layers.
+    A stage keeps the input that it received, and derives again from coordinates what earlier stages
+    have derived; it also keeps the output of its last layer. For each first layer, a pass measures
+    this up to the layer after which no received tensor is left; from there on, a stage keeps as
+    much as a pass through all layers.
 
     Returns:
-        The bytes of a stage that begins with each layer, and of a stage that ends with it.
+        For each layer, the bytes of a stage that begins with it, and of a stage that ends with it.
     """
     whole = Kept(list(layers), fresh(batch))
     begins, value = [], fresh(batch)
@@ -146,33 +148,34 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
 
 def _received(value: Any) -> Any:
-    """The value without derived tensors and not a leaf, so that layers may change it in place."""
+    """A copy of the value without derived tensors, not a leaf, so that layers may overwrite it."""
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad).clone(), value
     )
 
 
 class Kept:
-    """Storages that a forward pass keeps, each counted once.
+    """Storages that a forward pass of ``layers`` on ``value`` saves, each counted once.
 
-    Where it was ``received``, the input counts for the first layer.
+    If ``value`` was ``received`` from another stage, it counts for the first layer.
 
     Attributes:
-        sizes: bytes that each layer is the first to save.
-        outputs: bytes of each layer's output that no layer has saved.
-        borders: marks of the tensors and coordinate caches before each layer and after the last.
+        sizes: for each layer, the bytes that it is the first to save.
+        outputs: for each layer, the bytes of its output that no layer so far has saved.
+        borders: identifiers of the tensors and coordinate caches that enter each layer and that
+            leave the last.
     """
 
     def __init__(self, layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> None:
         own = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)
         self._there = {tensor.untyped_storage().data_ptr() for tensor in own}
-        # All that was saved stays alive to the end: an address that is given out again would pass
-        # for a storage that was counted.
+        # Saved tensors stay alive to the end: a storage at an address used before would be taken
+        # for one that was counted.
         self._alive: dict[int, Tensor] = {}
         self.sizes: list[int] = []
         self.outputs: list[int] = []
         self.borders: list[set[int]] = []
-        passed: list[Any] = []  # so that no mark is given out twice
+        passed: list[Any] = []  # kept alive, so that no identifier is used twice
         levels: list[CoordinateCache] = []
         with saved_tensors_hooks(self._note, lambda tensor: tensor):
             for layer in layers:
@@ -191,7 +194,7 @@ class Kept:
         self._mark(value)
 
     def _note(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor for the present layer."""
+        """Counts a tensor's storage for the present layer, unless it was counted before."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
         if place not in self._there and place not in self._alive:
@@ -200,7 +203,9 @@ class Kept:
         return tensor.detach()
 
     def _mark(self, value: Any) -> Any:
-        """Marks the tensors that pass between layers; what must stay alive for the marks."""
+        """Records the identifiers of what passes between layers; returns what must stay alive for
+        them to remain unique.
+        """
         caches, tensors = coordinate_caches(value), [t.detach() for t in tensors_in(value)]
         marks = {id(cache) for cache in caches}
         self.borders.append(marks | {tensor.untyped_storage().data_ptr() for tensor in tensors})

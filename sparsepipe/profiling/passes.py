@@ -1,10 +1,10 @@
-"""One pass over a network's layers, each alone: all forwards, then all backwards.
+"""A pass over a network's layers, timed one by one: all forwards, then all backwards.
 
-Each layer runs on the output of the layer before it, cut from its graph, right after that one: a
-GPU is waited for only when all layers have been launched, as in a training step. What is derived
-from coordinates is kept from layer to layer and counts for the layer that first uses it. A device
-that is made slower pauses once behind the forwards and once behind the backwards, as in training;
-the layers share the pause in proportion to their times.
+Each layer runs on the output of the previous one, cut from its graph. As in a training step, the
+pass waits for a GPU only when all layers have been launched. Tensors derived from coordinates are
+kept from layer to layer, and count for the layer that first uses them. A device that is made
+slower pauses once after the forwards and once after the backwards, as in training; the layers
+share the pause in proportion to their times.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from sparsepipe.sparse import watching_kernel_maps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Figures of one pass over all layers, a list of one value a layer each.
+    """Figures of a pass over all layers; each list has one value for each layer.
 
     Attributes:
         forward_s: seconds of the forward.
         backward_s: seconds of the backward.
         kernel_map_s: seconds of the forward in which kernel maps are built.
         activation_bytes: bytes of the output.
-        held_bytes: bytes that the forward has left in use, as CUDA counts; 0 elsewhere, as below.
-        peak_bytes: most bytes in use beyond those before the forward.
+        held_bytes: bytes that the forward leaves in use, by CUDA's allocator; 0 on a CPU.
+        peak_bytes: most bytes in use in the forward or backward, beyond those in use before the
+            forward, by CUDA's allocator; 0 on a CPU.
     """
 
     forward_s: list[float] = field(default_factory=list)
@@ -46,7 +47,9 @@ class Pass:
 def pass_over(
     layers: nn.Sequential, parts: Sequence[Any], device: torch.device, slowed: Slowed
 ) -> Pass:
-    """One pass over each part of a batch: sums of seconds and activations, maxima of memory."""
+    """Makes a pass over each part of a batch; returns sums of seconds and activation bytes, and
+    maxima of memory.
+    """
     found = [one_pass(layers, part, device, slowed) for part in parts]
     if len(found) == 1:
         return found[0]
@@ -59,10 +62,7 @@ def pass_over(
 
 
 def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:
-    """Forward through all layers in one go, then backward through all of them.
-
-    The gradient of the last layer's output is random.
-    """
+    """Runs all forwards, then all backwards, from a random gradient of the last layer's output."""
     ends, found = _forward(layers, batch, device, slowed)
     layers.zero_grad(set_to_none=True)
     _backward(ends, found, device, slowed)
@@ -73,7 +73,9 @@ def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Sl
 def _forward(
     layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], Pass]:
-    """Each layer's input and output in a graph of its own, and the figures."""
+    """Runs all forwards; returns each layer's input and output, in a graph of their own, and the
+    figures.
+    """
     whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
     found = Pass()
@@ -83,7 +85,7 @@ def _forward(
     with slowed():
         for layer, build in zip(layers, builds, strict=True):
             value = detached(output)
-            given = copied(value)  # a layer that works in place may overwrite no leaf
+            given = copied(value)  # a layer that works in place must not overwrite a leaf
             with _memory(device) as used:
                 clock.mark()
                 with watching_kernel_maps(build.mark):
@@ -104,7 +106,7 @@ def _forward(
 def _backward(
     ends: Sequence[tuple[Any, Any]], found: Pass, device: torch.device, slowed: Slowed
 ) -> None:
-    """Run each layer's backward, and add its seconds and memory to the figures."""
+    """Runs all backwards, and adds their seconds and memory to ``found``."""
     whole, clock = Clock(device), Clock(device)
     gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
     clock.synchronise()
@@ -114,7 +116,7 @@ def _backward(
             roots = differentiable(output)
             with _memory(device) as used:
                 clock.mark()
-                if roots:  # a layer without parameters behind the data has no backward
+                if roots:  # a first layer without parameters has no backward
                     torch.autograd.backward(roots, gradients)
                 clock.mark()
             peak = found.held_bytes[index] + used[1]
@@ -130,14 +132,16 @@ def _backward(
 
 
 def _stretch(whole: Clock) -> float:
-    """Factor by which the pause behind a pass lengthens it."""
+    """Factor by which the pause after the computation lengthens it."""
     computing_s, pausing_s = whole.seconds()
     return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
 
 
 @contextmanager
 def _memory(device: torch.device) -> Iterator[list[int]]:
-    """Bytes that the block leaves in use, and its peak, beyond those before it; 0 but on CUDA."""
+    """Yields a list that holds, after the block, the bytes that it left in use and its peak, both
+    beyond the bytes in use before it; zeros except on CUDA.
+    """
     used = [0, 0]
     if device.type != "cuda":
         yield used

@@ -1,4 +1,4 @@
-"""The profile: costs of each layer of a model on one device, and its file."""
+"""Profiles, which hold the costs of each layer of a model on one device, and their files."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _REMEASURE = "measure the model again with task=profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """Costs of one layer for a minibatch of the profile's size.
+    """Costs of one layer for a minibatch of the profile's size; None: not measured.
 
     Args:
-        index: place in the model, from 0; the input is not counted.
-        name: the layer's name in the model, or how it is built.
-        kind: its class.
-        forward_s: seconds of its forward pass.
-        backward_s: seconds of its backward pass.
-        activation_bytes: bytes that cross the link if the model is cut after this layer: features
-            and coordinates, without a header of 4 KiB with their structure.
-        parameter_bytes: bytes of its parameters.
-        saved_bytes: bytes that the forward keeps for the backward, kernel maps included, of the
-            batch that keeps most; None, here and below: not measured.
-        begin_bytes: bytes that a stage which begins with this layer keeps beside the
-            ``saved_bytes`` of its layers: the input it received, and kernel maps built anew.
-        end_bytes: bytes that a stage which ends with it keeps beside them: its output.
-        forward_spread_s: distance of the quartiles of the measured forward times.
-        backward_spread_s: distance of the quartiles of the measured backward times.
-        kernel_map_s: the part of the forward time in which kernel maps are built.
-        peak_bytes: most memory in use in the layer's forward or backward pass, beyond what was in
-            use before its forward: by CUDA's allocator, elsewhere of tensors (see ``memory.py``).
-            The gradient that the layer gets counts with the layer behind it.
-        update_s: the layer's share of the time in which the optimizer updates all parameters.
-        copy_s: the layer's share of the time in which all parameters that are trained are copied
-            to other memory, as a pipeline copies stashed weights.
+        index: position in the model, from 0, not counting the input.
+        name: the layer's name in the model, or in a ``graph.txt`` the text that describes it.
+        kind: name of the layer's class.
+        forward_s: seconds of the forward.
+        backward_s: seconds of the backward.
+        activation_bytes: bytes sent if the model is cut after this layer: features and coordinates,
+            not the 4-KiB header that describes them.
+        parameter_bytes: bytes of the parameters.
+        saved_bytes: bytes that the forward saves for the backward, kernel maps included, for the
+            batch that needs most.
+        begin_bytes: bytes that a stage beginning with this layer keeps in addition to the
+            ``saved_bytes`` of its layers: the received input, and kernel maps built anew.
+        end_bytes: bytes that a stage ending with this layer keeps in addition: the output.
+        forward_spread_s: interquartile range of the measured forward times, in seconds.
+        backward_spread_s: interquartile range of the measured backward times, in seconds.
+        kernel_map_s: seconds of the forward in which kernel maps are built.
+        peak_bytes: most bytes in use during the forward or the backward, beyond those in use before
+            the forward: by CUDA's allocator, or on a CPU the bytes of tensors. They include the
+            gradients that the layer computes, but not the one that it receives.
+        update_s: the layer's share of the seconds of an optimizer's update of all parameters.
+        copy_s: the layer's share of the seconds of copying all trained parameters within the
+            device's memory, as a pipeline does when it stashes weights.
     """
 
     index: int
@@ -64,22 +64,23 @@ class LayerProfile:
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward together."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Layers of a branching graph that are done when a stage ends; see ``antichain_states``.
+    """Layers of a branching graph that are done when a stage ends (see ``antichain_states``).
 
     Args:
-        layers: numbers of the nodes in the graph's order, as the bits of a number.
+        layers: bit mask of the state's layers; bit i stands for the graph's i-th node.
         antichain: names of the layers that no other layer of the state follows.
-        compute_s: seconds of the forward and backward of all layers.
-        parameter_bytes: bytes of the parameters of all layers.
-        input_bytes: bytes that all layers read: the outputs of their predecessors, and the graph's
-            inputs.
-        cut_bytes: bytes of the outputs that layers outside wait for, which cross a cut here.
+        compute_s: seconds of the forward and backward of all layers of the state.
+        parameter_bytes: bytes of the parameters of all layers of the state.
+        input_bytes: bytes that all layers of the state read: outputs of their predecessors, and
+            inputs of the graph.
+        cut_bytes: bytes sent if the graph is cut here: the outputs that layers outside the state
+            read.
     """
 
     layers: int
@@ -96,18 +97,19 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The layers of one model on one device.
+    """The costs of the layers of one model on one device.
 
     Args:
-        layers: in the model's order.
-        meta: ``model``, ``batch_size``, ``resolution``, ``point_ratio``, ``device``, ``dtype``,
-            ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``,
-            ``input_bytes``, ``load_s``, and other facts about the measurement.
-        states: states of a branching graph, whose nodes ``layers`` are then; the last one is all
-            of them. The profile file does not contain them.
+        layers: the layers' profiles, in the model's order.
+        meta: facts about the measurement: ``model``, ``batch_size``, ``resolution``,
+            ``point_ratio``, ``device``, ``dtype``, ``backend``, ``num_warmup``, ``num_measured``,
+            ``versions``, ``source``, ``input_bytes``, ``load_s`` and others.
+        states: states of a branching graph whose nodes are ``layers``, the last state with all of
+            them; empty for a chain. The profile file does not contain them.
 
     Raises:
-        ProfileError: there are no layers, or numbers, times or sizes are impossible.
+        ProfileError: there are no layers, their indices are not 0, 1, ..., or a time or size is not
+            a valid number.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -120,42 +122,44 @@ class Profile:
         for place, layer in enumerate(self.layers):
             if layer.index != place:
                 raise ProfileError(
-                    f"the profile's layer {place} has the number {layer.index}",
-                    remedy="number the layers from 0 on, without gaps",
+                    f"layer {place} of the profile has index {layer.index}",
+                    remedy="number the layers from 0 without gaps",
                 )
             for name in _AMOUNTS:
                 value = getattr(layer, name)
                 if not reading.is_amount(value) and (value is not None or name not in _OPTIONAL):
                     raise ProfileError(
-                        f"layer {place} of the profile has {name}={value}",
+                        f"layer {place} of the profile has {name}={value}, which is not a possible "
+                        "amount",
                         remedy=f"give numbers from 0 to {reading.LARGEST:g}, or {_REMEASURE}",
                     )
         for name in ("input_bytes", "load_s"):
             value = self.meta.get(name, 0.0)
             if not reading.is_amount(value):
                 raise ProfileError(
-                    f"the profile has {name}={reading.shown(value)} in its meta",
-                    remedy=f"give a number from 0 on, leave it out, or {_REMEASURE}",
+                    f"the profile's meta has {name}={reading.shown(value)}, which is not a possible"
+                    " amount",
+                    remedy=f"give a number of at least 0, leave it out, or {_REMEASURE}",
                 )
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """Number of layers."""
         return len(self.layers)
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward of all layers."""
+        """Seconds of the forward and backward of all layers."""
         return sum(layer.compute_s for layer in self.layers)
 
     @property
     def update_s(self) -> float | None:
-        """Seconds of the update of all layers; None where not all have been measured."""
+        """Seconds of the optimizer's update of all layers; None where one is not measured."""
         return _sum([layer.update_s for layer in self.layers])
 
     @property
     def copy_s(self) -> float | None:
-        """Seconds of copying the weights of all layers; None where not all have been measured."""
+        """Seconds of copying the weights of all layers; None where one is not measured."""
         return _sum([layer.copy_s for layer in self.layers])
 
     @property
@@ -165,7 +169,7 @@ class Profile:
 
     @property
     def input_bytes(self) -> float:
-        """Bytes of the first layer's input; 0 where it was not measured."""
+        """Bytes of the model's input; 0 where not measured."""
         return float(self.meta.get("input_bytes", 0.0))
 
     @property
@@ -187,10 +191,10 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads a profile file's text.
+        """Parses a profile file's text.
 
         Raises:
-            ProfileError: it is no profile.
+            ProfileError: the text is not a valid profile.
         """
         try:
             value = reading.mapping(reading.parse_json(text), "the whole")
@@ -212,7 +216,7 @@ class Profile:
             raise
         except (ValueError, TypeError) as error:  # a layer with other keys
             raise ProfileError(
-                f"this is no profile: {error}",
+                f"this is not a valid profile: {error}",
                 remedy='write {"meta": {...}, "layers": [{"index": 0, ...}, ...]}, or make the '
                 "file with task=profile",
             ) from error
@@ -222,7 +226,7 @@ class Profile:
         """Reads a profile file.
 
         Raises:
-            ProfileError: it is missing, or no profile.
+            ProfileError: the file is missing or is not a valid profile.
         """
         remedy = "correct its path, or measure the device with task=profile"
         with reading.explained(Path(path), "profile", error=ProfileError, remedy=remedy):
@@ -239,8 +243,8 @@ _AMOUNTS = tuple(f.name for f in fields(LayerProfile) if f.name not in ("index",
 _OPTIONAL = tuple(f.name for f in fields(LayerProfile) if f.default is None)
 
 ACTIVATION_TOLERANCE = 0.2
-"""Share by which the bytes of an activation may differ: points are drawn at random, and the
-profiles of the paper's authors differ by 18 %."""
+"""Share by which the bytes of an activation may differ between devices: points are drawn at random,
+and the profiles of the paper's authors differ by 18 %."""
 
 _TOLERANCES = {"activation_bytes": ACTIVATION_TOLERANCE, "parameter_bytes": 0.001}
 _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
@@ -252,29 +256,30 @@ def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None
         known = ", ".join(profiles) or "none"
         raise ProfileError(
             f"no profile of {', '.join(missing)} is known (profiled: {known})",
-            remedy="measure it with task=profile on that device, and name its profile.json as "
+            remedy="measure it with task=profile on that device, and name its profile.json in "
             "task.profiles, parallel.search.profiles or under 'profile' of the device in the "
             "hardware inventory",
         )
 
 
 def check_agreement(profiles: Mapping[str, Profile]) -> None:
-    """Refuses profiles that no one model could have on several devices.
+    """Refuses profiles of several devices that are not of the same model and batch.
 
     Raises:
-        ProfileError: layers, their kinds or sizes differ, or ``meta`` in what belongs to one run.
+        ProfileError: the number, kinds or sizes of the layers differ, or the model, batch size,
+            resolution, point ratio or data type in ``meta``.
     """
     (first, reference), *others = profiles.items()
     for device, profile in others:
         problems = [
-            f"{device} was measured with {name}={b}, {first} with {name}={a}"
+            f"{device} was measured with {name}={b}, but {first} with {name}={a}"
             for name in _SAME_RUN
             for a, b in ((reference.meta.get(name), profile.meta.get(name)),)
             if None not in (a, b) and a != b
         ]
         if profile.num_layers != reference.num_layers:
             problems.append(
-                f"{device} has {profile.num_layers} layers, {first} has {reference.num_layers}"
+                f"{device} has {profile.num_layers} layers, but {first} has {reference.num_layers}"
             )
         for one, other in zip(reference.layers, profile.layers, strict=False):
             layer = f"layer {one.index} ({one.kind})"
@@ -289,6 +294,6 @@ def check_agreement(profiles: Mapping[str, Profile]) -> None:
                     )
         if problems:
             raise ProfileError(
-                f"the profiles are not of one model and batch: {problems[0]}",
+                f"the profiles are not of the same model and batch: {problems[0]}",
                 remedy="profile the same model with the same data on every device (task=profile)",
             )

@@ -1,4 +1,4 @@
-"""Times on a device: of a network's step, update and copy, and the device's own speed."""
+"""Times of a network's step, update and copy on a device, and the device's own speed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sparsepipe.profiling.activations import differentiable
 class Clock:
     """Marks in the work of a device, and the seconds between them.
 
-    On CUDA marks are events in the current stream, and nothing waits for the device until the
-    seconds are read; elsewhere they are readings of a monotonic clock.
+    On CUDA, marks are events in the current stream, and nothing waits for the device until the
+    seconds are read; on a CPU, they are readings of a monotonic clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Clock:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Marks the end of the work so far."""
+        """Sets a mark at the end of the work so far."""
         if self._cuda:
             event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
@@ -40,7 +40,7 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Seconds between each mark and the next; the marks are dropped."""
+        """Returns the seconds between each mark and the next, and drops the marks."""
         marks, self._marks = self._marks, []
         if not self._cuda:
             return [after - before for before, after in pairwise(marks)]
@@ -54,7 +54,7 @@ class Clock:
 
 
 def median_and_spread(times_s: Sequence[float]) -> tuple[float, float]:
-    """The median, and the distance between the quartiles."""
+    """The median and the interquartile range."""
     if len(times_s) < 2:
         return times_s[0], 0.0
     low, middle, high = statistics.quantiles(times_s, n=4, method="inclusive")
@@ -62,7 +62,7 @@ def median_and_spread(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 Slowed = Callable[[], AbstractContextManager[None]]
-"""Makes the context of a computation, which takes longer there."""
+"""Makes a context that lengthens the computation within it."""
 
 
 def step_seconds(
@@ -70,7 +70,7 @@ def step_seconds(
 ) -> float:
     """Seconds of a network's forward and backward in its present mode; gradients are dropped.
 
-    Nothing may have been computed from ``value``, its input, before.
+    Nothing may have been computed from the input ``value`` before.
     """
     clock = Clock(device)
     clock.synchronise()
@@ -87,13 +87,14 @@ def step_seconds(
 
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+"""Makes an optimizer of the given parameters."""
 
 
 class Updates:
-    """Measures updates and copies of all trained parameters, which are restored at the end.
+    """Times updates and copies of all trained parameters; :meth:`restore` undoes the updates.
 
-    Where a pipeline stashes weights, it copies those that a minibatch in flight still uses before
-    it updates them. Clipping and hooks are not counted.
+    A pipeline that stashes weights copies, before an update, those that a minibatch in flight still
+    uses. Clipping and hooks are not timed.
     """
 
     def __init__(
@@ -103,14 +104,15 @@ class Updates:
         self._optimizer = make(self._trained) if self._trained else None
         self._device, self._slowed = device, slowed
         self._before: list[Tensor] = []
-        self._room: list[Tensor] = []  # for copies: memory that is used again, as a pipeline's is
+        self._room: list[Tensor] = []  # for copies: memory that is reused, as in a pipeline
         self._copies_s: list[float] = []
         self._updates_s: list[float] = []
 
     def take(self, *, counts: bool = True) -> None:
-        """Makes a copy, then an update by gradients of zero.
+        """Times a copy, then an update with zero gradients.
 
-        The first ones allocate memory for copies and the optimizer's state, and should not count.
+        The first call allocates memory for copies and the optimizer's state: ``counts`` should be
+        False for it, so that its times are dropped.
         """
         if self._optimizer is None:
             return
@@ -144,9 +146,8 @@ class Updates:
                 parameter.grad = None
 
     def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
-        """Seconds of updates and of copies of each layer, by their names in a profile.
-
-        Layers share them in proportion to their trained parameters.
+        """Each layer's share of the median seconds of an update and of a copy, by name of the field
+        in a profile, in proportion to its trained parameters.
         """
         sizes = own_bytes(layers, trained=True)
         whole = sum(sizes) or 1
@@ -157,11 +158,11 @@ class Updates:
 
 
 def own_bytes(layers: nn.Sequential, *, trained: bool = False) -> list[int]:
-    """Bytes of the parameters of each layer; shared ones count once, for the first that has them.
+    """Bytes of the parameters of each layer; shared ones count once, for the first layer with them.
 
     Args:
         layers: the network.
-        trained: parameters that are frozen do not count.
+        trained: whether only trained parameters count, not frozen ones.
     """
     seen: set[int] = set()
     sizes = []
@@ -174,16 +175,16 @@ def own_bytes(layers: nn.Sequential, *, trained: bool = False) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Operations or bytes a second: the median, and the distance between the quartiles."""
+    """Operations or bytes per second: the median and the interquartile range."""
 
     per_s: float
     spread_per_s: float
 
 
 def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: int) -> Speed:
-    """Floating-point operations a second of a product of two square matrices, by ``torch.mm``.
+    """Floating-point operations per second of ``torch.mm`` on two square matrices.
 
-    In float32, without TF32. A product of n by n takes 2 n^3 operations.
+    The matrices are in float32, without TF32. A product of n by n takes 2 n^3 operations.
     """
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
@@ -198,9 +199,9 @@ def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: in
 
 
 def copy_speed(device: torch.device, *, size_bytes: int, warmups: int, repeats: int) -> Speed:
-    """Bytes a second that a copy within a device's memory reads and writes.
+    """Bytes per second that a copy within a device's memory reads and writes.
 
-    ``size_bytes``, the size of the copied tensor, should be far above that of caches.
+    The size of the copied tensor, ``size_bytes``, should be much larger than the device's caches.
     """
     source = torch.ones(max(1, size_bytes // 4), device=device)
     target = torch.empty_like(source)

@@ -1,1 +1,1 @@
-"""A run's directory: identity, locks, signals, checkpoints, logs, memory; the ledger of runs."""
+"""Runs: their directories, locks, signals, checkpoints, logs and memory, and the ledger of runs."""

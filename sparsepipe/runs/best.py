@@ -1,4 +1,4 @@
-"""The best of finished runs by one of their figures."""
+"""The best of several finished runs by one of their figures."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from sparsepipe.utils.files import PathLike, expanded
 
 Mode = Literal["max", "min"]
 VALIDATION = "val/accuracy"
-"""By this figure a run is the best where nobody names another one."""
+"""The figure by which runs are compared if no other is named."""
 _SMALLER = re.compile(r"loss|error|bubble|bytes|(?<!_per)_s(/|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestRun:
-    """A run that is the best of several.
+    """The best of several runs.
 
     Attributes:
-        value: of the figure by which it is.
-        directory: of the run; None where it is not at or below the place that was searched, as of
-            a ledger that is kept elsewhere.
-        checkpoint: its best checkpoint, else its last one; None where none is left.
-        result: its row of the ledger, values by columns.
-        same: how many other runs have the same value.
+        value: the run's value of the figure that was compared.
+        directory: the run's directory; None where it is not at or below the place that was
+            searched, as with a ledger that was moved.
+        checkpoint: the run's best checkpoint, else its last one; None where none is left.
+        result: the run's row of the ledger, as values by column.
+        same: number of other runs with the same value.
     """
 
     value: float
@@ -43,18 +43,18 @@ class BestRun:
 
 
 def mode_of(key: str) -> Mode:
-    """Whether a figure is the best where it is largest or smallest, by its name.
+    """Whether the largest or the smallest value of a figure is the best, judged by its name.
 
-    Losses, errors, times, bytes and bubbles are best when they are small, all else when large.
+    Losses, errors, times, bytes and bubbles are best when small, all other figures when large.
     """
     return "min" if _SMALLER.search(key) else "max"
 
 
 def best_of(results: Sequence[Mapping[str, Any]], key: str, *, mode: Mode) -> list[int]:
-    """The places of the results with the best value of a figure, that of the best run first.
+    """The indices of the results with the best value of a figure, the best run first.
 
-    Of runs with the same value it is the one that was begun first, and of those that were begun in
-    the same second the one whose id comes first. What has no finite number is passed over.
+    Among runs with the same value, the best is the one that began first; among those that began in
+    the same second, the one whose id comes first. Results without a finite value are skipped.
     """
     numbers = {
         place: float(result[key])
@@ -68,7 +68,7 @@ def best_of(results: Sequence[Mapping[str, Any]], key: str, *, mode: Mode) -> li
 
 
 def in_order(results: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """The places of results with the same value, by the rule of :func:`best_of`."""
+    """The indices of results with the same value, in the order of :func:`best_of`."""
 
     def began(place: int) -> tuple[bool, str, str]:
         moment = results[place].get("started_at")
@@ -84,27 +84,28 @@ def best(
     mode: Mode | None = None,
     experiment: str | None = None,
 ) -> BestRun:
-    """The finished run with the best value of a figure.
+    """The finished run with the best value of a figure; by default, one of the validation.
 
-    It is a figure of the validation unless another one is named: who chooses by the test set has no
-    test set any more.
+    A figure of the test should not be used to choose: the test set would no longer be one.
 
     Args:
-        where: as of :func:`sparsepipe.results.load_results`.
-        objective: a column of the ledger with numbers; of runs with equal values the one that was
-            begun first, see :func:`best_of`.
-        mode: ``max`` or ``min``; None: by the name, see :func:`mode_of`.
-        experiment: only its runs.
+        where: the runs to compare, as in :func:`sparsepipe.results.load_results`.
+        objective: a column of the ledger with numbers. Among equal values, the run that began
+            first is the best (:func:`best_of`).
+        mode: ``max`` or ``min``; None: chosen by the column's name (:func:`mode_of`).
+        experiment: name of the experiment whose runs are compared; None: all.
 
     Raises:
-        ConfigError: ``mode`` is neither, or no run has such a figure though they have others.
+        ConfigError: ``mode`` is neither ``max`` nor ``min``, or no run has the figure.
         NoRunsError: no finished run exists.
-        DataError: see :func:`sparsepipe.results.load_results`.
+        DataError: the runs cannot be read, as in :func:`sparsepipe.results.load_results`.
     """
     from sparsepipe.runs.rundir import RunDir  # and numpy, for which --help need not wait
 
     if mode not in (None, "max", "min"):
-        raise ConfigError(f"mode={mode!r}", remedy="choose 'max' or 'min', or leave it out")
+        raise ConfigError(
+            f"mode={mode!r} is neither 'max' nor 'min'", remedy="choose one of them, or none"
+        )
     rows = rows_of(load_results(where, experiment=experiment))
     places = best_of(rows, objective, mode=mode or mode_of(objective))
     if not places:
@@ -120,7 +121,7 @@ def best(
         for path in run_directories(root.parent if root.is_file() else root)
         if path.name == row["run_id"]
     ]
-    # The same computation under two names has one run id.
+    # The same computation in two experiments has the same run id.
     found.sort(key=lambda run: run.path.parent.name != row.get("name"))
     return BestRun(
         value=float(row[objective]),
@@ -134,14 +135,14 @@ def best(
 def without_figure(
     message: str, objective: str, figures: Iterable[str], *, remedy: str
 ) -> ConfigError:
-    """The error of runs that lack the figure by which one is to be chosen.
+    """The error for runs that lack the figure by which the best is chosen.
 
     Args:
-        message: what lacks it; the nearest of ``figures`` is named behind it, one of the test only
-            where ``objective`` is of the test: nobody is to choose by that for want of another.
-        objective: the figure.
-        figures: that there are.
-        remedy: names others; comes after that of a missing validation.
+        message: which runs lack the figure; a similar name among ``figures`` is appended. Figures
+            of the test are suggested only in place of such a figure: they should not choose.
+        objective: the missing figure.
+        figures: the figures that the runs have.
+        remedy: how to name another figure; the remedy for a missing validation precedes it.
     """
     of_test = objective.startswith("test")
     others = [figure for figure in figures if of_test or not figure.startswith("test")]

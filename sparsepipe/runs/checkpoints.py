@@ -1,4 +1,4 @@
-"""Reading and writing checkpoints, with messages for those that do not fit."""
+"""Reading and writing checkpoints, and refusing those that do not fit a model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sparsepipe.utils.values_only import load_values, numpy_allowed
 
 _SHOWN = 3
 _FRONTS = ("", "model.", "net.", "network.", "backbone.", "layers.")
-"""Before the names of a network's layers, what other programs and our modules have."""
+"""Prefixes of layers' names in the weights of other programs and of this package."""
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
-"""Of torch's error message, the name of what a checkpoint may not hold."""
+"""Finds, in torch's error message, the type that a checkpoint may not contain."""
 
 
 def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
-    """The checkpoint file that a task loads, of a run directory the best one."""
+    """The checkpoint file that a task loads; for a run directory, the best one if it was kept."""
     if spec.checkpoint is None:
         raise ConfigError(
             f"task={task} needs a checkpoint",
@@ -43,12 +43,14 @@ def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
 
 
 def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs") -> Path:
-    """The checkpoint file of a path: itself, or the last one of a run directory.
+    """The checkpoint file at a path: the file itself, or the last checkpoint of a run directory.
 
     Args:
-        source: a file or a run directory.
-        best: of a run directory the best one; the other where it is not kept.
-        outputs: the directory of experiments, whose runs with the id ``source`` the error names.
+        source: path of a file or a run directory.
+        best: whether to prefer a run directory's best checkpoint to its last one. If the preferred
+            one was not kept, the other is taken.
+        outputs: the directory of all experiments, in which the error looks for a run with the id
+            ``source``.
     """
     path = expanded(source)
     of_run = [RunDir(path).last, RunDir(path).best]
@@ -62,8 +64,8 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
     hint = f", such as {such[0].parent.parent}" if such else ""
     if run.done.exists():
         hint += (
-            "; this run is finished and has kept what trainer.checkpoints and task=clean have left:"
-            f" {run.kept_checkpoint or 'none'}"
+            "; this run is finished, and trainer.checkpoints or task=clean has left this "
+            f"checkpoint: {run.kept_checkpoint or 'none'}"
         )
     raise CheckpointError(
         f"no checkpoint at {path}",
@@ -72,7 +74,7 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
 
 
 def first_weights(spec: RunSpec) -> dict[str, str]:
-    """The entry of ``result.json`` with the file of the first weights, if any."""
+    """The entry of ``result.json`` with the fingerprint of the first weights' file, if any."""
     named = spec.checkpoint
     return {} if named is None else {"first_weights": file_fingerprint(find_checkpoint(named))}
 
@@ -80,11 +82,11 @@ def first_weights(spec: RunSpec) -> dict[str, str]:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint's content, on the CPU, with its weights as ``state_dict``.
 
-    It is read as values only: no code of a file runs.
+    Only values are read: no code in the file runs.
 
     Args:
-        path: of Lightning's, of another program's with its weights as ``model_state_dict`` or
-            ``model``, or the weights alone.
+        path: path of a checkpoint of Lightning, of one of another program with its weights as
+            ``model_state_dict`` or ``model``, or of the weights alone.
     """
     remedy = "remove it if it was cut off; a run with force=true starts anew"
     with reading.explained(path, "checkpoint", error=CheckpointError, remedy=remedy):
@@ -94,9 +96,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         if named := _NOT_ALLOWED.search(str(error)):
             raise CheckpointError(
-                f"{path} holds a {named[1]}, which is read from no checkpoint: it could run code",
-                remedy=f"if you trust the file, torch.serialization.add_safe_globals([{named[1]}]) "
-                "in a module that the run imports; or keep such values out of checkpoints",
+                f"{path} holds a {named[1]}, which is not read: it could run code",
+                remedy="if you trust the file, call "
+                f"torch.serialization.add_safe_globals([{named[1]}]) in a module that the run "
+                "imports; or keep such values out of checkpoints",
             ) from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
@@ -110,24 +113,24 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not ((below or whole) and are_values):
         raise CheckpointError(
             f"{path} has no 'state_dict' of tensors with values",
-            remedy="give a checkpoint that Lightning wrote, or what torch.save(model.state_dict(), "
-            "path) did",
+            remedy="give a checkpoint written by Lightning or with "
+            "torch.save(model.state_dict(), path)",
         )
     return {**(whole if below else {}), "state_dict": weights}
 
 
 _WEIGHTS = ("state_dict", "model_state_dict", "model")
-"""Keys below which checkpoints of Lightning and of other programs have their weights."""
+"""Keys of the weights in checkpoints of Lightning and of other programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """What became of each tensor of a file and of each of the model's.
+    """Which tensors of a file were loaded into which tensors of a model.
 
     Args:
-        rows: name in the model, name in the file, and what became of it; a name is empty where
-            there is none.
-        notes: what was recognised in the file's names, in words.
+        rows: a row for each tensor: name in the model, name in the file (empty where it is in only
+            one of them), and whether it was loaded, skipped (and why) or missing.
+        notes: remarks on other names or layouts that were recognised in the file.
     """
 
     rows: tuple[tuple[str, str, str], ...]
@@ -135,7 +138,7 @@ class LoadedWeights:
 
     @property
     def complete(self) -> bool:
-        """Whether the model has taken all of the file, and the file had all of the model."""
+        """Whether file and model have the same tensors, and all were loaded."""
         return all(state == LOADED for _, _, state in self.rows)
 
     def table(self) -> list[dict[str, str]]:
@@ -154,20 +157,20 @@ LOADED, SKIPPED, MISSING = "loaded", "skipped", "missing"
 def load_weights(
     module: nn.Module, weights: Mapping[str, Tensor], source: Path, *, strict: bool = True
 ) -> LoadedWeights:
-    """Loads weights into a module, whose names a file may have with other prefixes.
+    """Loads weights into a module; names in the file may have other prefixes.
 
-    ``module.`` at the front and ``_orig_mod.`` and ``_forward_module.`` anywhere are left out of
-    the file's names: DDP, torch.compile and Fabric add them. A name that the model lacks then gets
-    the model's own first part in place of one of :data:`_FRONTS`. A tensor fits where name and
-    shape are the model's, ones in shapes aside. A 5-D ``weight`` in the place of a ``kernel`` is
-    one of spconv, [C_out, K, K, K, C_in] or in version 1 [K, K, K, C_in, C_out], with indices as
-    (batch, z, y, x); not with K = 1 in version 2, where releases disagree on the order.
+    From the file's names, a leading ``module.`` and any ``_orig_mod.`` and ``_forward_module.``
+    are removed, which DDP, torch.compile and Fabric add. If the model lacks such a name, one of the
+    prefixes :data:`_FRONTS` is replaced by the model's own. A tensor fits if its name and shape are
+    the model's, except for dimensions of size 1. A 5-D ``weight`` in the place of a ``kernel`` is
+    taken for spconv's: [C_out, K, K, K, C_in] or, in version 1, [K, K, K, C_in, C_out], with
+    indices as (batch, z, y, x); except for K = 1 in version 2, where releases differ in the order.
 
     Args:
-        module: takes the weights; unchanged where an error is raised.
-        weights: tensors by names.
-        source: the file, for errors.
-        strict: all tensors of both must fit.
+        module: the module that gets the weights; unchanged if an error is raised.
+        weights: the file's tensors by name.
+        source: path of the file, for errors.
+        strict: whether all tensors of file and module must fit, or at least one.
     """
     own = module.state_dict()
     if adapt := getattr(module, "adapt_weights", None):
@@ -199,7 +202,7 @@ def load_weights(
 
 
 def _names_in(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """The file's names by the model's."""
+    """The name in the file of each of the model's tensors that the file has."""
     firsts = {name.partition(".")[0] for name in own}
     front = f"{firsts.pop()}." if len(firsts) == 1 else ""
     found: dict[str, str] = {}
@@ -217,7 +220,7 @@ def _names_in(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[
 
 
 def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
-    """A tensor of a file in the shape of the model's; None where it does not fit."""
+    """The file's tensor ``value`` in the shape of the model's ``own``; None: it does not fit."""
     shape = own.shape
     if (value.is_complex(), value.layout) != (own.is_complex(), own.layout):
         return None
@@ -225,7 +228,7 @@ def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
         return value
     if name.endswith("kernel") and value.ndim == 5:  # spconv's; ours is [K^3, C_in, C_out]
         if shape[0] == 1 and tuple(value.shape[:3]) != (1, 1, 1):
-            return None  # spconv 2 has it as [C_in, C_out] or transposed, by its release
+            return None  # [C_in, C_out] or transposed, depending on spconv's release
         if value.shape[0] == shape[2] and value.shape[4] == shape[1]:
             value = value.permute(1, 2, 3, 4, 0)
         spread = value.reshape(-1, *value.shape[3:])
@@ -236,11 +239,11 @@ def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
 
 def _of_another_model(loaded: LoadedWeights, source: Path, *, strict: bool) -> CheckpointError:
     differences = [
-        f"{name} is missing in it"
+        f"it lacks {name}"
         if state == MISSING
         else f"{name} is {state.removeprefix(f'{SKIPPED}: ')}"
         if name
-        else f"it has {there}, the model has not"
+        else f"it has {there}, but the model has not"
         for name, there, state in loaded.rows
         if state != LOADED
     ]
@@ -250,21 +253,21 @@ def _of_another_model(loaded: LoadedWeights, source: Path, *, strict: bool) -> C
     hint = f", as in {config}" if config.is_file() else ""
     return CheckpointError(
         f"{source} is of another model: {shown}" + (f"; and {more} more" if more > 0 else ""),
-        remedy=f"choose the model, its width and the data it was trained with{hint}"
-        + ("; to train on with what fits, set checkpoint_strict=false" if strict else ""),
+        remedy=f"choose the model, its width and the data of its training{hint}"
+        + ("; to begin with only what fits, set checkpoint_strict=false" if strict else ""),
     )
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to the given path and nowhere else.
 
-    Lightning's own goes by way of the system's temporary directory, which may be small or
-    full where the run's is not.
+    Lightning's own class writes to the system's temporary directory first, which may be smaller or
+    fuller than the run's.
     """
 
     @override
     def load_checkpoint(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Reads a checkpoint, numpy's numbers and arrays included where only values are read."""
+        """Reads a checkpoint; numpy's numbers and arrays also count as values."""
         with numpy_allowed():
             return super().load_checkpoint(*args, **options)
 
@@ -272,7 +275,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        # In memory first: given a file, torch hides the disk's error behind its own.
+        # In memory first: writing to a file, torch would replace the disk's error with its own.
         content = io.BytesIO()
         torch.save(checkpoint, content)
         place = Path(path)

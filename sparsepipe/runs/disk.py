@@ -1,4 +1,4 @@
-"""What runs take on disk: the checkpoints that a finished run keeps, and removing those of many."""
+"""The disk space of runs: removing checkpoints that a run does not keep, or those of many runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sparsepipe.utils.files import expanded, markdown_table, writing
 
 
 def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
-    """The checkpoints of a run that a setting does not keep.
+    """The checkpoints of a run that the setting ``keep`` does not keep.
 
-    ``best`` keeps the last one where none is the best, as nothing was validated; ``last`` the best
-    one without a last one.
+    ``best`` keeps the last checkpoint if there is no best one, for want of a validation; ``last``
+    keeps the best one if there is no last one.
     """
     there = sorted(directory.checkpoints.glob("*.ckpt"))
     if keep == "both":
@@ -37,7 +37,7 @@ def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
 
 
 def size_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of files; one with several names counts once, and one that has just gone not at all."""
+    """Bytes of the files; a file with several names counts once, and a file that is gone as 0."""
     found: dict[tuple[int, int], int] = {}
     for path in paths:
         with suppress(OSError):
@@ -47,15 +47,15 @@ def size_bytes(paths: Iterable[Path]) -> int:
 
 
 def size_text(size: int) -> str:
-    """Text such as ``0.4 MB`` and ``12.3 GB``."""
+    """A size in bytes as text, such as ``0.4 MB`` or ``12.3 GB``."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def keep_checkpoints(directory: RunDir, keep: KeptCheckpoints) -> str:
-    """Removes the checkpoints of a finished run that it is not to keep.
+    """Removes the checkpoints that a finished run does not keep.
 
     Returns:
-        What the run takes on disk now, as a line.
+        A line with the size of the run on disk.
     """
     with writing(directory.checkpoints):
         for path in superfluous(directory, keep):
@@ -80,23 +80,23 @@ def clean(
     keep: KeptCheckpoints = "none",
     ask: bool = True,
 ) -> str:
-    """Lists checkpoints of finished runs, and removes them after a question.
+    """Lists checkpoints of finished runs, and removes them after asking.
 
     Args:
-        directories: of configurations; not used.
-        width: of the terminal; not used, as paths are not cut.
+        directories: directories of configurations; not used.
+        width: width of the terminal; not used, since paths are not cut.
         where: a directory of runs.
-        experiment: only its runs.
+        experiment: name of the experiment whose runs are listed; None: all.
         keep: ``best`` or ``last`` to keep that checkpoint of each run.
-        ask: before anything is removed.
+        ask: whether to ask before anything is removed.
 
     Returns:
-        A line that says what was removed.
+        A line about what was removed.
     """
     del directories, width
     place = expanded(where)
     if not place.is_dir():
-        raise NoRunsError(f"directory of runs {place} not found", remedy="name it as paths.outputs")
+        raise NoRunsError(f"directory of runs {place} not found", remedy="set paths.outputs to it")
     runs = [RunDir(path.absolute()) for path in run_directories(place)]
     experiments = sorted({run.path.parent.name for run in runs})
     if experiment is not None and experiment not in experiments:
@@ -126,8 +126,8 @@ def clean(
     sys.stdout.flush()
     if ask and not sys.stdin.isatty():
         raise ConfigError(
-            "nothing is removed: there is no terminal to ask in",
-            remedy="task.ask=false removes what is listed without a question",
+            "nothing is removed, since there is no terminal to ask in",
+            remedy="set task.ask=false to remove what is listed without a question",
         )
     answer = "n" if ask else "y"
     with suppress(EOFError):
@@ -137,7 +137,7 @@ def clean(
         return "nothing is removed"
     counts = Counter(_removed(run, files) for run, files in found.items())
     done = f"removed checkpoints of {counts[True]} run{'' if counts[True] == 1 else 's'}"
-    left = f"; {counts[False]} left, which other processes work on" if counts[False] else ""
+    left = f"; skipped {counts[False]}, used by other processes" if counts[False] else ""
     return done + left
 
 

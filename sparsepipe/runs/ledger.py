@@ -1,7 +1,7 @@
-"""The ledger: the results of many finished runs as one table, in memory and as files.
+"""The ledger: the results of many finished runs as one table, in memory and in files.
 
-A run's directory has ``config.yaml`` from its beginning and ``result.json`` towards its end;
-``DONE.json`` is written last, so that a run with it is whole.
+A run writes ``config.yaml`` at its beginning, ``result.json`` towards its end and ``DONE.json``
+last, which marks it as finished.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LOCK = ".ledger.lock"
 _LIMIT_BYTES = 1 << 28
-"""Size of a ledger's file at most: a run takes a few kilobytes."""
+"""Largest size of a ledger's file, in which a run takes a few kilobytes."""
 _LIMIT_S = 60.0
-"""How long to wait for another process: a ledger of thousands of runs takes seconds."""
+"""Longest wait for another process, which writes a ledger of thousands of runs in seconds."""
 Kind = Literal["measured", "emulated", "simulated"]
 PARQUET, CSV = "ledger.parquet", "ledger.csv"
 _NEEDED = {"run_id", "kind"}
@@ -52,24 +52,24 @@ _REPORT = "report"
 def load_results(
     where: PathLike = "outputs", *, experiment: str | None = None, kind: Kind | None = None
 ) -> pd.DataFrame:
-    """The results of finished runs, a row each, by experiment and run id.
+    """The results of finished runs, one row for each, ordered by experiment and run id.
 
-    Columns are the keys of ``result.json``, in the same order and of the same types from
-    whichever source; docs/results.md says what they mean. Lists are JSON text.
+    Columns are the keys of ``result.json``, with the same order and types from every source;
+    docs/results.md explains them. Lists are JSON text.
 
     Args:
-        where: a directory of runs, of an experiment or of several; or a ledger's file (Parquet or
-            CSV). Ledgers in directories at or below that have no runs count as well, a run that is
-            in several of them once; an unreadable one further below is skipped with a
-            warning. ``~`` and environment variables count.
-        experiment: only its runs: those below the directory of this name and those that ledgers
-            elsewhere have of it; without such a directory all whose ``name`` it is.
-        kind: only runs of this kind.
+        where: a directory of runs, of one experiment or of several, or a ledger's file (Parquet or
+            CSV). In a directory, ledgers in subdirectories without runs are read too; a run in
+            several of them counts once, and an unreadable one further below is skipped with a
+            warning. ``~`` and environment variables are expanded.
+        experiment: name of the experiment whose runs are wanted: those below the directory of this
+            name, and those that ledgers elsewhere have of it; None: all.
+        kind: kind of the runs that are wanted; None: all.
 
     Raises:
-        NoRunsError: no such file or directory exists, no finished run in it or none of that
+        NoRunsError: no such file or directory exists, or no finished run in it is of that
             experiment and kind.
-        DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
+        DataError: runs cannot be read, a file is not a valid ledger, or a run exists twice.
     """
     source = expanded(where)
     if source.exists() and not source.is_dir():
@@ -82,20 +82,20 @@ def load_results(
 def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFrame:
     """Writes ``ledger.parquet`` and ``ledger.csv`` of all finished runs of an experiment.
 
-    Each appears whole or not at all, and in the same rows and columns whenever it is written.
-    Processes that write a ledger at the same time wait for each other, so that the last one has all
-    rows.
+    Files are replaced as a whole, and the same runs always give the same rows and columns.
+    Processes that write a ledger at the same time wait for each other, so that the last one writes
+    all rows.
 
     Args:
         experiment_dir: the directory of the runs.
-        to: the directory of the files; None: beside the runs.
+        to: the directory to write to; None: ``experiment_dir``.
 
     Returns:
         The table, as :func:`load_results` reads it from either file.
 
     Raises:
-        DataError: no finished run exists, one is there twice, a file cannot be written, or
-            another process has been writing them for a minute.
+        DataError: no finished run exists, a run exists twice, a file cannot be written, or another
+            process has been writing the ledger for a minute.
     """
     source = expanded(experiment_dir)
     if not source.is_dir():
@@ -114,7 +114,7 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
                 f"another process has been writing the ledger in {directory} for {_LIMIT_S:g} s",
                 remedy="end it, then write the ledger anew (sparsepipe.runs.ledger.gather)",
             ) from None
-        tree = read_tree(source)  # what others finish meanwhile, they write after this
+        tree = read_tree(source)  # processes that finish a run meanwhile write after this one
         if not tree.rows:
             raise _without_runs(tree, source)
         frame = _table(tree.rows.values())
@@ -131,7 +131,7 @@ def _table(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
-    """Rows of a tree of runs, and of ledgers in directories without runs."""
+    """The rows of all runs in a directory tree, and of the ledgers in directories without runs."""
     if not source.is_dir():
         raise NoRunsError(
             f"directory {source} not found",
@@ -151,8 +151,8 @@ def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
             if place in (source, own):
                 raise
             log.warning(
-                "%s; it is left out. remedy: write it anew (sparsepipe.runs.ledger.gather), or "
-                "move it elsewhere",
+                "%s; the ledger is left out. remedy: write it anew "
+                "(sparsepipe.runs.ledger.gather), or move it elsewhere",
                 error.message,
             )
     placed += tree.rows.items()
@@ -168,7 +168,7 @@ def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
 
 
 def _without_runs(tree: Tree, source: Path) -> DataError:
-    """The error of a directory without finished runs."""
+    """The error for a directory without finished runs."""
     counts = {"unfinished": tree.unfinished, "with a broken result.json": tree.broken}
     others = [
         f"{number} {what}"
@@ -177,8 +177,8 @@ def _without_runs(tree: Tree, source: Path) -> DataError:
     ]
     return (DataError if tree.broken else NoRunsError)(
         f"{source} has no finished run" + (f", but {' and '.join(others)}" if others else ""),
-        remedy="run the experiment (sparsepipe -m experiment=NAME), or again, which goes on "
-        "with unfinished runs; or give the directory where its runs are",
+        remedy="run the experiment (sparsepipe -m experiment=NAME), which goes on with unfinished "
+        "runs; or give the directory of its runs",
     )
 
 
@@ -196,13 +196,13 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
             if source.suffix.lower() == ".parquet":
                 rows: list[dict[str, Any]] = parquet.read_table(source).to_pylist()
             else:
-                # As text: cells say by themselves what they are, and names are the first row.
+                # As text, with the names as the first row: cell_value finds the types.
                 frame = pd.read_csv(
                     source, header=None, dtype=str, na_filter=False, skip_blank_lines=False
                 )
                 head, *cells = [list(map(cell_value, row)) for row in frame.to_numpy().tolist()]
                 rows = [dict(zip(map(str, head), row, strict=True)) for row in cells]
-        except ArrowException as error:  # some are no ValueError
+        except ArrowException as error:  # not always a ValueError
             raise ValueError(str(error).partition("\n")[0]) from error
         if lacking := _NEEDED - set(rows[0] if rows else ()):
             raise ValueError(f"it has no {' and no '.join(sorted(lacking))}")
@@ -215,7 +215,7 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
 def _chosen(
     rows: list[dict[str, Any]], key: str, value: str | None, source: Path
 ) -> list[dict[str, Any]]:
-    """Rows with a value of a key; all rows for None. Some must have it."""
+    """The rows in which ``key`` is ``value`` (None: all rows); a NoRunsError where none is."""
     found = [row for row in rows if value is None or row.get(key) == value]
     if value is not None and not found:
         what = "experiment" if key == "name" else key
@@ -229,10 +229,10 @@ def _chosen(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """Finished runs of a tree by directory, and its other directories.
+    """The runs in a directory tree, and its other directories.
 
     Attributes:
-        rows: results of finished runs.
+        rows: the results of finished runs, by directory.
         unfinished: directories of unfinished runs.
         broken: directories of finished runs whose result cannot be read.
         others: directories that belong to no run.
@@ -251,7 +251,7 @@ def read_tree(root: Path) -> Tree:
     while the tree is read.
 
     Raises:
-        DataError: a directory cannot be read, or one run lies in two of them.
+        DataError: a directory cannot be read, or a run exists in two directories.
     """
     rows: dict[Path, dict[str, Any]] = {}
     unfinished, broken, others, first = [], [], [], dict[tuple[str, str], Path]()
@@ -263,7 +263,7 @@ def read_tree(root: Path) -> Tree:
         try:
             row = _result_of(path) if (path / _DONE).exists() else None
         except DataError as error:
-            if (path / _DONE).exists():  # else it was started anew meanwhile
+            if (path / _DONE).exists():  # else the run has just been started anew
                 broken.append(path)
                 log.warning(
                     "%s; the run is left out. remedy: remove %s and give the run's command again, "
@@ -280,34 +280,34 @@ def read_tree(root: Path) -> Tree:
             if (other := first.setdefault(run, path)) != path:
                 raise DataError(
                     f"{_RUN.format(*run)} is in {other} and in {path}",
-                    remedy="remove the copy, move it out of the tree, or give a directory that has "
-                    "one of them",
+                    remedy="remove the copy, move it out of the tree, or give a directory with "
+                    "only one of them",
                 )
     return Tree(rows=rows, unfinished=unfinished, broken=broken, others=others)
 
 
 def _result_of(path: Path) -> dict[str, Any]:
-    """The content of ``result.json``, with its name, id and end where it lacks them."""
+    """The content of ``result.json``; a missing name, run id or end of the run is added."""
     found = read_mapping(path / _RESULT)
     try:
         ended = moment(read_mapping(path / _DONE, time=reading.amount)["time"])
     except (DataError, ValueError, OverflowError, OSError):
-        ended = None  # that the file exists is all that counts
+        ended = None  # the run is finished all the same
     known = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": ended}
     return {**found, **{key: item for key, item in known.items() if found.get(key) is None}}
 
 
 def run_directories(root: Path) -> Iterator[Path]:
-    """The directories of runs at or below a directory, in order of their names.
+    """The directories of runs at or below a directory, ordered by name.
 
-    Hidden ones, in which runs are removed, are left out; a directory that links lead to as well
-    comes once. Raises a DataError where a directory cannot be read.
+    Hidden directories, from which runs are being removed, are left out; a directory that links also
+    lead to comes once. Raises a DataError where a directory cannot be read.
     """
     return (path for path, is_run in _walk(root) if is_run)
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Directories by name, and whether each is a run's; runs are not entered."""
+    """Directories ordered by name, and whether each is a run's; runs are not entered."""
     ahead, seen = [root], set()
     while ahead:
         path = ahead.pop()

@@ -1,14 +1,14 @@
 """Values of many runs as one table: its columns, their types, and cells as text.
 
-Columns have one of four types whatever runs lack: truth, whole numbers, numbers, text. What fits
-none of the first three is text: lists and mappings as JSON, and all values of a column in which
-runs have values of unlike types, such as ``parallel.devices`` (``auto`` and 2). A ledger has the
-columns of :data:`ALWAYS` whatever ran, then those of :data:`OF_TASKS` that some run has, then what
-else runs have written, by name; the configuration comes last.
+A column has one of four types, whatever values are missing: truth values, whole numbers, numbers or
+text. Lists and mappings are JSON text, and so are all values of a column in which runs have values
+of different types, such as ``parallel.devices`` (``auto`` and 2). A ledger has all columns of
+:data:`ALWAYS`, then those of :data:`OF_TASKS` that some run has, then all others that runs have
+written, ordered by name; the configuration comes last.
 
-In text an empty cell is a missing value, what reads as JSON is that value, and all else is text as
-it stands. Text that would be taken for something else is quoted as JSON is, so that ``"12"`` is
-text, and 12 a number.
+In a CSV file, an empty cell is a missing value, a cell that is valid JSON has that value, and any
+other cell is text. Text that would be read as something else is quoted as in JSON, so that ``"12"``
+is text, but 12 is a number.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 Dtype = Literal["boolean", "Int64", "float64", "string"]
-"""Type of a column in pandas: truth values, whole numbers, numbers and text."""
+"""Type of a column in pandas: truth values, whole numbers, numbers or text."""
 
 _CONFIG = (
     *("backend", "callbacks", "data", "hardware", "hydra", "model", "optim", "parallel"),
     *("task", "trainer"),
 )
-"""Groups of the configuration, whose keys have a dot behind these."""
+"""Groups of the configuration, to which keys such as ``data.root`` belong."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerColumn:
-    """A column of the ledger."""
+    """A column of the ledger: its name, type and unit (empty where it has none)."""
 
     name: str
     dtype: Dtype
@@ -126,7 +126,7 @@ _KNOWN = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """The columns of a ledger whose runs have these keys, in their order."""
+    """The columns, in order, of a ledger whose runs have the keys ``names``."""
     found = set(names)
     known = [c.name for c in ALWAYS] + [c.name for c in OF_TASKS if c.name in found]
     others = sorted(found - set(known))
@@ -141,13 +141,13 @@ _TAKES: Mapping[Dtype, frozenset[type]] = {
     "Int64": frozenset({int}),
     "float64": frozenset({int, float}),
 }
-"""Types of values that a column of a type takes as they are; text takes all."""
+"""For each type of column, the types of values that it takes; text takes all."""
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """The table of some rows, which may have unlike keys.
+    """The table of rows, which may have different keys.
 
-    What is None or missing, or a number that is not finite, is missing in the table.
+    A value that is None, missing or a number that is not finite is missing in the table.
     """
     import pandas as pd
 
@@ -157,7 +157,7 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
-    """The values of a column in the type that is known of it, else in the first that fits."""
+    """The values as a column of its known type, else of the first type that fits."""
     import pandas as pd
 
     kinds = {
@@ -172,7 +172,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
     dtype = known if known and kinds <= _TAKES.get(known, kinds) else next(fitting, "string")
     if dtype == "string":
         texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-        # Files take no half characters.
+        # Files cannot hold single surrogates.
         values = [v and v.encode("utf-8", "replace").decode("utf-8") for v in texts]
     elif dtype == "float64":
         values = [None if value is None else float(value) for value in values]
@@ -180,7 +180,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table, in plain values; None where one is missing."""
+    """The rows of a table as plain values; None where a value is missing."""
     import pandas as pd
 
     columns = {
@@ -191,7 +191,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def cell_text(value: Any) -> str:
-    """A value of a table as text that :func:`cell_value` reads back equal."""
+    """A value as the text of a cell, from which :func:`cell_value` reads an equal value."""
     if value is None:
         return ""
     as_it_stands = isinstance(value, str) and value.isprintable() and cell_value(value) == value
@@ -199,14 +199,14 @@ def cell_text(value: Any) -> str:
 
 
 def cell_value(text: str) -> Any:
-    """The value of a cell's text."""
+    """The value that the text of a cell stands for."""
     if not text:
         return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return value if _finite(value) == value else text  # Infinity by itself is a word
+    return value if _finite(value) == value else text  # the bare word Infinity is text
 
 
 def _finite(value: Any) -> Any:
@@ -214,5 +214,7 @@ def _finite(value: Any) -> Any:
 
 
 def plan_text(config: str, cuts: Sequence[int]) -> str:
-    """Text such as ``2-1 at 24``: devices of each stage, and first layers of all but the first."""
+    """A plan as text, such as ``2-1 at 24``: replicas of each stage, and the first layers of all
+    stages but the first.
+    """
     return f"{config} at {', '.join(map(str, cuts))}" if cuts else config

@@ -1,4 +1,4 @@
-"""Locks of runs, and directories for processes that work together."""
+"""Locks of runs, and temporary directories for processes that work together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Keeps two processes from working on one run."""
+    """Locks a run within the block, so that two processes do not work on it at the same time.
+
+    Waits up to ``wait_s`` seconds for another process; then raises a ConfigError.
+    """
 
     def on_wait() -> None:
         if wait_s:
@@ -42,25 +45,24 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
 
 _PREFIX = "sparsepipe-"
 _IN_USE = ".in-use"
-"""Lock of the process that has made a directory. Numbers of processes would not do, where
-containers share the place."""
+"""Lock file of the process that has made a directory. Process ids would not be enough where
+containers share the temporary directory."""
 _LONGEST_BYTES = 107 - len("/listener-12345678")
-"""Of a directory in which sockets can have a name; that of a socket has 107 bytes at most."""
+"""Longest path of a directory for sockets, whose own paths may have 107 bytes."""
 _SHARED_MEMORY = Path("/dev/shm")
 _SEMAPHORES = "mp-"
-"""What names of semaphores of ``multiprocessing`` begin with."""
+"""Prefix of the names of semaphores of ``multiprocessing``."""
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty directory for messages between processes while the block runs.
+    """Makes an empty directory for messages between processes, for the duration of the block.
 
-    A process that is killed leaves its own behind; the next one that needs such a directory removes
-    it.
+    A killed process leaves its directory behind; the next process that makes one removes it.
     """
     place = Path(tempfile.gettempdir())
     for path in place.glob(f"{_PREFIX}*"):
-        # Somebody else's, one in use, or one that another process has just removed.
+        # Another user's, one in use, or one that another process has just removed.
         with suppress(OSError, LockHeldError):
             if (path / _IN_USE).exists():
                 with file_lock(path / _IN_USE):
@@ -81,20 +83,21 @@ _kept = ExitStack()
 
 
 def keep_temporary_files_apart() -> None:
-    """Lets this process and those of its loaders leave nothing behind, however they end.
+    """Lets :func:`scratch` remove the temporary files of this process and its loader workers, even
+    if they are killed.
 
-    What ``multiprocessing`` makes for them, sockets in ``pymp-*`` and semaphores ``sem.mp-*``, goes
-    into a directory of :func:`scratch` that is kept as long as this process lives, and under its
-    name. So the next start knows what is of a dead process of ours, and removes nothing else. Where
-    the path of that directory is too long for sockets, they stay in ``pymp-*``.
+    The sockets that ``multiprocessing`` makes in ``pymp-*`` go into a directory of :func:`scratch`
+    that exists as long as this process, and its semaphores ``sem.mp-*`` get the directory's name.
+    The next start thus knows which of them belong to a dead process. If the path of the directory
+    is too long for sockets, they stay in ``pymp-*``.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if settings.get("semprefix") != "/mp":  # it has been called; a worker has its parent's
         return
-    with suppress(OSError):  # no room: then they go where they always do
+    with suppress(OSError):  # without space, they stay where they are by default
         directory = _kept.enter_context(scratch())
         settings["semprefix"] = f"/{_SEMAPHORES}{directory.name}"
         if settings.get("tempdir") is None and len(os.fsencode(directory)) <= _LONGEST_BYTES:
             settings["tempdir"] = str(directory)
-        # As multiprocessing removes its own: when loaders have ended.
+        # When loader workers have ended, as multiprocessing removes its own files.
         multiprocessing.util.Finalize(None, _kept.close, exitpriority=-100)

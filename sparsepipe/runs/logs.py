@@ -1,4 +1,4 @@
-"""Logging on stderr: the last line of stdout is the run directory."""
+"""Logging to stderr, since the last line of stdout is to be the run directory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NOISE = (
 
 
 class _Stderr(logging.Handler):
-    """Looks up ``sys.stderr`` at each message: progress bars replace it.
+    """Writes to ``sys.stderr``, looked up for each message since progress bars replace it.
 
-    Each message ends a silence.
+    Each message resets ``SILENCE``, the time since anything was shown.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -49,7 +49,7 @@ def configure() -> None:
 
 
 def quiet() -> None:
-    """Silences messages of other libraries about settings that this package makes itself."""
+    """Silences messages of other libraries about settings that this package chooses itself."""
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""The metrics file of a run: its rows, and one series per metric.
+"""The metrics file of a run: its rows, and the series of each metric.
 
-``metrics.csv`` has one row an epoch with the columns ``epoch`` (from 0), ``step`` and one
-per metric, blank where the epoch has no value of it: validation need not follow every
-epoch, and a final test's values stand in the last row.
+``metrics.csv`` has one row for each epoch, with the columns ``epoch`` (from 0), ``step`` and one
+for each metric. A cell is blank where the epoch has no value: not every epoch is validated, and
+the values of a final test are in the last row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYS = ("epoch", "step")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric over epochs: ``values[i]`` is that of epoch ``epochs[i]``."""
+    """The values of a metric over epochs: ``values[i]`` belongs to epoch ``epochs[i]``."""
 
     epochs: tuple[int, ...]
     values: tuple[float, ...]
@@ -37,7 +37,7 @@ class Series:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """Reads the rows of a metrics CSV; values stay text, blanks stay blank."""
+    """Reads the rows of a metrics file; values stay text, and blank cells stay blank."""
     source = Path(path)
     remedy = "give the metrics.csv of a run that finished at least one epoch"
     with reading.explained(source, "metrics file", error=DataError, remedy=remedy):
@@ -48,7 +48,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics file; none if there is no file."""
+    """The rows of a run's metrics file, as text of numbers or blanks; none without a file."""
     rows = read_metrics(path) if path.exists() else []
     for line, row in enumerate(rows, 2):
         for name, cell in row.items():
@@ -59,13 +59,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 raise DataError(
                     f"metrics file {path}, line {line}: {name} is {reading.shown(cell)}, "
                     "not a number",
-                    remedy="correct it, or give force=true, which runs anew",
+                    remedy="correct it, or set force=true to run anew",
                 )
     return list(rows)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows under the union of their columns, epoch and step first."""
+    """Writes rows with the union of their columns, epoch and step first."""
     names = sorted({name for row in rows for name in row} - set(_KEYS))
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=[*_KEYS, *names], restval="", lineterminator="\n")
@@ -83,10 +83,10 @@ def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
 
 
 def epoch_series(rows: Iterable[Row], name: str) -> Series:
-    """The metric ``name`` over the epochs.
+    """The series of the metric ``name`` over the epochs.
 
-    Blank, unreadable and non-finite values are left out, and so are rows without an
-    epoch; of two rows for one epoch the later counts.
+    Blank, unreadable and non-finite values are left out, and so are rows without an epoch; of two
+    rows of the same epoch, the later one counts.
     """
     by_epoch: dict[int, float] = {}
     for row in rows:
@@ -97,7 +97,7 @@ def epoch_series(rows: Iterable[Row], name: str) -> Series:
 
 
 def last_value(rows: Iterable[Row], name: str) -> float | None:
-    """The value of ``name`` logged last, or None without one."""
+    """The last value of the metric ``name``; None without one."""
     values = [value for row in rows if (value := _number(row.get(name))) is not None]
     return values[-1] if values else None
 

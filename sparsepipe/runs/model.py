@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """The class of a shape.
+    """The predicted class of a shape.
 
     Attributes:
-        name: the class.
-        probability: that the network gives it, in [0, 1].
-        probabilities: of all classes, the most probable first.
+        name: name of the class.
+        probability: the probability that the network gives this class, in [0, 1].
+        probabilities: the probabilities of all classes by name, the most probable first.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Model:
         classes: names of the classes, in the order of the network's logits.
         module: the network, a plain ``nn.Module`` in evaluation mode that maps what ``preprocess``
             returns to logits [1, K].
-        preprocess: makes the network's input of a file, a mesh or points, with the network's type
-            and on its device.
+        preprocess: makes the network's input from a file, a mesh or points, with the network's data
+            type and on its device.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Model:
             devices=[self._device.index or 0] if on_gpu else 1,
             precision=precision,
         )
-        # It converts the network in place, and calls it as Lightning did in the training's test.
+        # Fabric converts the network in place, and calls it as Lightning did in the run's test.
         self._precise = fabric.setup_module(network)
         parameter = next(network.parameters(), None)
         dtype = None if parameter is None else parameter.dtype
@@ -87,23 +87,23 @@ class Model:
         return f"{type(self).__name__}(classes={list(self.classes)}, device='{self._device}')"
 
     def predict(self, shape: Any) -> Prediction:
-        """The class of one shape.
+        """Predicts the class of one shape.
 
         Args:
             shape: the path of a file, a mesh of trimesh, or points [Q, 3] in any unit.
 
         Raises:
-            DataError: no such file exists, or no shape in it.
-            CheckpointError: the network computes numbers that are not finite.
+            DataError: the file does not exist or contains no shape.
+            CheckpointError: the network's output is not finite.
         """
         return self.predict_samples([self.preprocess.sample(shape)])[0]
 
     @torch.inference_mode()
     def predict_samples(self, samples: Sequence[dict[str, Any]]) -> list[Prediction]:
-        """The classes of samples that ``preprocess.sample`` has made, computed as one batch.
+        """Predicts the classes of samples made with ``preprocess.sample``, as one batch.
 
         Raises:
-            CheckpointError: the network computes numbers that are not finite.
+            CheckpointError: the network's output is not finite.
         """
         if not samples:
             return []
@@ -113,8 +113,8 @@ class Model:
         if not np.isfinite(probabilities_BK).all():
             raise CheckpointError(
                 "the network computes numbers that are not finite",
-                remedy="its training diverged, as metrics.csv shows: train with a smaller learning "
-                "rate or another trainer.precision",
+                remedy="see in metrics.csv whether its training diverged, and train with a smaller "
+                "learning rate or another trainer.precision",
             )
         found = []
         for probabilities_K in probabilities_BK:
@@ -126,30 +126,31 @@ class Model:
 
 
 def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Model:
-    """The model of a training, which predicts the classes of shapes as its test did.
+    """Loads the model of a training, which predicts classes of shapes as in the training's test.
 
     Args:
-        run: the directory of a run, of which ``best.ckpt`` is taken where there is one, or a
-            checkpoint.
-        device: such as ``cpu``, ``cuda`` or ``cuda:1``.
+        run: a checkpoint file, or the directory of a run, of which ``best.ckpt`` is preferred to
+            ``last.ckpt``.
+        device: device of the model, such as ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        CheckpointError: none exists, it is broken, or holds other weights than it says.
-        ConfigError: it does not say what it was trained with, or was not trained to classify
-            shapes; or no such device exists.
+        CheckpointError: the checkpoint does not exist, is broken, or its weights do not fit the
+            model that it names.
+        ConfigError: the configuration of the training is not known, the training was not one on
+            classes of shapes, or the device does not exist.
     """
     there, found = {"cpu": 1, "cuda": torch.cuda.device_count()}, None
     with suppress(RuntimeError, TypeError):
         found = torch.device(device)
     if found is None or (found.index or 0) >= there.get(found.type, 0):
         raise ConfigError(
-            f"device {str(device)!r} not found", remedy="give cpu, or cuda where torch finds a GPU"
+            f"device {str(device)!r} not found", remedy="give cpu, or cuda if torch finds a GPU"
         )
     path = find_checkpoint(os.fspath(run), best=True)
     training = training_of(os.fspath(run))
     if training is None:
         raise ConfigError(
-            f"nothing says what {path} was trained with",
+            f"the configuration with which {path} was trained is not known",
             remedy="give the directory of its run, or a checkpoint that a run has written",
         )
     preprocess = preprocessing_of(training)
@@ -157,8 +158,8 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
     classes = list((content.get(RECORD) or {}).get(CLASSES) or ())
     if not classes:
         raise ConfigError(
-            f"nothing says which classes {path} was trained on",
-            remedy="evaluate it with task=evaluate, which reads them of the data",
+            f"the classes on which {path} was trained are not known",
+            remedy="evaluate it with task=evaluate, which reads the classes from the data",
         )
     network = Target.parse(training.values["model"]).build_with(
         num_classes=len(classes), class_names=list(classes)
@@ -169,10 +170,10 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
 
 
 def preprocessing_of(training: Training) -> Preprocessing:
-    """What became of shapes in the test of a training; its data need not be there.
+    """The preprocessing that shapes had in a training's test; the data need not be there.
 
     Raises:
-        ConfigError: it was not on shapes with a class each, or nobody knows what it was on.
+        ConfigError: the data of the training are not known, or are not shapes with classes.
     """
     given = training.values.get("data")
     if not isinstance(given, Mapping) or not isinstance(given.get("_target_"), str):
@@ -184,11 +185,11 @@ def preprocessing_of(training: Training) -> Preprocessing:
     kind = data.locate()
     if not (isinstance(kind, type) and issubclass(kind, ShapeDataModule)):
         raise ConfigError(
-            f"{training.origin} is of a training on data of {data.path}: only meshes and clouds of "
-            "points are classified",
-            remedy="task=evaluate measures this model on the test split of its data",
+            f"{training.origin} was trained on data of {data.path}, but only meshes and point "
+            "clouds can be classified",
+            remedy="measure this model on the test split of its data, with task=evaluate",
         )
-    # Only the class of the source is of interest, which says how much it keeps of a cloud.
+    # Only the class of the source is needed, which says how many points of a cloud it keeps.
     source = Target.parse(data.arguments["source"]).locate()
     module = kind(
         data.get("root"),
@@ -204,11 +205,11 @@ def preprocessing_of(training: Training) -> Preprocessing:
 
 
 _NOT_OF_A_SHAPE = ("batch_size", "root", "source", "split")
-"""Settings of data that say nothing of what becomes of a single shape."""
+"""Settings of the data that do not affect the preprocessing of a single shape."""
 
 
 class _TestNumbers:
-    """Numbers of the files of a training's own test, by which their points are drawn there."""
+    """The index of a file in a training's own test, on which the drawing of its points depends."""
 
     def __init__(self, data: Target) -> None:
         self._data = data

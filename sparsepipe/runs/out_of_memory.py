@@ -1,4 +1,4 @@
-"""Errors that mean that no memory is left, and processes that the kernel has ended for it."""
+"""Errors for want of memory, and processes that the kernel has killed for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from sparsepipe.utils.host import group_files
 
 _OF_MACHINE = ("can't allocate memory", "not enough memory", "bad_alloc")
-"""Words of errors, in lower case."""
+"""Words, in lower case, of errors about the machine's memory."""
 _OF_GPU = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
-"""Words of errors of a GPU, also those of libraries."""
+"""Words, in lower case, of errors about a GPU's memory, also from CUDA's libraries."""
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _NO_ENGINE = "unable to find an engine"
 """cuDNN's error if no algorithm has enough workspace memory, or if none supports the operation."""
@@ -24,9 +24,10 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
     """Whether an error means that memory ran out.
 
     Args:
-        error: of a training step.
-        filled: peak share of the GPU's memory, or of its budget. At half or more a convolution
-            without an engine lacks workspace memory; below, the GPU cannot compute it at all.
+        error: error that a training step has raised.
+        filled: peak share of the GPU's memory (or budget) that was in use. At half or more, cuDNN's
+            error that no engine exists is taken for a lack of workspace memory; below, the GPU
+            cannot compute the convolution at all.
     """
     if of_machine(error) or isinstance(error, torch.OutOfMemoryError):
         return True
@@ -47,7 +48,7 @@ def memory_line(error: BaseException) -> str:
 
 
 def filled_share(budget_bytes: int | None) -> float:
-    """Peak share of the GPU's memory, or of its budget; 0 without a GPU."""
+    """Peak share of the GPU's memory, or of a smaller budget, that was in use; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0.0
     whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -55,7 +56,7 @@ def filled_share(budget_bytes: int | None) -> float:
 
 
 def empty_device() -> None:
-    """Frees the GPU's cached memory, resets its peak and its limit."""
+    """Frees the GPU's cached memory, and resets its peak and this process's limit."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -68,8 +69,8 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 
 
 def oom_kills() -> int | None:
-    """Number of OOM kills in this process's control group, else on the machine, ever growing; None
-    where unknown.
+    """Number of OOM kills so far in this process's control group, else on the machine; None where
+    unknown.
     """
     for path in (*counters(), Path("/proc/vmstat")):
         with suppress(OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Random generators of a process and of its loaders: their seeds and their states."""
+"""Random generators of a process and its loaders: their seeds and states."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sparsepipe.runtime.collectives import process_group
 
 
 def mixed(*numbers: int) -> int:
-    """One seed from several numbers, different for each combination."""
+    """A seed made from several numbers, practically different for each combination."""
     entropy = [number % 2**64 for number in numbers]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_model(seed: int) -> None:
-    """Seeds all generators alike on every rank, before the model is built."""
+    """Seeds all generators, with the same seed on every rank, before the model is built."""
     pl.seed_everything(seed, workers=True, verbose=False)
 
 
@@ -36,7 +36,7 @@ def seed_epoch(seed: int, epoch: int) -> None:
 
 
 def get_randomness() -> dict[str, Any]:
-    """State of this process's random generators, as values a checkpoint may hold."""
+    """The state of this process's random generators, as values that a checkpoint may hold."""
     name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
         "torch": torch.get_rng_state(),
@@ -47,7 +47,7 @@ def get_randomness() -> dict[str, Any]:
 
 
 def set_randomness(state: dict[str, Any]) -> None:
-    """Sets what :func:`get_randomness` read."""
+    """Restores the state that :func:`get_randomness` has returned."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -57,8 +57,8 @@ def set_randomness(state: dict[str, Any]) -> None:
 
 
 def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
-    """Gives loaders generators of their own, since torch's would shift the dropout masks, and
-    workers that ignore Ctrl-C.
+    """Gives the loaders of ``data`` their own generators, since draws from torch's would change
+    dropout masks, and makes their workers ignore Ctrl-C.
     """
 
     def adapted(hook: Callable[[], Any]) -> Any:
@@ -84,7 +84,9 @@ def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _IgnoreSignals:
-    """Worker start-up: a terminal's Ctrl-C reaches the whole process group."""
+    """Start-up of a worker that ignores Ctrl-C, which reaches all processes of a terminal; then
+    calls ``then``, if any.
+    """
 
     then: Callable[[int], None] | None
 

@@ -1,4 +1,4 @@
-"""Run directories: named by what a run is, so that the same run is never done twice.
+"""Run directories, named by a run's identity, so that the same run is never done twice.
 
 ``outputs/<experiment>/<run id>/`` holds ``config.yaml``, ``metrics.csv``, ``result.json``,
 checkpoints and figures; ``DONE.json`` is written last.
@@ -22,7 +22,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils.files import expanded, free_name, read_json, write_json, write_text_atomic
 
 _LOGGED = ("wandb", "mlflow", "tensorboard")
-"""Directories of trackers."""
+"""Subdirectories to which trackers write."""
 _STARTS = ".starts"
 
 
@@ -47,23 +47,24 @@ class RunDir:
     """One row for each epoch."""
     result = _InRun("result.json")
     plan = _InRun("plan.json")
-    """The plan by which a pipeline splits the network; written at the first training step."""
+    """The plan by which a pipeline splits the network; written before ranks start if it is searched
+    for, else at the first training step."""
     plan_table = _InRun("plan.txt")
     """A plan that was searched for, as a table to read."""
     plan_figures = _InRun("plan.csv")
-    """A plan that was searched for, with what to expect of each stage."""
+    """A plan that was searched for, with the expected times and memory of each stage."""
     shares = _InRun("shares.png")
     """Accumulated costs over the layers, with the cuts of a plan that was searched for."""
     confusion = _InRun("confusion.csv")
     """Counts of test shapes by true and predicted class."""
     predictions = _InRun("predictions.csv")
-    """The predicted class of each sample of a test, or of each file that was given."""
+    """The predicted class of each sample of a test, or of each file of ``task=predict``."""
     predictions_json = _InRun("predictions.json")
-    """The same of files, with their faults."""
+    """The predicted classes of files, and the errors of unreadable ones."""
     gallery = _InRun("predictions.png")
-    """Pictures of some of these."""
+    """Pictures of some samples or files with their predicted classes."""
     first_weights = _InRun("first_weights.csv")
-    """What a training took from ``checkpoint``, and what it left, tensor by tensor."""
+    """Which tensors a training has loaded from ``checkpoint``, and which it has not."""
     done = _InRun("DONE.json")
     """Exists once the run is finished."""
     checkpoints = _InRun("checkpoints")
@@ -72,7 +73,7 @@ class RunDir:
     best = _InRun("checkpoints/best.ckpt")
     """The checkpoint with the best monitored metric."""
     fitted = _InRun("checkpoints/fitted.json")
-    """Written when training has ended by itself: its values."""
+    """Values of a training that has ended by itself, for ``result.json``."""
 
     @property
     def run_id(self) -> str:
@@ -85,7 +86,7 @@ class RunDir:
 
     @property
     def starts(self) -> tuple[float, ...]:
-        """When the run was begun and gone on with, as Unix times."""
+        """Unix times at which the run was begun or continued."""
         try:
             return tuple(read_json(self.path / _STARTS))
         except (DataError, TypeError):
@@ -93,7 +94,7 @@ class RunDir:
 
     @property
     def attempt(self) -> int:
-        """How often the run was started anew by force."""
+        """How often the run was started anew with ``force=true``."""
         try:
             return int(self._attempts.read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -104,10 +105,10 @@ class RunDir:
         return self.path.with_name(f".{self.run_id}.attempt")
 
     def open(self, spec: RunSpec) -> None:
-        """Makes the directory ready for a run, anew where ``force`` is set."""
+        """Prepares the directory for a run; with ``force``, removes all but trackers' files."""
         again = bool(spec.force) and self.path.exists()
         if attempt := self.attempt + again:
-            write_text_atomic(self._attempts, str(attempt))  # first: nothing may come between
+            write_text_atomic(self._attempts, str(attempt))  # first, lest it be lost by a kill
         if again:
             # Moved first: a directory that is half removed must not look like a run.
             self.path.rename(self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}"))
@@ -117,14 +118,14 @@ class RunDir:
                 for logged in (*aside.glob(f"{name}-earlier/*"), *aside.glob(name)):
                     kept.mkdir(parents=True, exist_ok=True)
                     logged.rename(free_name(kept / logged.name))
-            shutil.rmtree(aside)  # one that was killed may have left its own
+            shutil.rmtree(aside)  # also those that killed processes have left
         self.path.mkdir(parents=True, exist_ok=True)
-        # Before there is a config.yaml.
+        # Before config.yaml, by which a directory counts as a run's.
         write_json(self.path / _STARTS, [*self.starts, time.time()])
         write_text_atomic(self.config, spec.to_yaml())
 
     def remove_if_unused(self) -> None:
-        """Removes the directory of a run that failed before it had anything to keep."""
+        """Removes the directory if the run has failed before it wrote anything worth keeping."""
         plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
         unused = {self.config.name, _STARTS, *(path.name for path in plan)}
         if {path.name for path in self.path.iterdir()} <= unused:
@@ -135,11 +136,11 @@ class RunDir:
 
 
 def run_dir(spec: RunSpec, known: Mapping[str, Any]) -> RunDir:
-    """The directory that belongs to a configuration on some data and hardware.
+    """The directory of a run with a configuration on certain data and hardware.
 
     Args:
         spec: the configuration.
-        known: what else the run's identity depends on, such as fingerprints.
+        known: further parts of the run's identity, such as fingerprints of data and hardware.
     """
     text = json.dumps({**spec.identity(), **known}, sort_keys=True, default=str)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -147,11 +148,11 @@ def run_dir(spec: RunSpec, known: Mapping[str, Any]) -> RunDir:
 
 
 def file_fingerprint(path: Path) -> str:
-    """SHA-256 of a file's content, shortened."""
+    """The first 16 hexadecimal digits of the SHA-256 of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
 
 
 def moment(time_s: float) -> str:
-    """A Unix time as text: UTC, to the second."""
+    """A Unix time as ISO 8601 text, in UTC and to the second."""
     return datetime.fromtimestamp(time_s, tz=UTC).isoformat(timespec="seconds")

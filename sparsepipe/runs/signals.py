@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a run in order, the second at once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def ignore(*signums: signal.Signals) -> None:
 
 
 class SignalWatch:
-    """Records signals while training steps run, and raises them at any other time.
+    """Records signals while training steps run, and raises Stopped for them at any other time.
 
     Attributes:
-        deferred: whether :attr:`signum` is checked regularly. Otherwise a signal raises
+        deferred: whether signals are only recorded, since :attr:`signum` is checked regularly.
+            Otherwise a signal raises
             :class:`~sparsepipe.runtime.failures.rank_reports.Stopped` where it arrives.
-        signum: the first signal that came, if any.
+        signum: number of the first signal that came; None: none has.
     """
 
     def __init__(self) -> None:
@@ -46,13 +47,13 @@ class SignalWatch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restores the handlers, but for those that :func:`ignore` has set since."""
+        """Restores the former handlers, except for signals that :func:`ignore` ignores by now."""
         for signum, handler in self._before.items():
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, handler)
 
     def install(self) -> None:
-        """Installs the handlers, again if others have been installed since.
+        """Installs the handlers, or installs them again if others have replaced them.
 
         Signals that were ignored when the block began (``nohup``) stay ignored.
         """
@@ -62,7 +63,7 @@ class SignalWatch:
                 signal.signal(signum, signal.SIG_IGN if ignored else self._handle)
 
     def raise_if_stopped(self, broke: BaseException | None = None) -> None:
-        """Raises Stopped where a signal has come; ``broke``, if anything, is kept as its cause."""
+        """Raises Stopped if a signal has come, with the error ``broke``, if any, as its cause."""
         if self.signum is not None:
             raise Stopped(self.signum) from broke
 
@@ -80,6 +81,6 @@ class SignalWatch:
             raise Stopped(signum)
         if os.environ.get("RANK", "0") == "0":
             log.warning(
-                "%s: writing a checkpoint after this step; once more ends at once",
+                "%s: writing a checkpoint after this step; a second signal ends the run at once",
                 signal.Signals(signum).name,
             )

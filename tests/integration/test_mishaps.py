@@ -25,7 +25,7 @@ MISTAKES = {
     "devices": (
         ["parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu"],
         4,
-        ["999 devices are requested, the inventory has", "remedy: set parallel.devices="],
+        ["999 devices are requested, but the inventory has", "remedy: set parallel.devices="],
     ),
     "outputs": (["paths.outputs=file"], 1, ["cannot be written", "set paths.outputs to another"]),
     "endless": (

@@ -149,7 +149,7 @@ def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> Non
     config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, three)
     directory = RunDir(tmp_path)
     plan_run(config, directory)
-    with pytest.raises(PlanError, match="covers 3 layers, the model has 4"):
+    with pytest.raises(PlanError, match="covers 3 layers, but the model has 4"):
         resolved(config, directory=directory).build_module(VectorData())
 
 

@@ -89,7 +89,7 @@ def test_devices_are_counted_by_host() -> None:
         ("hosts: [{name: a, devices: [{name: x, count: 1, colour: red}]}]", "colour"),
         (
             "hosts: [{name: a, devices: [{name: x, count: 1}, {name: x, count: 2}]}]",
-            "a lists several entries of one name: x",
+            "a has several entries with the same name: x",
         ),
     ],
 )

@@ -262,7 +262,7 @@ def test_options_may_stand_between_overrides() -> None:
 
 
 def test_more_devices_than_there_are(job) -> None:
-    with pytest.raises(HardwareError, match="999 devices are requested, the inventory has"):
+    with pytest.raises(HardwareError, match="999 devices are requested, but the inventory has"):
         job("parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu")
 
 

@@ -87,7 +87,7 @@ def test_refused(settings: list[str], error: type[Exception], words: list[str]) 
     [
         (("parallel.plan.cuts=[4]",), ["do not split 4 layers", "from 1 to 3"]),
         (("parallel.plan.config=1-1-1", "parallel.plan.cuts=[2]"), ["1 cuts are given"]),
-        (("FILE", "model.norm=true"), ["covers 4 layers, the model has 5", "for this model"]),
+        (("FILE", "model.norm=true"), ["covers 4 layers, but the model has 5", "for this model"]),
     ],
     ids=["beyond", "count", "file"],
 )
@@ -128,7 +128,9 @@ def test_identity_is_what_the_plan_says_and_not_where(file: str) -> None:
 def test_what_does_not_fit_is_said_of_the_plan_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(Plan.of(config="1-1", cuts=[1], num_layers=3).to_json())
-    with pytest.raises(PlanError, match=r"mine\.json: the plan covers 3 layers, the model has 4"):
+    with pytest.raises(
+        PlanError, match=r"mine\.json: the plan covers 3 layers, but the model has 4"
+    ):
         read_plan_file(path).check(num_layers=4)
     with pytest.raises(PlanError, match=r"^a plan of 2 stages"):
         Division(config="1-1", cuts=None, balance="flops").check(num_layers=1)

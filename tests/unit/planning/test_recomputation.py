@@ -166,7 +166,7 @@ def test_the_profiles_of_a_choice_are_part_of_the_run(
 
 
 REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
-    "nor parallel.plan gives the stages": (1e9, ("parallel=gpipe", AUTO), "search.search=hete_mp"),
+    "neither a search nor parallel.plan": (1e9, ("parallel=gpipe", AUTO), "search.search=hete_mp"),
     "nor parallel.plan gives": (
         1e9, ("parallel=gpipe", AUTO, "parallel.plan.config=1-1"), "parallel.plan.cuts"
     ),

@@ -79,7 +79,7 @@ def test_a_chain_has_a_state_for_each_layer() -> None:
 
 def test_too_many_branches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_STATES", 20)
-    with pytest.raises(ProfileError, match=r"20 states.*abreast"):
+    with pytest.raises(ProfileError, match=r"20 states.*parallel"):
         antichain_states(graph({0: [1, 2, 3, 4, 5], **{n: [6] for n in range(1, 6)}, 6: []}))
 
 

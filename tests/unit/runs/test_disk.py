@@ -122,7 +122,7 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
     first, second = RunDir(outputs / "first" / "1"), RunDir(outputs / "second" / "3")
     with locked(first):
         text = cleaned(outputs, experiment="first", ask=False)
-    assert text == "removed checkpoints of 0 runs; 1 left, which other processes work on"
+    assert text == "removed checkpoints of 0 runs; skipped 1, used by other processes"
     assert (names(first), names(second)) == (["best", "last"], ["last"])
     assert cleaned(outputs, experiment="first", ask=False) == "removed checkpoints of 1 run"
     assert (names(first), names(second)) == ([], ["last"])

@@ -52,7 +52,7 @@ def test_files_that_are_no_ledgers_are_left_out_with_a_warning(
         assert len(caplog.messages) == len(others) == 3
         for file, message in zip(others, caplog.messages, strict=True):
             assert message.startswith(str(file))
-            assert "it is left out. remedy: write it anew" in message
+            assert "the ledger is left out. remedy: write it anew" in message
 
 
 def test_where_nothing_else_is_there_no_run_is_finished(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
         with pytest.raises(ConfigError, match=f"device '{device}' not found"):
             sparsepipe.load(run, device=device)
     torch.save(checkpoint(run, "best")["state_dict"], place / "weights.pt")
-    with pytest.raises(ConfigError, match="nothing says what"):
+    with pytest.raises(ConfigError, match="was trained is not known"):
         sparsepipe.load(place / "weights.pt")
     model: Model = sparsepipe.load(run, device=torch.device("cpu"))
     assert model.predict_samples([]) == []
@@ -197,7 +197,7 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
             *("trainer.limit_train_batches=1", "task.test=false", "data.num_workers=0"),
         )
     ).path
-    with pytest.raises(ConfigError, match="only meshes and clouds of points are classified"):
+    with pytest.raises(ConfigError, match="only meshes and point clouds can be classified"):
         sparsepipe.load(images)
 
 

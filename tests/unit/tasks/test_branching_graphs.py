@@ -58,8 +58,8 @@ def test_a_branching_graph(tmp_path: Path, search: str) -> None:
     assert (done.path / "shares.png").read_bytes() == without_cuts(tmp_path).read_bytes()
     told = (done.path / "plan.txt").read_text()
     assert "| states" in told
-    assert "hold these of its nodes\nstage 0: a" in told
-    with pytest.raises(PlanError, match="states of a branching graph"):
+    assert "hold these nodes\nstage 0: a" in told
+    with pytest.raises(PlanError, match="divides a branching graph"):
         run(tmp_path, "parallel=pipeline", f"parallel.plan.file={done.plan}")
 
 

@@ -81,7 +81,7 @@ def test_mp_takes_the_fastest_device_for_all(
     with caplog.at_level("INFO", logger="sparsepipe"):
         found = run(tmp_path, *PAPER, "task.search=mp")
     named = run(tmp_path, *PAPER, "task.search=mp", "task.device=RTX 2080 Ti")
-    assert "mp takes all devices for alike, here for the fastest" in caplog.text
+    assert "mp treats all devices as equal to the fastest" in caplog.text
     assert "by its profile: RTX 2080 Ti" in caplog.text
     plans = [Plan.from_json(done.plan.read_text()) for done in (found, named)]
     assert plans[0] == plans[1]
@@ -101,12 +101,12 @@ def test_mp_takes_the_fastest_device_for_all(
                 "RTX 2080 Ti: profiles/paper/rtx_2080_ti.json}",
             ),
             ProfileError,
-            "another model: of sparse_vgg16_bn, not of sparse_vgg11_bn",
+            "another model: sparse_vgg16_bn, not sparse_vgg11_bn",
         ),
         (
             (*PAPER, "++task.profiles={TITAN: profiles/paper/titan_v.json}"),
             ProfileError,
-            "given of TITAN, which",
+            "given for TITAN, but",
         ),
         ((*PAPER, "parallel=hete_mp"), ConfigError, "task=partition runs as one process"),
         ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),

@@ -139,7 +139,7 @@ def test_the_picture_shows_profiles_of_other_batches_and_widths_beside(tmp_path:
         shares = [sum(times_s[: i + 1]) / sum(times_s) for i in range(len(times_s))]
         assert [float(row[f"{name}: compute time"]) for row in rows] == pytest.approx(shares)
     assert run(*wide).path != done.path, "another picture"
-    with pytest.raises(ProfileError, match="printed has 52 layers, the network has 4"):
+    with pytest.raises(ProfileError, match="printed has 52 layers, but the network has 4"):
         run(*PROFILE, "++task.beside={printed: profiles/paper/titan_xp.json}")
 
 
@@ -212,7 +212,7 @@ def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixtu
     told = json.loads(measured.read_text())
     told["meta"]["num_classes"] = 40
     measured.write_text(json.dumps(told))
-    with pytest.raises(ProfileError, match="for 40 classes, the data have 2"):
+    with pytest.raises(ProfileError, match="for 40 classes, but the data have 2"):
         run(*training)
 
 

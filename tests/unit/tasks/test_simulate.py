@@ -173,7 +173,7 @@ def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
         (
             (*BY_HAND, "parallel.plan.config=4-2"),
             HardwareError,
-            "for 6 devices, the inventory has 5",
+            "for 6 devices, but the inventory has 5",
             "fewer devices",
         ),
         ((*BY_HAND, "task.minibatches=0"), ConfigError, "task.minibatches", ""),
