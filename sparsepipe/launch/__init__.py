@@ -1,1 +1,1 @@
-"""From a configuration to running ranks: preparation, jobs, the main function of a rank."""
+"""From a configuration to running ranks: preparation, jobs and the main function of a rank."""

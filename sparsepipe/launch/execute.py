@@ -1,4 +1,4 @@
-"""The task of a run in the process at hand, which is one rank or the only one."""
+"""Running a task in this process, which is one of several ranks or the only one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from sparsepipe.utils.process import keep_freed_memory
 
 
 def execute(run: ResolvedRun) -> None:
-    """Runs the task in this process, which is one rank or the only one.
+    """Runs the task in this process, which is one of several ranks or the only one.
 
     Raises:
-        Stopped: a signal ended it; errors that the signal caused in passing are not reported.
-        SparsePipeError: as what keeps a run that is to stop from writing its checkpoint.
+        Stopped: a signal ended the run; errors that the signal has caused are not reported.
+        SparsePipeError: the task failed, possibly while it wrote the checkpoint after a signal.
         HardwareError: memory ran out.
     """
     quiet()
@@ -43,7 +43,7 @@ def execute(run: ResolvedRun) -> None:
     if not cuda:
         keep_freed_memory()
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # By another job of this process, whose peak is not this one's.
+        # By another job of this process, whose peak must not count.
         torch.cuda.reset_peak_memory_stats()
     if run.ranks > 1:
         chosen = run.spec.parallel.argument("process_group_backend")
@@ -60,7 +60,7 @@ def execute(run: ResolvedRun) -> None:
         done = True
     except Exception as error:
         signum = run.watch.signum
-        # A signal to all processes breaks connections and ends loader workers in passing.
+        # A signal to all processes also breaks connections and ends loader workers.
         passing = isinstance(error, TransportError | DataError)
         if signum is not None and isinstance(error, SparsePipeError) and not passing:
             error.message = (
@@ -80,12 +80,12 @@ def execute(run: ResolvedRun) -> None:
 
 
 def timeout_s(spec: RunSpec) -> float:
-    """Seconds that a rank waits for others."""
+    """Longest time, in seconds, that a rank waits for others."""
     return float(spec.parallel.argument("timeout_s", 300.0))
 
 
 def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
-    """Adds to a stop how to resume, and which ranks took too long to write a checkpoint."""
+    """Sets the message of ``stop``: how to resume, and which ranks wrote no checkpoint in time."""
     again = "it again without force=true" if spec.force else "the same command again"
     ended = ""
     if stop.unresponsive:
@@ -105,10 +105,10 @@ def _last_checkpoint(directory: RunDir) -> str:
 
 @contextmanager
 def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
-    """Lets only the first rank that fails raise its error, with its number as a note.
+    """Lets only the first rank that fails within the block raise its error, noting the rank.
 
-    The others end at once. Since the agent ends all ranks with the first that ends, a rank ignores
-    SIGTERM before it checks whether it is to report.
+    The other ranks end at once. Since the agent sends SIGTERM to all ranks when one has ended, a
+    rank ignores that signal before it checks whether it is the one to report.
     """
     try:
         yield
@@ -117,7 +117,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
         if stop.signum == signal.SIGTERM and isinstance(stop.__cause__, TransportError):
             error: SparsePipeError = stop.__cause__
         elif stop.signum == signal.SIGTERM and process_group.other_rank_failed(announced=False):
-            raise SystemExit(stop.exit_code) from stop  # that one reports the error
+            raise SystemExit(stop.exit_code) from stop  # the other rank reports the error
         else:
             explain_stop(stop, directory, spec)
             raise
@@ -131,10 +131,10 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 
 
 def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
-    """An error with a remedy for out-of-memory and the like; None for all others."""
+    """The error with a remedy, if memory ran out or Lightning refused settings; None otherwise."""
     if isinstance(error, SparsePipeError):
         return None
-    # What Lightning finds out in the middle of fitting is a plain ValueError.
+    # Lightning raises a plain ValueError for settings that it checks during the fit.
     late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
     if late or isinstance(error, MisconfigurationException):
         return ConfigError(
@@ -152,15 +152,15 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
     whose = f"{where} ({', '.join(who)})" if who else where
     return HardwareError(
         f"{whose} ran out of memory: {memory_line(error)}",
-        remedy="take smaller batches (data.batch_size; `sparsepipe task=fit_batch parallel=single` "
-        "with the same data, model and optim finds the largest that fits), or a smaller model; or "
+        remedy="use smaller batches (data.batch_size; `sparsepipe task=fit_batch parallel=single` "
+        "with the same data, model and optim finds the largest that fits) or a smaller model, or "
         "end other processes that hold memory",
     )
 
 
 def limit_threads() -> None:
-    """Limits this process's threads to its share of cores, unless the user has set a number: with a
-    quota, torch would start too many.
+    """Limits torch's threads to the cores that this process may use, unless OMP_NUM_THREADS is set:
+    under a CPU quota, torch would start too many.
     """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

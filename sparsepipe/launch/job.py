@@ -1,7 +1,7 @@
-"""One job from its configuration to its finished run directory.
+"""A job, from its configuration to its finished run directory.
 
-The process that composed the configuration prepares data and directory; ranks then run
-the task, in this process where there is one rank only, else in processes of their own.
+The process that composed the configuration prepares the data and the directory. The task then runs
+in this process if it has only one rank, else in a process for each rank.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 __all__ = ["Stopped", "first_to_report", "run_job"]
 
 _RANK_BYTES = 400e6
-"""Memory of a rank with the smallest of models. Before it has one it takes 340 MB of private
-memory, by PyTorch 2.13 on a processor (``Private_*`` of ``/proc/PID/smaps_rollup``)."""
+"""Memory of a rank with the smallest model. Without one, a rank takes 340 MB of private memory with
+PyTorch 2.13 on a CPU (``Private_*`` in ``/proc/PID/smaps_rollup``)."""
 
 
 def run_job(
@@ -60,18 +60,21 @@ def run_job(
     anew_since_s: float | None = None,
     found: Callable[[RunDir], object] = lambda directory: None,
 ) -> RunDir:
-    """Runs a job, or skips it when it is finished, or goes on with it; its directory.
+    """Runs a job, continues it if it has begun, or skips it if it is finished.
 
     Args:
         spec: the configuration.
-        fresh_processes: start a process even for a single rank, as sweeps must.
-        wait_s: how long to wait for another process that does the same job.
-        anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
-            ``force`` has started anew already.
+        fresh_processes: whether to start a process even for a single rank, as sweeps must.
+        wait_s: how long to wait for another process that runs the same job, in seconds.
+        anew_since_s: Unix time; with ``force``, a run that has finished since then counts as
+            started anew already.
         found: called with the run's directory as soon as that is known.
 
+    Returns:
+        The run's directory.
+
     Raises:
-        SparsePipeError: something a user can mend.
+        SparsePipeError: the run failed for a reason that the user can mend.
         Stopped: a signal ended the run.
     """
     keep_temporary_files_apart()
@@ -83,9 +86,9 @@ def run_job(
         smallest_bytes, most_bytes = run.ranks * _RANK_BYTES, memory_bytes()
         if most_bytes is not None and smallest_bytes > most_bytes:
             raise HardwareError(
-                f"{run.ranks} ranks take {smallest_bytes / 1e9:,.1f} GB of memory with the "
-                f"smallest of models, and this machine has {most_bytes / 1e9:,.1f} GB",
-                remedy="take fewer: lower hardware.cpu_devices or parallel.devices",
+                f"{run.ranks} ranks take {smallest_bytes / 1e9:,.1f} GB of memory even with the "
+                f"smallest model, but this machine has {most_bytes / 1e9:,.1f} GB",
+                remedy="lower hardware.cpu_devices or parallel.devices",
             )
         nodes, emulated = run.spec.parallel.num_nodes, run.spec.emulation is not None
         if nodes > 1 and not emulated:
@@ -104,7 +107,7 @@ def run_job(
 
 
 def _run_here(run: ResolvedRun, *, alone: bool) -> None:
-    """Runs in the directory, which is locked, from the one process that the user started."""
+    """Runs a job in its locked directory, from the process that the user started."""
     directory = run.directory
     with writing(directory.path):
         directory.open(run.spec)
@@ -130,12 +133,12 @@ def _run_here(run: ResolvedRun, *, alone: bool) -> None:
 
 
 def _launch(run: ResolvedRun) -> None:
-    """Starts a process for each rank, and again after failures as often as is configured."""
-    # A task with one rank may measure with the threads of one of several.
+    """Starts a process for each rank, again after a failure as often as ``max_restarts`` allows."""
+    # A task with one rank may measure with the threads that a rank of several has.
     threads = max(1, usable_cores() // run.task.processes(run))
     division = run.division
     names = "rank {}".format if division is None else partial(division.name, ranks=run.ranks)
-    # Not beside the results: that their disk is full is one of the things to report.
+    # Not in the run's directory: its disk may be full, which must be reported.
     with scratch() as reports:
 
         def start() -> None:
@@ -155,8 +158,8 @@ def _launch(run: ResolvedRun) -> None:
 
 
 def _run_as_rank(run: ResolvedRun) -> RunDir:
-    """Runs under an outer launcher: every rank is here, rank 0 decides."""
-    # Data and plan are prepared before the group is joined: its collectives have a time limit.
+    """Runs a job as one of the ranks that an outer launcher has started; rank 0 decides for all."""
+    # Data and plan are prepared before the group is joined, whose collectives have a time limit.
     process_group.assert_world_size(run.ranks)
     prepared = run
     with process_group.leader_first(of_host=True):
@@ -167,7 +170,7 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
         with process_group.leader_first(of_host=False):
             if process_group.rank() == 0:
                 decided = _decide(prepared, held)
-        # Gloo, by which ranks agree on the work before they know their devices.
+        # With Gloo, since ranks do not know their devices yet.
         process_group.join("gloo", timeout_s=timeout_s(run.spec))
         decided = process_group.broadcast_object(decided)
         if isinstance(decided, SparsePipeError):
@@ -187,7 +190,9 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
 
 
 def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipeError:
-    """The run's directory, locked and with its plan, and whether it is finished; or the error."""
+    """Opens the run's directory and finds its plan. Returns the directory, locked while ``held`` is
+    open, and whether the run is finished; or the error.
+    """
     directory = run.directory
     try:
         held.enter_context(locked(directory))
@@ -206,11 +211,11 @@ def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipe
 
 
 def _with_plan(run: ResolvedRun, *, run_job: Callable[..., RunDir] | None) -> ResolvedRun:
-    """The run with the plan that its task adopts, or that is searched for."""
+    """The run with its plan, which its task adopts or a search finds, if any."""
     run.task.adopt_plan(run)
     resolve_plan(run.spec, run.inventory, run.division, run.directory, run_job=run_job)
     run = run.in_directory(run.directory)
-    refuse_few_microbatches(run)  # some searches look at neither
+    refuse_few_microbatches(run)  # again, since some searches check neither
     refuse_empty_microbatches(run)
     return run
 
@@ -232,7 +237,7 @@ def _finished(run: ResolvedRun, *, anew_since_s: float | None = None) -> bool:
 
 
 def _finish_run(run: ResolvedRun) -> None:
-    """Marks the run as finished, and then removes checkpoints that it is not to keep."""
+    """Marks the run as finished, then removes the checkpoints that it does not keep."""
     directory = run.directory
     result = read_mapping(directory.result, kind=reading.name)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
@@ -242,14 +247,14 @@ def _finish_run(run: ResolvedRun) -> None:
 
 @contextmanager
 def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
-    """Makes emulated hosts for ranks that are started within the block.
+    """Makes emulated hosts for the ranks that are started within the block.
 
-    Makes none if nothing is emulated, or if all ranks are on one host. If this process is not
-    permitted to make hosts, all ranks stay on this machine, with a warning, unless
+    It makes none if nothing is emulated, or if all ranks are on one host. If this process is not
+    permitted to make hosts, all ranks stay on this machine's network, with a warning, unless
     ``hardware.network=namespaces``. Leftovers of killed emulations are removed first.
 
     Raises:
-        HardwareError: they cannot be made.
+        HardwareError: the hosts cannot be made.
     """
     emulation, names = run.spec.emulation, [place.host for place in run.places]
     used = tuple(host for host in run.inventory.hosts if host.name in names)
@@ -265,8 +270,8 @@ def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
                 if emulation.network == "namespaces":
                     raise
                 log.warning(
-                    "the network between hosts is not emulated, its links are as fast as "
-                    "this machine's loopback: %s; %s",
+                    "the network between hosts is not emulated: its links are as fast as this "
+                    "machine's loopback, since %s; %s",
                     error.message,
                     error.remedy,
                 )

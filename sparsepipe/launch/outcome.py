@@ -1,6 +1,6 @@
-"""Logs settings, results, figures and tables of a finished run to Weights & Biases.
+"""Logging of a finished run to Weights & Biases: its settings, results, figures and tables.
 
-They are read from the run's directory, so that this works for any task, with or without a Trainer.
+They are read from the run's directory, so that any task can be logged, even without a Trainer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sparsepipe.utils.files import read_csv, read_mapping
 
 log = logging.getLogger(__name__)
 
-_MOST_ROWS = 10_000  # of a table there
+_MOST_ROWS = 10_000  # of a table at Weights & Biases
 
 
 def log_outcome(run: ResolvedRun) -> None:
-    """Logs configuration, result, figures and tables of a run that is done, if a tracker is chosen.
+    """Logs the configuration and results of a finished run, if ``logger=wandb`` is chosen.
 
-    Every picture of the run's directory is logged as ``figures/<name>``, every table as
-    ``tables/<name>``, the counts of the test as ``confusion_matrix``, and as the summary what
-    ``result.json`` has beside settings.
+    Each picture in the run's directory is logged as ``figures/<name>``, each table as
+    ``tables/<name>``, the counts of the test as ``confusion_matrix``, and the values of
+    ``result.json`` that are not settings as the summary.
     """
     if process_group.rank() != 0 or not any(map(_is_tracker, run.spec.logger.values())):
         return
@@ -43,13 +43,15 @@ def log_outcome(run: ResolvedRun) -> None:
         if media := dict(_media(run.directory)):
             logger.experiment.log(media)
         if logger.upload is not None:
-            log.info("logged without a network; `%s` uploads it", logger.upload)
+            log.info("logged offline; `%s` uploads it", logger.upload)
 
 
 def log_report(
     loggers: Mapping[str, Target], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:
-    """Logs a sweep's report with its files as a run of its own, if a tracker is chosen."""
+    """Logs the report of a sweep, with the pictures and tables of its directory, as a run of its
+    own, if ``logger=wandb`` is chosen.
+    """
     for target in filter(_is_tracker, loggers.values()):
         logger = target.build_with(run_id=run_id, run_dir=directory, job_type="report")
         try:
@@ -82,7 +84,7 @@ def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
             read = pd.read_csv(path, nrows=_MOST_ROWS, encoding_errors="replace", index_col=False)
             if len(read):
                 yield f"tables/{path.stem}", table(read)
-    if directory.plan.exists() and not directory.plan_figures.exists():  # it was given
+    if directory.plan.exists() and not directory.plan_figures.exists():  # not searched for
         stages = enumerate(Plan.load(directory.plan).stages)
         rows = [(number, *stage.layers, ", ".join(stage.devices)) for number, stage in stages]
         yield (
@@ -92,7 +94,7 @@ def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
 
 
 def _confusion(path: Path) -> Any:
-    """Weights & Biases' chart of labels and predictions."""
+    """The confusion matrix as a chart of Weights & Biases."""
     import wandb
 
     rows = read_csv(path, "actual", "predicted", "shapes")

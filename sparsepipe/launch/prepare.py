@@ -1,4 +1,4 @@
-"""The resolved run of a configuration: hardware, ranks, prepared data and the directory."""
+"""From a configuration to a resolved run: its hardware, ranks, prepared data and directory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from sparsepipe.tracking.loggers import refuse_missing
 
 
 def resolve_run(spec: RunSpec) -> ResolvedRun:
-    """Everything that a configuration decides on its hardware, but for the directory.
+    """Resolves a configuration to its task, hardware, ranks and devices, but not its directory.
 
-    With ``hardware.emulate=true`` the configuration of the run is another one than the user's: the
-    training becomes that of ``TrainEmulated`` (:func:`sparsepipe.tasks.emulate.as_emulated`).
+    With ``hardware.emulate=true``, the configuration of the run differs from the user's: its task
+    becomes ``TrainEmulated`` (:func:`sparsepipe.tasks.emulate.as_emulated`).
     """
     refuse_printing_task(spec)
     spec = as_emulated(spec)
@@ -42,8 +42,8 @@ def resolve_run(spec: RunSpec) -> ResolvedRun:
     run = ResolvedRun.of(task.configured(spec, inventory), inventory)
     if task.alone and run.ranks > 1:
         raise ConfigError(
-            f"{task.name} runs as one process, the configuration sets {run.ranks}",
-            remedy="choose parallel=single; devices to plan for are those of hardware",
+            f"task={task.name} runs as one process, but the configuration sets {run.ranks}",
+            remedy="choose parallel=single; a plan is made for the devices of hardware",
         )
     refuse_recompute(run.spec, inventory, run.division)
     refuse_few_microbatches(run)
@@ -51,46 +51,46 @@ def resolve_run(spec: RunSpec) -> ResolvedRun:
 
 
 def _refuse_settings(spec: RunSpec, task: Task) -> None:
-    """Raises a ConfigError where a setting does not suit the task."""
+    """Raises a ConfigError if a setting does not suit the task."""
     timeout_s = spec.parallel.argument("timeout_s")
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
         raise ConfigError(
             f"parallel.strategy.timeout_s={timeout_s:g} is not a time that ranks can wait",
-            remedy=f"set it to seconds above 0, {LONGEST_S:g} at most",
+            remedy=f"set it to a number of seconds above 0 and up to {LONGEST_S:g}",
         )
     if task.alone and spec.search is not None:
         raise ConfigError(
-            f"task={task.name} runs as one process, so that parallel has no plan to search for",
-            remedy="leave out parallel, or set parallel=single; task=partition has a search of its "
-            "own, task.search",
+            f"task={task.name} runs as one process, for which no plan can be searched for",
+            remedy="leave out parallel, or set parallel=single; the search of task=partition is "
+            "set as task.search",
         )
     if spec.input is not None and not isinstance(task, Predict):
         raise ConfigError(
-            f"input is set, which task={task.name} does not read",
+            f"input is set, but task={task.name} does not read it",
             remedy="leave input out, or choose task=predict",
         )
     if spec.trainer.trace and isinstance(task, Train) and not spec.parallel.splits:
         raise ConfigError(
-            "trainer.trace=true records the stages of a pipeline, and parallel.strategy splits no "
-            "model",
+            "trainer.trace=true records the stages of a pipeline, but parallel.strategy does not "
+            "split the model",
             remedy="choose parallel=hete_mp, pipeline or gpipe, or leave trainer.trace out",
         )
 
 
 def prepare(run: ResolvedRun) -> ResolvedRun:
-    """Prepares the data and finds the run's directory.
+    """Prepares the data of a run and finds its directory.
 
-    Done before ranks exist, so that none of them waits for a cache to be built. What can be
-    refused without data is refused first, since a cache may take hours.
+    This is done before ranks exist, so that none of them waits for a cache to be built. Settings
+    that can be refused without data are refused first, since a cache may take hours.
     """
     spec, task, inventory, division = run.spec, run.task, run.inventory, run.division
     refuse_empty_microbatches(run)
     checkpoint = task.checkpoint(spec)
     automatic, profiles = spec.parallel.recompute == "auto", None
-    if spec.search is not None or automatic:  # by profiles layers are divided or recomputed
+    if spec.search is not None or automatic:  # the stages or recomputed layers depend on profiles
         model, given = spec.model, spec.given_profiles
         found = load_profiles(inventory, model.name, given=given, settings=model.settings)
-        if spec.emulation is None:  # else the profiles say what is trained, and on what
+        if spec.emulation is None:  # else model, data and devices are made from the profiles
             check_measured(found, spec, inventory)
         profiles = fingerprint_of_profiles(found)
     known: dict[str, Any] = {
@@ -100,11 +100,11 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
         "hardware fingerprint": task.hardware(inventory).fingerprint(),
     }
     if division is not None:
-        known["plan"] = division.arguments()  # what its file holds, where it is in one
+        known["plan"] = division.arguments()  # the content of a plan file, not its path
         recompute = recompute_of(spec.parallel, division)
         if not automatic and recompute != spec.parallel.recompute:
             known["recompute"] = recompute
-    # None as well for tasks with a fingerprint of their own of what they measure on.
+    # Tasks with a fingerprint of their own count the threads there, if at all.
     counts_threads = type(task).prepare is Task.prepare and "threads" not in task.not_identity
     on_one_processor = run.ranks == 1 and inventory.accelerator == "cpu"
     threads = announced_threads() if counts_threads and on_one_processor else None
@@ -112,7 +112,7 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
         known["threads"] = threads
     nodes = spec.parallel.num_nodes
     if run.places != places_for(inventory, None, ranks=run.ranks, nodes=nodes):
-        # Most runs take devices in the inventory's order; another one makes another run.
+        # Most runs take devices in the inventory's order; any other order makes another run.
         known["devices"] = [places(inventory).index(place) for place in run.places]
     if (search := spec.plan_search) is not None:
         known["search"] = {**asdict(search), "profiles": profiles}
@@ -122,11 +122,11 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
 
 
 _ONE_EACH = ("straight", "variance")
-"""Searches for plans in which each device is a stage."""
+"""Searches whose plans have one device in each stage."""
 
 
 def refuse_few_microbatches(run: ResolvedRun) -> None:
-    """Refuses fewer microbatches than a stage has devices, where the plan is known."""
+    """Refuses fewer microbatches than a stage has replicas, if the plan is known."""
     synchronous = run.spec.parallel.synchronous
     if synchronous is not None:
         replicas = None if run.division is None else run.division.replicas
@@ -134,9 +134,9 @@ def refuse_few_microbatches(run: ResolvedRun) -> None:
 
 
 def refuse_empty_microbatches(run: ResolvedRun) -> None:
-    """Refuses microbatches of a training of which some are empty in every step.
+    """Refuses a training in which some microbatches would be empty in every step.
 
-    Before a search has found the plan, they are refused where no plan could fill them all.
+    Before a search has found the plan, refuses only what no plan could fill.
     """
     spec, division = run.spec, run.division
     synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")
@@ -149,7 +149,7 @@ def refuse_empty_microbatches(run: ResolvedRun) -> None:
         readers = int((config or "1").split("-")[0])
     elif search.search in _ONE_EACH:
         readers = 1
-    else:  # at least one device for each other stage whose layers are recomputed
+    else:  # each further stage with recomputed layers takes at least one device
         stages = synchronous_stages_of(spec.parallel, {})
         others = 0 if stages is None else max(stages.named_stages, default=0)
         readers = max(1, run.ranks - others)
@@ -157,8 +157,8 @@ def refuse_empty_microbatches(run: ResolvedRun) -> None:
         return
     most = "" if readers == 1 else f" on each of {readers} devices"
     raise ConfigError(
-        f"data.batch_size={samples}{most} gives {samples * readers} samples, and "
-        f"{MICROBATCHES_KEY}={synchronous.microbatches} are to be cut of them: some "
+        f"data.batch_size={samples}{most} gives {samples * readers} samples, but "
+        f"{MICROBATCHES_KEY}={synchronous.microbatches} are to be cut from them: some "
         "would be empty in every step",
         remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
         "(data.batch_size times the devices of the first stage), or take larger batches",

@@ -1,7 +1,7 @@
-"""Ranks under an outer launcher, numbered as the plan has them on the hosts of an inventory.
+"""Renumbering of the ranks under an outer launcher, to match a plan on several hosts.
 
-A launcher numbers processes node after node, a plan its devices stage after stage: where a stage
-lies on a later host than the one after it, or on several, the two differ.
+A launcher numbers processes node after node, but a plan numbers its devices stage after stage. The
+two differ where a stage is on a later host than the next stage, or on several hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from sparsepipe.tasks.task import ResolvedRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Node and host of a process, its local rank, and the number of processes on its node."""
+    """A process that a launcher has started.
+
+    Args:
+        node: number of its node.
+        host: name of its host.
+        local: its local rank on the node.
+        beside: number of processes on the node, this one included.
+    """
 
     node: int
     host: str
@@ -29,9 +36,9 @@ class Process:
 
 
 def renumber(run: ResolvedRun) -> None:
-    """Makes this process the rank whose device is on its node, and leaves the process group.
+    """Makes this process a rank whose device is on its node, and leaves the process group.
 
-    Every rank must call it. Only as that rank does it know its device, with which it joins anew.
+    All ranks must call it. Each joins the group anew later, with the device of its new rank.
     """
     before = list(range(process_group.world_size()))
     numbers, plan, inventory = before, run.directory.plan, run.inventory
@@ -49,7 +56,7 @@ def renumber(run: ResolvedRun) -> None:
                 f"not every node sees the plan {plan}",
                 remedy="set paths.outputs to a directory that all nodes share",
             )
-        # Else some devices of each host compute, whichever: no node has to be a certain host.
+        # Otherwise each host uses some of its devices, and any node may be any host.
         if run.division is not None or run.ranks == inventory.num_devices:
             by_node = ranks_of_nodes(run.places, inventory, nodes=nodes)
             hosts = [run.places[of_node[0]].host for of_node in by_node]
@@ -62,9 +69,14 @@ def renumber(run: ResolvedRun) -> None:
 def new_ranks(
     processes: Sequence[Process], by_node: Sequence[Sequence[int]], hosts: Sequence[str]
 ) -> list[int]:
-    """The rank that each process is to be.
+    """The new rank of each process.
 
-    Nodes are matched with hosts by their names if all of these agree, else in order.
+    Nodes are matched with the hosts of the inventory by name if all names agree, else in order.
+
+    Args:
+        processes: the processes, in the order of their present ranks.
+        by_node: new ranks on each host.
+        hosts: names of the hosts.
     """
     names = {process.node: process.host for process in processes}
     known = sorted(names.values()) == sorted(hosts)
@@ -78,10 +90,10 @@ def new_ranks(
             )
             raise PlanError(
                 f"node {process.node} ({process.host}) of {len(names)} has {process.beside} "
-                f"processes; there are to be {expected}",
+                f"processes, but the plan needs {expected}",
                 remedy="start torchrun on each host with as many processes (--nproc-per-node) as "
-                "devices are used there; nodes are numbered as hosts in the inventory, or are "
-                "called like them",
+                "devices are used there; nodes must have the names of the inventory's hosts, or "
+                "their order",
             )
         found.append(by_node[host][process.local])
     return found

@@ -1,4 +1,4 @@
-"""A rank: ``python -m sparsepipe.launch.worker <run directory>``, as ``launch`` starts it."""
+"""The program of a rank, started as ``python -m sparsepipe.launch.worker RUN_DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from sparsepipe.utils.process import end_with_parent, no_garbage_collection
 
 if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
-    end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # torch takes seconds to be imported
+    end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # first: torch's import takes seconds
 
 with no_garbage_collection():
     from sparsepipe.emulate import enter_host
@@ -33,7 +33,7 @@ def main() -> None:
             from sparsepipe.utils.host import git_commit
 
         configure()
-        FOUND.disabled = True  # the process that started the ranks has logged it
+        FOUND.disabled = True  # the process that started the ranks has logged the data found
         keep_temporary_files_apart()
         with SignalWatch() as watch:
             try:
@@ -43,7 +43,7 @@ def main() -> None:
                 run = ResolvedRun.of(spec, build_inventory(spec), directory=directory, watch=watch)
                 execute(run)
             except BaseException as error:
-                # The agent ends all ranks with the first, and a terminal's Ctrl-C reaches all:
+                # When a rank ends, the launcher ends all others, and Ctrl-C reaches every process:
                 # neither may interrupt this rank's report or replace it.
                 ignore(*SIGNALS)
                 exit_immediately(error)

@@ -1,7 +1,7 @@
-"""The rows that a run has logged to Weights & Biases, in a file of its own.
+"""A run's own file of the rows that it has logged to Weights & Biases.
 
-Weights & Biases cannot resume a run without a network: it begins another directory, and a killed
-run leaves an empty file. So a run that resumes writes its directory again from these rows.
+Weights & Biases cannot resume a run offline: it begins another directory, and a killed run leaves
+an empty file. A run that resumes therefore logs these rows again, into a new directory.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ STEP = "trainer/global_step"
 """Lightning's name for the training step that a row belongs to."""
 
 _OF_EPOCH_END = "time/epoch_s"
-"""A value that the row at an epoch's end has, and no other row."""
+"""A value that only the row at an epoch's end has."""
 
 Row = dict[str, Any]
 
 
 class History:
-    """A file, which need not exist, with a line of JSON for each row of values."""
+    """The rows in the file ``path``, which has a line of JSON for each and need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def rows(self) -> list[Row]:
-        """All rows in order, without a last line that was cut off by a kill."""
+        """All rows in order, without a last line that a kill has cut off."""
         try:
             lines = self.path.read_text(encoding="ascii").splitlines(keepends=True)
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class History:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes the values of a row that are numbers or text, and waits for the disk."""
+        """Appends the values of a row that are numbers or text, and waits for the disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="ascii") as stream:
             stream.write(_line(row))
@@ -49,7 +49,7 @@ class History:
             os.fsync(stream.fileno())
 
     def keep_copy(self, directory: Path) -> None:
-        """Copies the file, if there is one, into a directory where no copy is ever replaced."""
+        """Copies the file, if it exists, to ``directory`` under a name that is free there."""
         if self.path.exists():
             directory.mkdir(parents=True, exist_ok=True)
             shutil.copy2(self.path, free_name(directory / self.path.name))
@@ -62,9 +62,8 @@ class History:
         """Drops rows of steps that will be repeated, and adds missing rows of finished epochs.
 
         The row at an epoch's end is logged after the epoch's checkpoint. If the run was killed
-        between the two, or had no tracker until now, ``epochs``, the rows of the metrics file, have
-        its values. Values of that epoch which were logged before, such as those of its validation,
-        are not added again.
+        between the two, or had no tracker before, the row is made from ``epochs``, the rows of the
+        metrics file, without values of that epoch that were logged, such as its validation's.
         """
         kept = [row for row in self.rows() if row[STEP] < place.steps]
         ended = {row.get("epoch") for row in kept if _OF_EPOCH_END in row}
@@ -81,11 +80,11 @@ class History:
 
 def _line(row: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in row.items() if isinstance(value, (str, numbers.Real))}
-    return json.dumps(plain, default=float) + "\n"  # numpy's numbers are no Python ones
+    return json.dumps(plain, default=float) + "\n"  # default: for numpy's numbers
 
 
 def _of_epoch(row: Mapping[str, str]) -> Row:
-    """A row of the metrics file as a tracker gets it, without the final test, which is repeated."""
+    """A row of the metrics file as logged to a tracker, without the final test, to be repeated."""
     values = {
         name: float(value)
         for name, value in row.items()

@@ -1,4 +1,4 @@
-"""Weights & Biases, TensorBoard and MLflow beside the metrics file that every run has."""
+"""Weights & Biases, TensorBoard and MLflow, in addition to the metrics file that every run has."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from sparsepipe.tracking.history import STEP, History
 from sparsepipe.utils.files import free_name
 
 _PACKAGES = {f"{__name__}.{package}_logger": package for package in ("mlflow", "tensorboard")}
-"""What loggers need beside what is always installed, by their targets."""
+"""Optional package that each logger needs, by the logger's target."""
 _SET_VARIABLES: dict[str, str] = {}
-"""Environment variables that a run of this process has set: settings that ``wandb.init`` lacks."""
+"""Environment variables that this process has set, for settings that ``wandb.init`` lacks."""
 _BEGUN: set[str] = set()
-"""Ids of the open runs that loggers of this process have begun."""
+"""Ids of the open Weights & Biases runs that loggers of this process have begun."""
 _SWEEP, _RUN_ID, _GROUP = "WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_RUN_GROUP"
-"""Environment variables by which a sweep agent chooses the run of its process."""
+"""Environment variables with which a sweep agent chooses the run of its process."""
 _PUBLIC_SERVER = ("api.wandb.ai", "api.forge.coreweave.com")
-"""Its old and new name: a login to one is a login to the other."""
+"""Old and new name of the public server: a login to one is a login to the other."""
 _KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -49,14 +49,14 @@ def wandb_logger(
     group: str | None = None,
     tags: Sequence[str | int | float] = (),
 ) -> WandbRunLogger:
-    """A Weights & Biases logger that writes into the run directory.
+    """A Weights & Biases logger that writes to the run's directory.
 
-    A resumed run goes on under the same id. Under a sweep agent (``wandb agent``)
-    id, project and entity are the agent's, and the group is the sweep's, or else that of
-    ``WANDB_RUN_GROUP``. Offline it writes files only, without a login or a network.
+    A resumed run keeps its id. Under a sweep agent (``wandb agent``), id, project and entity are
+    the agent's, and the group is ``WANDB_RUN_GROUP`` or else the sweep's id. Offline, the logger
+    only writes files and needs neither a login nor a network.
 
     Raises:
-        ConfigError: online without a login.
+        ConfigError: the logger is online, but no login exists.
     """
     if not offline and not _has_login():
         raise ConfigError(
@@ -80,7 +80,7 @@ def wandb_logger(
 
 
 def tensorboard_logger(*, run_dir: Path) -> TensorBoardLogger:
-    """Writes TensorBoard's event files into ``tensorboard/`` of the run's directory."""
+    """A logger that writes TensorBoard's event files to ``tensorboard/`` in the run's directory."""
     _require("tensorboard")
     return TensorBoardLogger(run_dir, name="tensorboard", version="", default_hp_metric=False)
 
@@ -94,15 +94,15 @@ def mlflow_logger(
     tracking_uri: str | None = None,
     tags: Sequence[str | int | float] = (),
 ) -> MLFlowLogger:
-    """A run of MLflow, which a resumed run goes on with.
+    """A logger to a run of MLflow, which a resumed run continues.
 
-    ``run_id`` is its name there; without a ``tracking_uri`` of a server it is in ``mlflow/`` of the
-    run's directory.
+    MLflow's run has the name ``run_id``. Without the ``tracking_uri`` of a server, it is in
+    ``mlflow/`` in the run's directory.
     """
     _require("mlflow")
     from mlflow.tracking import MlflowClient
 
-    # MLflow would rather have a database than files, which a run's directory can do without.
+    # MLflow refuses to write files by default, since it prefers a database.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = tracking_uri or (run_dir / "mlflow").absolute().as_uri()
     client = MlflowClient(uri)
@@ -119,7 +119,7 @@ def mlflow_logger(
 
 
 def refuse_missing(loggers: Iterable[Target]) -> None:
-    """Raises a ConfigError for loggers of this file whose package is missing."""
+    """Raises a ConfigError if a logger of this module lacks its optional package."""
     for each in loggers:
         if each.path in _PACKAGES:
             _require(_PACKAGES[each.path])
@@ -134,17 +134,17 @@ def _require(package: str) -> None:
 
 
 class WandbRunLogger(WandbLogger):
-    """Logs to one Weights & Biases run, however often the processes that log were killed.
+    """Logs to one Weights & Biases run, however often the processes that log are killed.
 
-    Offline there is always one directory of an id below ``wandb/`` of the run's directory: a run
-    that resumes writes it again from its :class:`History`, and the earlier one is moved to
-    ``wandb-earlier/``. Nothing is deleted. Online the server has the history. ``init`` is for
+    Offline, ``wandb/`` in the run's directory holds one directory for each id: a run that resumes
+    writes it anew from its :class:`History`, and the earlier one moves to ``wandb-earlier/``.
+    Nothing is deleted. Online, the server has the history. ``init`` are further arguments of
     ``wandb.init``.
     """
 
     def __init__(self, run_dir: Path, *, offline: bool, **init: Any) -> None:
         super().__init__(save_dir=str(run_dir), offline=offline, **init)
-        self._wandb_init.pop("anonymous", None)  # Weights & Biases warns of it
+        self._wandb_init.pop("anonymous", None)  # Weights & Biases warns about it
         self._folder = run_dir / "wandb"
         self._earlier = run_dir / "wandb-earlier"
         self._history = History(self._folder / "history.jsonl")
@@ -153,7 +153,7 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def resume(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
-        """Makes the run resume at a checkpoint; to be called before anything is logged.
+        """Makes the run resume at the checkpoint of ``place``; must be called before any logging.
 
         ``epochs`` are the rows of the metrics file.
         """
@@ -165,7 +165,7 @@ class WandbRunLogger(WandbLogger):
     @rank_zero_experiment
     @override
     def experiment(self) -> Any:
-        """The run of Weights & Biases, which begins at the first access."""
+        """The Weights & Biases run, which begins at the first access."""
         import wandb
 
         if self._experiment is None:
@@ -182,7 +182,7 @@ class WandbRunLogger(WandbLogger):
 
     @property
     def upload(self) -> str | None:
-        """The command that uploads what was written; None where that is at the server already."""
+        """The command that uploads the run's files; None: the run is online."""
         return f"wandb sync {self._folder}" if self._offline else None
 
     def _begin(self) -> Any:
@@ -191,8 +191,8 @@ class WandbRunLogger(WandbLogger):
         end_tracking(failed=True)  # a run of an earlier job, which wandb.init would return
         if wandb.run is not None:
             raise ConfigError(
-                f"this process has a Weights & Biases run of its own open: {wandb.run.id}",
-                remedy="call wandb.finish() before, or leave out logger=wandb",
+                f"another Weights & Biases run is open in this process: {wandb.run.id}",
+                remedy="call wandb.finish() first, or leave out logger=wandb",
             )
         if not self._resumes:  # without a checkpoint everything is logged again
             self._history.keep_copy(self._earlier)
@@ -203,10 +203,10 @@ class WandbRunLogger(WandbLogger):
                 self._earlier.mkdir(parents=True, exist_ok=True)
                 path.rename(free_name(self._earlier / path.name))
         variables = {
-            "WANDB_SILENT": "true",  # the run directory is the last line printed
-            # Tables wait there until they are uploaded; by default in the user's home.
+            "WANDB_SILENT": "true",  # the run directory must be the last line printed
+            # Tables are kept there until they are uploaded; by default in the user's home.
             "WANDB_DATA_DIR": str((self._folder / "data").absolute()),
-            # For the process that writes, which is slow to start where all cores are busy.
+            # Seconds to wait for the process that writes, which starts slowly on busy cores.
             "WANDB__SERVICE_WAIT": "120",  # by default 30
         }
         for name in variables.keys() - os.environ.keys():
@@ -219,17 +219,16 @@ class WandbRunLogger(WandbLogger):
         try:
             run = wandb.init(mode="offline" if self._offline else None, **settings)
         except wandb.Error as error:
-            wandb.teardown()  # else the next run would use the settings of this one
+            wandb.teardown()  # else the next run would use this one's settings
             _unset_variables()
             raise OutputError(
                 f"Weights & Biases cannot begin a run: {error}",
-                remedy="give the command again, which goes on with what is there, or leave out "
-                "logger=wandb",
+                remedy="run the command again, which continues the run, or leave out logger=wandb",
             ) from error
         _BEGUN.add(run.id)
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
-        if not run.starting_step:  # else a server has the rows
+        if not run.starting_step:  # else the server has the rows
             for row in self._history.rows():
                 run.log(row)
                 self._step = row[STEP]
@@ -238,12 +237,12 @@ class WandbRunLogger(WandbLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs a row, under the names that the metrics file has."""
+        """Logs a row of metrics, with the names of the metrics file."""
         run = self.experiment  # which may change the step
-        # Lightning gives values of epochs a suffix.
+        # Lightning adds a suffix to the names of an epoch's values.
         short = {name: name.removesuffix("_epoch") for name in metrics}
         row = {n if short[n] in metrics else short[n]: value for n, value in metrics.items()}
-        # A test after training, and more so one by a later process, comes with a smaller step.
+        # A test after training, especially in a later process, comes with a smaller step.
         self._step = row[STEP] = max(self._step, step or 0)
         row["_timestamp"] = time.time()
         run.log(row)
@@ -253,12 +252,12 @@ class WandbRunLogger(WandbLogger):
 def end_tracking(*, failed: bool) -> None:
     """Ends the Weights & Biases run of a job, so that the next job of the process has its own.
 
-    The process that writes it ends as well. Otherwise jobs started from here would share it, and
-    the run of a job that is killed would stay open.
+    The process that writes it ends too. Otherwise jobs started from here would share that process,
+    and the run of a killed job would stay open.
     """
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None or wandb.run.id not in _BEGUN:
-        return  # nothing is open but what somebody else has begun
+        return  # no run is open, or one that other code has begun
     _BEGUN.discard(wandb.run.id)
     wandb.run.finish(exit_code=int(failed))
     wandb.teardown()
@@ -266,7 +265,7 @@ def end_tracking(*, failed: bool) -> None:
 
 
 def _unset_variables() -> None:
-    """The next job of the process sets its own, and programs that it starts should have none."""
+    """Removes a job's variables: the next one sets its own, and programs should not see them."""
     for name, value in _SET_VARIABLES.items():
         if os.environ.get(name) == value:
             del os.environ[name]
@@ -276,7 +275,7 @@ def _unset_variables() -> None:
 def _has_login() -> bool:
     """Whether the environment, the settings file or the netrc file has a login for the server.
 
-    ``wandb.login`` would contact the server, or wait for input.
+    ``wandb.login`` is not called, since it would contact the server or wait for input.
     """
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     read = configparser.ConfigParser(interpolation=None)

@@ -116,7 +116,7 @@ def test_the_open_run_of_somebody_else_is_left_alone(
     monkeypatch.setenv("WANDB_SILENT", "true")
     theirs = wandb.init(mode="offline", dir=tmp_path, project="theirs")
     try:
-        with pytest.raises(ConfigError, match=f"run of its own open: {theirs.id}"):
+        with pytest.raises(ConfigError, match=f"open in this process: {theirs.id}"):
             job(*TRACKED, "trainer.max_epochs=1")
         assert wandb.run is theirs
         theirs.log({"still": 1})

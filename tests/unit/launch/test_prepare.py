@@ -44,7 +44,7 @@ SECOND = "parallel.strategy.recompute={stages: [1]}"  # which a plan has to have
     ("override", "message", "remedy"),
     [
         ("trainer.trace=true", "trainer.trace=true records the stages of a pipeline", "gpipe"),
-        ("input=part.stl", "input is set, which task=train does not read", "task=predict"),
+        ("input=part.stl", "input is set, but task=train does not read it", "task=predict"),
     ],
 )
 def test_settings_of_other_trainings_are_refused_first(

@@ -67,7 +67,7 @@ def test_devices_follow_a_plan_file(file: str) -> None:
     [
         (["parallel.plan.config=4-1"], HardwareError, ["is for 5 devices", "has 4", "fewer"]),
         (["parallel.plan.config=2-1", "parallel.devices=2"], PlanError,
-         ["is for 3 devices, parallel.devices=2", "parallel.devices=auto"]),
+         ["is for 3 devices, but parallel.devices=2", "parallel.devices=auto"]),
         (["parallel.plan.config=2-x"], PlanError, ["'2-x'", "such as '2-1'"]),
         (["parallel.plan.file=no.json"], PlanError, ["no.json cannot be read", "plan.file"]),
         (["parallel.plan.file=no.json", "parallel.plan.cuts=[1]"], ConfigError, ["both file and"]),
