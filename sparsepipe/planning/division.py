@@ -93,8 +93,7 @@ class Division:
             config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
             if (stages := config.count("-") + 1) > num_layers:
                 raise PlanError(
-                    f"the plan has {stages} stages ({config}), but the model only {num_layers} "
-                    "layers",
+                    f"a plan of {stages} stages ({config}), but the model has {num_layers} layers",
                     remedy="give the plan at most one stage for each layer",
                 )
             if self.cuts is not None:

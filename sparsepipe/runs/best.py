@@ -104,7 +104,7 @@ def best(
 
     if mode not in (None, "max", "min"):
         raise ConfigError(
-            f"mode={mode!r} is neither 'max' nor 'min'", remedy="choose one of them, or none"
+            f"mode={mode!r} is not a valid mode", remedy="choose 'max' or 'min', or leave it out"
         )
     rows = rows_of(load_results(where, experiment=experiment))
     places = best_of(rows, objective, mode=mode or mode_of(objective))

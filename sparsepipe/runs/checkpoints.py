@@ -64,8 +64,8 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
     hint = f", such as {such[0].parent.parent}" if such else ""
     if run.done.exists():
         hint += (
-            "; this run is finished, and trainer.checkpoints or task=clean has left this "
-            f"checkpoint: {run.kept_checkpoint or 'none'}"
+            "; this run is finished, and trainer.checkpoints and task=clean have left these "
+            f"checkpoints: {run.kept_checkpoint or 'none'}"
         )
     raise CheckpointError(
         f"no checkpoint at {path}",
@@ -239,7 +239,7 @@ def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
 
 def _of_another_model(loaded: LoadedWeights, source: Path, *, strict: bool) -> CheckpointError:
     differences = [
-        f"it lacks {name}"
+        f"{name} is missing in it"
         if state == MISSING
         else f"{name} is {state.removeprefix(f'{SKIPPED}: ')}"
         if name

@@ -148,7 +148,7 @@ def test_auto_says_that_it_counts_the_memory_all_the_same(
     settled(tmp_path, 1e9, *settings)
     assert "memory=false" not in caplog.text
     settled(tmp_path / "no", 1e9, *settings, "parallel.search.memory=false")
-    assert "in spite of memory=false" in caplog.text
+    assert "despite memory=false" in caplog.text
 
 
 def test_the_profiles_of_a_choice_are_part_of_the_run(

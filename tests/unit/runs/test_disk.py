@@ -86,7 +86,9 @@ def test_nothing_is_removed_where_nobody_can_be_asked(
 ) -> None:
     with Path(os.devnull).open() as nobody:
         monkeypatch.setattr(sys, "stdin", nobody)
-        with pytest.raises(ConfigError, match=r"no terminal to ask in\s+remedy: task.ask=false"):
+        with pytest.raises(
+            ConfigError, match=r"no terminal to ask in\s+remedy: set task.ask=false"
+        ):
             cleaned(outputs)
     listed = capsys.readouterr().out
     assert re.search(r"first/1 +\| best.ckpt, last.ckpt \| 2.0 \|", listed)
