@@ -1,6 +1,6 @@
-"""The paper's model on the paper's GPUs, and the splits of its Table III as plans.
+"""The paper's model on the paper's GPUs, and the splits of Table III as plans.
 
-``experiment=table3`` writes the plans of MP, which are in ``sparsepipe/assets/plans/paper``.
+``experiment=table3`` writes the plans of MP, which are kept in ``sparsepipe/assets/plans/paper``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sparsepipe.schedule import Plan
 
 MODEL = "sparse_vgg16_bn"
 MP_DEVICE = "RTX 2080 Ti"
-"""The GPU whose profile MP uses for all GPUs."""
+"""The GPU model whose profile MP uses for all GPUs."""
 
 
 def paper_inventory(gpus: int) -> Inventory:
-    """The GPUs of a row of Table III."""
+    """The inventory of the row of Table III with that number of GPUs."""
     path = config_dir() / "hardware" / f"paper_{gpus}gpu.yaml"
     return Inventory.from_dict(yaml.safe_load(path.read_text(encoding="utf-8"))["value"])
 
@@ -50,7 +50,9 @@ def _inputs(gpus: int) -> tuple[Inventory, dict[str, Profile]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """Stages of a row of Table III: numbers of GPUs of MP, devices of HETE-MP."""
+    """The stages in Table III for a number of GPUs: their numbers of GPUs for MP, and their devices
+    for HETE-MP.
+    """
 
     mp: str
     hete_mp: tuple[str, ...]
@@ -61,11 +63,11 @@ class PaperRow:
 
 
 _NAMES = {"TitanV": "TITAN V", "TitanXP": "TITAN Xp", "RTX": "RTX 2080 Ti"}
-"""Names in the inventories by those of the table, in the order of the inventories."""
+"""Names in the inventories by names in the table, in the order of the inventories."""
 
 
 def _devices(stage: str) -> str:
-    """A stage such as ``4 RTX + 3 TitanXP`` by the names and in the order of the inventories."""
+    """A stage such as ``4 RTX + 3 TitanXP`` with the names and the order of the inventories."""
     counts = {name: number for number, name in (part.split(" ") for part in stage.split(" + "))}
     return " + ".join(f"{counts[name]} x {ours}" for name, ours in _NAMES.items() if name in counts)
 
@@ -81,12 +83,12 @@ PAPER: Mapping[int, PaperRow] = {
 }
 """Rows of Table III by the number of GPUs."""
 CUT = 24
-"""First layer of the second stage of HETE-MP, which the paper prints for 8 GPUs (section 5.4); it
-prints no later cut."""
+"""First layer of the second stage of HETE-MP, which the paper prints for 8 GPUs (section 5.4); the
+paper prints no other cut."""
 
 
 def hete_mp_s(problem: Problem, row: PaperRow) -> float:
-    """The bottleneck of the paper's plan of HETE-MP; where it prints no cut, with the best one."""
+    """Bottleneck in s of the paper's HETE-MP plan, with the best choice of cuts not printed."""
     num_layers, found = problem.spans.num_layers, []
     numbers = [_numbers(stage) for stage in row.hete_mp]
     groups = [tuple(own.get(kind.name, 0) for kind in problem.pool.kinds) for own in numbers]
@@ -101,20 +103,20 @@ def hete_mp_s(problem: Problem, row: PaperRow) -> float:
 
 
 def _numbers(stage: str) -> dict[str, int]:
-    """Devices of a stage by name, from words such as ``2 x TITAN Xp + 4 x RTX 2080 Ti``."""
+    """Numbers of devices by name, from text such as ``2 x TITAN Xp + 4 x RTX 2080 Ti``."""
     parts = [part.split(" x ") for part in stage.split(" + ")]
     return {name: int(number) for number, name in parts}
 
 
 def best_paper_cuts(problem: Problem, gpus: int) -> Solution:
-    """The best plan that splits as Table III prints."""
+    """The best plan of MP with the numbers of GPUs in each stage that Table III prints."""
     return best_cuts(problem, [(int(number),) for number in PAPER[gpus].mp.split("-")])
 
 
 def paper_mp_plan(
     gpus: int, *, model: str = "sparsepipe_mp", bandwidth_bytes_per_s: float = 60e6
 ) -> Plan:
-    """The paper's MP on its GPUs, taken in the order of Table III: TITAN V, Xp, RTX 2080 Ti."""
+    """The paper's MP plan on its GPUs, in the order TITAN V, TITAN Xp, RTX 2080 Ti."""
     problem = paper_problem(gpus, model, bandwidth_bytes_per_s)
     best = best_paper_cuts(as_uniform(problem, MP_DEVICE), gpus)
     stages = assign_in_order(best.stages, problem.pool, range(len(problem.pool.kinds)))

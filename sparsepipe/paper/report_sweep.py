@@ -1,4 +1,4 @@
-"""The report at the end of a sweep: the paper's figures beside those of all finished runs."""
+"""The report at the end of a sweep: the paper's figures next to those of all finished runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class SweepReport(Callback):
-    """Writes ``report/`` beside the sweep's table, as ``task=report`` does.
+    """Writes the directory ``report`` next to the sweep's table, as ``task=report`` does.
 
-    It is made of all finished runs of the experiment, whichever sweep they are of, and names the
-    jobs of this sweep that did not finish. A tracker gets the report as a run of its own. A sweep
-    of an experiment that no chapter is about has no report.
+    The report shows all finished runs of the experiment, also those of other sweeps, and names the
+    jobs of this sweep that did not finish. Trackers get the report as a run of its own. An
+    experiment without a chapter has no report.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Writes the report; a failure is a warning."""
-        # Torch, which a misspelt key need not wait for; and every command makes its callbacks.
+        """Writes the report; a failure is only logged as a warning."""
+        # These import torch; every command makes its callbacks, even one with a misspelt key.
         from sparsepipe.launch.outcome import log_report
         from sparsepipe.paper.chapters import CHAPTERS
         from sparsepipe.paper.report_task import ReportContents, write_chapters
@@ -59,4 +59,4 @@ class SweepReport(Callback):
                 settings={"sweep": given},
             )
         except SparsePipeError as error:
-            log.warning("report of the sweep: %s", error)
+            log.warning("the sweep has no report: %s", error)

@@ -1,4 +1,4 @@
-"""The task ``report``: ours beside what the paper prints, from the finished runs of experiments."""
+"""The task ``report``: results of finished runs next to what the papers print."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from sparsepipe.utils.host import git_commit
 log = logging.getLogger(__name__)
 
 ALL = "all"
-"""The experiment whose report has all chapters."""
+"""Name of the experiment whose report has all chapters."""
 NONE = "default"
-"""The name without an experiment."""
+"""Name of a run without an experiment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """Chapters of a report, and the place of their runs.
+    """The chapters of a report, and where their runs are.
 
     Attributes:
-        exhibits: tables and figures of the paper, by name.
-        name: name of runs, if it is not their experiment's.
-        outputs: the directory that runs are written to.
-        source: a directory of runs or a ledger.
+        exhibits: names of the tables and figures.
+        name: name of the runs if it is not that of their experiment; None: that is it.
+        outputs: the directory to which runs are written.
+        source: a directory of runs, or a ledger file.
         scale: only runs of this scale count; None: all.
     """
 
@@ -61,14 +61,18 @@ class ReportContents:
         where: str | None = None,
         scale: str | None = None,
     ) -> Self:
-        """The contents for the arguments of ``task=report``, or of a sweep."""
+        """The contents for the arguments of ``task=report`` or of a sweep; ``name`` is the run's.
+
+        Raises:
+            ConfigError: an exhibit is unknown, or ``where`` does not exist.
+        """
         names = list(exhibits or [name])
         if names == [ALL]:
             names = list(CHAPTERS)
         for each in names:
             if each not in CHAPTERS:
                 raise ConfigError(
-                    f"the paper has no table or figure '{each}'",
+                    f"no report chapter has the name '{each}'",
                     remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
                     f"{', '.join(CHAPTERS)}; runs with a name= of their own need task.exhibits=, "
                     "such as task.exhibits=[table2]",
@@ -76,7 +80,7 @@ class ReportContents:
         if where is not None and not expanded(where).exists():
             raise ConfigError(
                 f"task.where={where} does not exist",
-                remedy="give a directory of runs, or the file of a ledger",
+                remedy="give a directory of runs, or a ledger file",
             )
         return cls(
             exhibits=tuple(dict.fromkeys(names)),
@@ -87,7 +91,7 @@ class ReportContents:
         )
 
     def rows(self) -> dict[str, list[Row]]:
-        """Finished runs by exhibit; empty if no run is finished."""
+        """The rows of finished runs by exhibit; an empty list for an exhibit without any."""
         found: dict[str, list[Row]] = {}
         for exhibit in self.exhibits:
             try:
@@ -107,19 +111,19 @@ _read: dict[ReportContents, dict[str, list[Row]]] = {}
 
 
 class Report(Task):
-    """Our results beside what the paper prints, from the finished runs of experiments.
+    """Writes a report of finished runs next to what the papers print.
 
     Args:
-        exhibits: tables and figures of the paper, by name; None: that of the experiment, or all
-            of them for the experiment ``all``.
-        where: a directory of runs or a ledger; None: ``paths.outputs``.
-        scale: rows of this scale count alone; None: all, each scale apart.
-        **of_the_experiment: ignored arguments that the experiment sets for its own task.
+        exhibits: names of the tables and figures; None: that of the experiment, or all for the
+            experiment ``all``.
+        where: a directory of runs, or a ledger file; None: ``paths.outputs``.
+        scale: the only scale whose rows count; None: all scales, each in tables of its own.
+        **of_the_experiment: arguments that the experiment sets for its own task; ignored.
     """
 
     cores: ClassVar[int | None] = 1
     chooses_devices: ClassVar[bool] = True
-    # No data are read, no network is made; the fingerprint stands for all that counts.
+    # No data are read and no network is made; the fingerprint of :meth:`prepare` covers the runs.
     not_identity: ClassVar[tuple[str, ...]] = (
         *("backend", "callbacks", "checkpoint", "data", "model", "optim", "parallel"),
         *("representation", "seed", "task", "trainer"),
@@ -153,7 +157,7 @@ class Report(Task):
         return in_one_process(spec)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the rows and of this version."""
+        """A fingerprint of the rows and of the program's version."""
         reported = self._reported(run.spec)
         rows = reported.rows()
         _read.clear()

@@ -1,4 +1,4 @@
-"""The task ``table3``: the paper's Table III from its authors' own measurements.
+"""The task ``table3``: the paper's Table III, computed from its authors' own measurements.
 
 Zhai et al., SparsePipe, Table III: how MP (PipeDream's optimizer) and HETE-MP split a sparse
 VGG16 with batch normalization over 5 to 8 GPUs of three kinds (``hardware=paper_5gpu`` to
@@ -42,17 +42,17 @@ _KEPT = ("config", "devices", "layers", "bottleneck_ms", "paper_bottleneck_ms", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table3(Task):
-    """The paper's Table III from its authors' own measurements.
+    """Computes the paper's Table III from its authors' own measurements.
 
     Attributes:
         bandwidth_bytes_per_s: bandwidth of all links for the first table.
         mp_cost_model: cost model of MP.
         hete_cost_model: cost model of HETE-MP.
-        order: order of HETE-MP's list of devices.
-        exact_cost_model: cost model of the comparison of ``exact`` with HETE-MP.
-        exact_bandwidths_bytes_per_s: its bandwidths; None: 60 MB/s to 10 GB/s.
+        order: order of devices in HETE-MP's list, ``by_count`` or ``by_speed``.
+        exact_cost_model: cost model for comparing ``exact`` with HETE-MP.
+        exact_bandwidths_bytes_per_s: bandwidths for that comparison; None: 60 MB/s to 10 GB/s.
         bandwidths_bytes_per_s: bandwidths of the second table; None: 50 to 125 MB/s.
-        orders: orders of the second table; None: by_count and by_speed.
+        orders: orders of the second table; None: ``by_count`` and ``by_speed``.
     """
 
     alone: ClassVar[bool] = True
@@ -178,7 +178,7 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
     printed_devices = PAPER[gpus].hete_mp
     devices = tuple(devices_text(stage.counts, problem.pool.kinds) for stage in ours.stages)
     same = devices == printed_devices and ours.stages[0].end == CUT
-    # Of more than two stages the paper prints no cut behind the first.
+    # For more than two stages, the paper prints only the first cut.
     second = f"{CUT}-{problem.spans.num_layers - 1}" if len(printed_devices) == 2 else "..."
     return {
         "gpus": gpus,
@@ -196,7 +196,7 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
 
 
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    """How much faster ``exact`` is than HETE-MP in its order, and in the best order of kinds."""
+    """How many times faster ``exact`` is than HETE-MP with ``order``, and with its best order."""
     problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
@@ -217,7 +217,7 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
 
 
 def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str, Any]:
-    """The paper's rows that result from these settings."""
+    """The verdict on each of the paper's rows with these settings."""
     rows = [
         _mp_row(gpus, model, bandwidth)
         if strategy == "MP"
@@ -234,7 +234,7 @@ def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str
 
 
 def _verdict(same: bool, printed_s: float, ours_s: float) -> str:
-    """The paper's plan compared with ours by our cost model."""
+    """The verdict on the paper's plan compared with ours, by our cost model."""
     if same:
         return "equal"
     if math.isclose(printed_s, ours_s, rel_tol=EQUAL):

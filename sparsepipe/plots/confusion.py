@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from sparsepipe.plots import style
 
 _DARK_CELL = 0.55
-"""Share from which a cell of the colour map needs white digits."""
+"""Share above which a cell of the colour map gets white digits."""
 
 
 def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
-    """Rows of the counts: true class, predicted class, number of shapes."""
+    """The counts as rows with the true class, the predicted class and the number of shapes."""
     counts = np.asarray(counts_KK, np.int64)
     return [
         {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
@@ -27,11 +27,11 @@ def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[st
 
 
 def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    """The confusion matrix, each row in percent of its class.
+    """Draws the confusion matrix, each row in percent of its class.
 
     Args:
         counts_KK: counts, ``counts_KK[true][predicted]``.
-        classes: the K class names in order; made for 2 to 40 of them.
+        classes: the K class names in order; the layout is made for 2 to 40 classes.
     """
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
     num_classes = len(classes)
@@ -73,7 +73,7 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
 
 
 def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    """The accuracy of each class as bars, best first; arguments as :func:`confusion_figure`."""
+    """Draws the accuracy of each class as a bar, best first. See :func:`confusion_figure`."""
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
     shown = [k for k in range(len(classes)) if counts[k].sum()]
     accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}

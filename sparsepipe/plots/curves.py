@@ -1,4 +1,4 @@
-"""Learning curves of one run, and of several ways to train side by side."""
+"""Learning curves of one run, and of several ways to train in comparison."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MAX_MARKED_EPOCHS = 30
 
 
 Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
-"""Metrics CSVs, or their rows as mappings, see :mod:`sparsepipe.runs.metrics`."""
+"""For each run, a metrics CSV or its rows as mappings. See :mod:`sparsepipe.runs.metrics`."""
 
 
 def learning_curves_figure(
     metrics: str | os.PathLike[str] | Sequence[Row], *, tested: str = "last"
 ) -> Figure:
-    """Loss and accuracy of training and validation over epochs, and those of the test.
+    """Draws loss and accuracy of training and validation over epochs, and those of the test.
 
     Args:
         metrics: a metrics CSV or its rows, with any of the columns
@@ -40,7 +40,7 @@ def learning_curves_figure(
         tested: the weights that were tested, ``best`` or ``last``.
 
     Raises:
-        DataError: the file is missing, or there is nothing to draw.
+        DataError: the file is missing, or no loss or accuracy was logged.
     """
     rows, drawn = _rows(metrics), 0
     panels = (("loss", "cross-entropy loss (nats)", 1.0), ("accuracy", "accuracy (%)", 100.0))
@@ -78,7 +78,7 @@ def learning_curves_figure(
     if not drawn:
         raise DataError(
             "there is nothing to draw: no loss or accuracy was logged",
-            remedy="Train for at least one whole epoch with a module that logs them.",
+            remedy="train for at least one whole epoch with a module that logs them",
         )
     return figure
 
@@ -111,23 +111,23 @@ _PANELS = (
     ("val/accuracy", "validation accuracy (%)", 100.0),
 )
 TIME = "time/epoch_s"
-"""The metric by which an epoch is placed in time: only rows of trained epochs have it."""
+"""The metric with the seconds of an epoch; only rows of trained epochs have it."""
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
-"""Units of the axis of time: number in a minute, and minutes from which on they are used."""
+"""Units of the time axis: name, number in a minute, and least minutes for which each is used."""
 _MARKS = 10
-"""Markers on a curve, at most."""
+"""Most markers on a curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One metric of the runs of one way, at the epochs that all of them have.
+    """One metric of the runs of one way to train, at the epochs that all runs have.
 
     Attributes:
-        epochs: numbers from 1: a value is known at its epoch's end.
-        minutes: mean training time until then.
-        mean: mean over the runs.
-        least: smallest value of the runs.
-        largest: largest value of the runs.
+        epochs: numbers of the epochs, from 1.
+        minutes: mean training time until the end of each epoch.
+        mean: mean value of the runs at each epoch.
+        least: smallest value of the runs at each epoch.
+        largest: largest value of the runs at each epoch.
     """
 
     epochs: tuple[int, ...]
@@ -138,8 +138,9 @@ class Curve:
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
-    """The metric ``name`` over the runs of one way, from the rows of each run's metrics, which
-    have a column ``time/epoch_s``.
+    """The metric ``name`` over the runs of one way to train.
+
+    ``runs`` has the rows of each run's metrics, with a column ``time/epoch_s``.
     """
     values = [_by_epoch(rows, name) for rows in runs]
     times = [_minutes(rows) for rows in runs]
@@ -157,14 +158,14 @@ def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
 
 
 def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
-    """Training loss and validation accuracy of at most seven ways to train, each with its runs.
+    """Draws training loss and validation accuracy of at most seven ways to train.
 
-    Lines are means over a way's runs, bands reach from the least to the largest. On the left over
-    epochs, on the right over the time of training (without validation), each epoch at the mean of
-    the runs' times.
+    Lines are means over the runs of a way, and bands reach from the smallest to the largest value.
+    Panels on the left are over epochs, those on the right over training time without validation,
+    each epoch at the mean time of the runs.
 
     Raises:
-        DataError: a file cannot be read, or there is nothing to draw.
+        DataError: a file cannot be read, or no run has these metrics.
     """
     assert len(ways) <= len(_LOOKS), f"{len(ways)} ways, {len(_LOOKS)} looks"
     read = {label: [_rows(run) for run in runs] for label, runs in ways.items() if runs}
@@ -199,7 +200,7 @@ def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
         raise DataError(
             f"there is nothing to draw: no run has {' or '.join(n for n, _, _ in _PANELS)} with "
             f"{TIME}",
-            remedy="Give metrics of runs of task=train, with data.val_share above 0.",
+            remedy="give metrics of runs of task=train with data.val_share above 0",
         )
     panels[0][0].legend(fontsize=style.TICK_PT, frameon=True, framealpha=0.9, edgecolor="none")
     return figure
@@ -240,7 +241,7 @@ def _by_epoch(rows: Sequence[Row], name: str) -> dict[int, float]:
 
 
 def _minutes(rows: Sequence[Row]) -> dict[int, float]:
-    """Training time until the end of each epoch; none after an epoch whose time is unknown."""
+    """Training time in minutes until the end of each epoch, up to one whose time is unknown."""
     seconds = _by_epoch(rows, TIME)
     known = [epoch for epoch in sorted(seconds) if all(e in seconds for e in range(epoch))]
     ends = accumulate(seconds[epoch] for epoch in known)

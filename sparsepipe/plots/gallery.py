@@ -1,6 +1,6 @@
 """Pictures of shapes with their predicted classes, and of reconstructed samples.
 
-Shape suffixes: N points of one cloud; N samples and C channels of images.
+Shape suffixes: N points of a cloud, or samples; C channels of images.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MAX_POINTS = 3000
 _PANEL_IN = (1.9, 2.15)
 _NAME_IN = 0.15
 _NAME_LETTERS = 26
-"""Most letters of a file's name above a shape; longer names are cut in the middle."""
-_CELL_IN = 0.8  # of a reconstruction
+"""Most letters of a file name above a shape; longer names are cut in the middle."""
+_CELL_IN = 0.8  # side of a reconstruction
 _AZIMUTH_DEG, _ELEVATION_DEG = -55.0, 22.0
 _RIGHT = LinearSegmentedColormap.from_list("right", ["#A9D3EE", style.BLUE, "#00304D"])
 _WRONG = LinearSegmentedColormap.from_list("wrong", ["#F6C9A8", style.VERMILION, "#5E2900"])
@@ -42,24 +42,24 @@ def gallery_figure(
     files: Sequence[str] | None = None,
     columns: int = 6,
 ) -> Figure:
-    """A grid of shapes with their true and predicted classes, an axes for each.
+    """Draws a grid of shapes with their true and predicted classes.
 
     A right prediction is blue with a tick, a wrong one vermilion, framed and with a cross; all are
-    blue where the true classes are unknown. Shapes are seen from the side and a little above, z up,
-    undistorted; nearer points are darker.
+    blue if the true classes are unknown. Shapes are seen undistorted from the side and a little
+    above, with z up; nearer points are darker.
 
     Args:
-        clouds: point coordinates [N, 3] of each shape, any N and any unit.
-        true: index into ``classes`` of each shape's label; None without labels.
+        clouds: point coordinates [N, 3] of each shape, for any N and in any unit.
+        true: index into ``classes`` of each shape's label; None: there are no labels.
         predicted: index into ``classes`` of each shape's prediction.
         classes: class names.
         probabilities: the probability that the network gave to each prediction.
-        files: the file of each shape, or its name; folders are shown where names are equal.
-        columns: shapes in a row.
+        files: the path or name of each shape's file; folders are shown only where names are equal.
+        columns: number of shapes in a row.
     """
     count = len(clouds)
     given = (true, predicted, probabilities, files)
-    assert count, "a gallery has a shape at least"
+    assert count, "a gallery needs at least one shape"
     assert {len(each) for each in given if each is not None} == {count}, "one of each for a shape"
     columns = min(columns, count)
     rows = math.ceil(count / columns)
@@ -101,7 +101,7 @@ def _heading(true: Sequence[int] | None, predicted: Sequence[int], shares: str) 
 
 
 def _ends(files: Sequence[str]) -> list[str]:
-    """The end of each path that no other one has."""
+    """The shortest end of each path that no other path has."""
     ends = {
         file: ["/".join(parts[-n:]) for n in range(1, len(parts))]
         for file in files
@@ -166,12 +166,12 @@ def _draw_cloud(axes: Axes, cloud: ArrayLike, *, is_right: bool) -> None:
 
 
 def reconstructions_figure(domains: Mapping[str, Mapping[str, Images]]) -> Figure:
-    """A row for each domain and a block of columns for each kind of picture.
+    """Draws a row for each domain and a block of columns for each kind of picture.
 
     Args:
-        domains: for each domain, by their kinds (such as ``input`` and ``both``), images
-            [N, C, H, W] or volumes [N, C, D, H, W], which are seen along their first dimension. One
-            channel is drawn in grey, three as colours, of others their mean.
+        domains: for each domain, by kind (such as ``input`` and ``both``), images [N, C, H, W] or
+            volumes [N, C, D, H, W], which are seen along D. One channel is drawn in grey, three as
+            colours, and for any other number the mean of the channels.
     """
     kinds = list(next(iter(domains.values())))
     count = max(len(each[kinds[0]]) for each in domains.values())
@@ -197,7 +197,7 @@ def reconstructions_figure(domains: Mapping[str, Mapping[str, Images]]) -> Figur
 
 
 def _picture(sample: Images) -> Images:
-    """A sample [C, ...] as an image [H, W] or [H, W, 3] from 0 to 1."""
+    """A sample [C, ...] as an image [H, W] or [H, W, 3] with values from 0 to 1."""
     image = sample.max(axis=1) if sample.ndim == 4 else sample
     image = image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
     clipped: Images = np.clip(image, 0, 1)

@@ -1,4 +1,4 @@
-"""Timelines of a run's pipeline: by its schedule, and as it was measured."""
+"""Timelines of a run's pipeline: as its schedule expects, and as measured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.workload import StageCosts, Workload
 
-_MOST_RANKS = 16  # more are too many for a picture
+_MOST_RANKS = 16  # of a picture
 _WIDTH_IN = 18.0  # of the bars
 _BACKWARD_TIME = 2.0  # times as long as the forward
-_MINIBATCHES = 2  # of a synchronous schedule: one, and that it is repeated
+_MINIBATCHES = 2  # of a synchronous schedule; the second one shows that it repeats
 
 
 def draw_schedule(
@@ -32,13 +32,13 @@ def draw_schedule(
 ) -> None:
     """Draws ``timeline.png``: a pipeline's first minibatches on 2 to 16 ranks, as expected.
 
-    Ranks take the times that the plan's search expected of their devices. Without a search stages
-    are equally long at a device's full speed, and the backward is twice the forward. Messages take
-    no time.
+    Ranks take the times that the plan's search expected of their devices. Without a search, stages
+    take equally long at full speed, and the backward twice as long as the forward. Messages take no
+    time.
 
     Args:
         directory: the run's directory, with its plan.
-        synchronous: its schedule; None: the asynchronous one.
+        synchronous: settings of its schedule; None: the asynchronous schedule.
         slowdowns: factors by which devices are made slower, by their names in plan files.
     """
     if not directory.plan.exists():
@@ -52,7 +52,7 @@ def draw_schedule(
         slower = slowdowns or {}
         workload = _stages_alike(plan, slower)
         unlike = any(factor != 1 for factor in slower.values())
-        times_text = f"all stages alike{' on devices of unlike speed' if unlike else ''}"
+        times_text = f"all stages alike{' on devices of different speed' if unlike else ''}"
     plan = workload.plan
     unit = "minibatch" if synchronous is None else "microbatch"
     if synchronous is not None and searched:
@@ -75,14 +75,16 @@ def draw_schedule(
 def draw_measured(
     directory: RunDir, spans: Sequence[Span], synchronous: Synchronous | None = None
 ) -> None:
-    """Draws ``timeline_measured.png``: what ranks did (``spans``, seconds from 0), and below it the
-    same minibatches by the times that a search expected, if any.
+    """Draws ``timeline_measured.png``: what ranks did, and below it the same minibatches with the
+    times that a search expected, if any.
+
+    ``spans`` are in seconds from 0.
     """
     plan = Plan.load(directory.plan)
     if plan.num_ranks > _MOST_RANKS:
         return
     names = [rank_name(plan, rank) for rank in range(plan.num_ranks)]
-    shown = [span for span in spans if span.kind != "waits"]  # waits are the rest of the time
+    shown = [span for span in spans if span.kind != "waits"]  # they are the rest of the time
     panels = {f"{_title(plan, synchronous)}, measured": lanes(plan, shown, names=names)}
     workload = None if plan.has_grids else Workload.expected(plan)
     if workload is not None:
@@ -99,7 +101,7 @@ def draw_measured(
 
 
 def rank_name(plan: Plan, rank: int) -> str:
-    """A rank's stage, replica and device; the device by its model, if no other is of that."""
+    """A rank's stage, replica and device; only the device's model if no other rank has the same."""
     devices = [device for stage in plan.stages for device in stage.devices]
     models = list(map(device_name, devices))
     alone = models.count(models[rank]) == 1
@@ -127,7 +129,7 @@ def _first_spans(
 def _expected_spans(
     workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
 ) -> list[Span]:
-    """Some minibatches of a full pipeline, numbered from ``first``; seconds from 0."""
+    """Spans of ``count`` minibatches of a full pipeline, numbered from ``first``, in s from 0."""
     plan = workload.plan
     before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
     end = before + count
@@ -137,7 +139,7 @@ def _expected_spans(
         split = workload.split(synchronous.microbatches, batches=plan.replicas(0))
         made = _first_spans(split, synchronous, end)
 
-    def number(span: Span) -> int:  # of an update, the first minibatch of its round
+    def number(span: Span) -> int:  # for an update, the first minibatch of its round
         assert span.number is not None
         rounds = synchronous is None and span.kind == "U"
         return span.number * (plan.replicas(plan.stage_of(span.rank)) if rounds else 1)
@@ -151,7 +153,7 @@ def _expected_spans(
 
 
 def _stages_alike(plan: Plan, slowdowns: Mapping[str, float]) -> Workload:
-    """Equally long stages at a device's full speed, a grid by its first rank."""
+    """A workload of equal stages on devices of full speed; a grid counts as its first rank."""
     devices = [device for stage in plan.stages for device in stage.devices]
     stages = []
     for number, stage in enumerate(plan.stages):

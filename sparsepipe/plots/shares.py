@@ -1,4 +1,4 @@
-"""Accumulated shares of compute, activations and parameters over the layers (Fig. 7)."""
+"""Accumulated shares of compute, activations and parameters over the layers, as in Fig. 7."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from sparsepipe.plots import style
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShares:
-    """Costs of each layer of a network on one device: forward and backward seconds, bytes of the
-    output, and bytes of parameters.
+    """Costs of each layer of a network on one device.
+
+    ``compute_s`` is forward and backward, ``activation_bytes`` the size of the output.
     """
 
     compute_s: Sequence[float]
@@ -31,11 +32,11 @@ _LINES = (
 )
 _ROW_PT = 11.0
 _LABEL_SHARE = 0.06
-"""Width of the number of a cut, as a share of the panel's."""
+"""Width of the label of a cut, as a share of the panel's width."""
 
 
 def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
-    """Accumulated shares in [0, 1] by device, a row for each layer."""
+    """Accumulated shares in [0, 1] of each device, a row for each layer."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
         for device, costs in devices.items()
@@ -51,9 +52,9 @@ def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
 def accumulated_shares_figure(
     devices: Mapping[str, LayerShares], *, cuts: Sequence[int] = ()
 ) -> Figure:
-    """Shares of compute, activations and parameters in the first layers, a panel for each device.
+    """Draws accumulated shares of compute, activations and parameters, a panel for each device.
 
-    ``cuts`` are the first layers of the stages behind the first, marked in every panel.
+    ``cuts`` are the first layers of all stages except stage 0, marked in every panel.
     """
     figure = style.new_figure(width_in=max(5.6, 4.4 * len(devices)), height_in=3.9)
     panels = figure.subplots(1, len(devices), squeeze=False, sharey=True)[0]
@@ -98,8 +99,8 @@ def _accumulated(values: Sequence[float]) -> list[float]:
 
 
 def _label_rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
-    """Each cut with the row above the axes in which its number has room beside the others."""
-    ends: list[float] = []  # of what stands in each row
+    """Each cut with the row above the axes in which its label does not overlap another."""
+    ends: list[float] = []  # end of the last label in each row
     placed = []
     for cut in sorted(cuts):
         row = next((r for r, end in enumerate(ends) if end <= cut), len(ends))

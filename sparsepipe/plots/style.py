@@ -20,7 +20,7 @@ from matplotlib.ticker import LogFormatter
 from sparsepipe.utils.files import write_bytes_atomic
 
 DPI = 144
-"""Dots per inch of every picture: 9 pt text is then 18 pixels high."""
+"""Dots per inch of every picture, at which text of 9 pt is 18 pixels high."""
 
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
@@ -47,7 +47,7 @@ def new_figure(*, width_in: float, height_in: float) -> Figure:
 
 
 def tidy(axes: Axes) -> None:
-    """Gives ``axes`` the common look: no box, faint grid behind, small dark ticks."""
+    """Gives ``axes`` the common look: no box, a faint grid in the background, small dark ticks."""
     axes.set_facecolor("white")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -59,7 +59,7 @@ def tidy(axes: Axes) -> None:
 
 
 def from_zero(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Lets an axis of values begin at 0 where its margin would reach below, and no value does."""
+    """Makes an axis begin at 0 if only its margin, and no value, lies below."""
     low, _ = axes.get_xlim() if axis == "x" else axes.get_ylim()
     least = axes.dataLim.xmin if axis == "x" else axes.dataLim.ymin
     if low < 0 <= least:
@@ -67,12 +67,12 @@ def from_zero(axes: Axes, axis: Literal["x", "y"]) -> None:
 
 
 def drawable(name: str) -> str:
-    """A name without bytes that are not UTF-8, which are written as numbers."""
+    """The name with escapes in place of bytes that are not UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _take_literally(figure: Figure) -> None:
-    """Draws texts as they are: a ``$`` in the name of a class begins no formula.
+    """Makes matplotlib draw texts as they are: a ``$`` in a class name does not begin a formula.
 
     Labels of logarithmic axes, which matplotlib makes, stay formulas.
     """
@@ -89,7 +89,7 @@ def _take_literally(figure: Figure) -> None:
 def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Draws ``figure`` and writes it to ``path`` as PNG, atomically.
 
-    The file carries no date and no program version: equal figures are equal bytes.
+    The file contains no date and no program version, so that equal figures are equal bytes.
 
     Raises:
         DataError: the file cannot be written.

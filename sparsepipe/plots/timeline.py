@@ -1,6 +1,6 @@
 """Pictures of timelines: a lane for each rank, a bar for each action.
 
-Messages on their way and sums of gradients lie in thinner lanes under the rank that sends them.
+Messages on their way and sums of gradients have thinner lanes below the rank that sends them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ FORWARD = "#9CCBE8"  # tints of style's blue and orange: dark text stays legible
 BACKWARD = "#F3C266"
 _IDLE = "#EFEFEF"
 _MESSAGES = {
-    "activation": ("#8FD0BB", "activation on its way"),  # tints of its green and purple, and a grey
+    "activation": (
+        "#8FD0BB",
+        "activation on its way",
+    ),  # tints of style's green and purple, and a grey
     "gradient": ("#E5BFD4", "gradient on its way"),
     "sum": ("#C4C4C4", "sum over replicas"),
 }
@@ -54,7 +57,7 @@ _MARK: dict[str, Any] = {
 
 _CHARACTER_IN = 0.078  # of a bar's text
 _LANE_IN = 0.44
-_THIN = 0.5  # of a lane: one of messages
+_THIN = 0.5  # height of a lane of messages, as a share of a lane
 _BAR_HEIGHT = 0.78  # of a lane
 _MAX_WIDTH_IN = 40.0
 
@@ -67,15 +70,15 @@ def lanes(
     names: Sequence[str] | None = None,
     least: float = 0.0,
 ) -> list[Lane]:
-    """Lanes of each rank: its computing; then, if it sends anything, lanes of messages, one at a
-    time in each, and a lane of sums.
+    """The lanes of each rank: one of its actions, then those of its messages and its sums, if any,
+    as many as are needed for spans not to overlap.
 
     Args:
         plan: the stages and their ranks.
-        spans: actions, messages, sums and parts of ranks' time.
+        spans: actions, messages, sums and other spans of ranks.
         ranks: ranks that have lanes; None: all.
         names: names of all ranks; None: their stages and replicas.
-        least: messages and sums that take no longer are left out.
+        least: time above which messages and sums are drawn.
     """
     computed: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
     sent: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -86,7 +89,7 @@ def lanes(
         elif span.end - span.start > least:
             own = summed[plan.stage_of(span.rank)] if span.kind == "sum" else sent[span.rank]
             own.append(span)
-    if not any(span.microbatch for own in summed for span in own):  # sums are not in parts
+    if not any(span.microbatch for own in summed for span in own):  # sums have one part each
         summed = [[replace(span, microbatch=None) for span in own] for own in summed]
     found: list[Lane] = []
     for rank in range(plan.num_ranks) if ranks is None else ranks:
@@ -104,8 +107,8 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """All ranks, or at most ``most`` (at least 2) that stand for them: the first replicas of each
-    stage, or of stages at equal distances.
+    """All ranks; if more than ``most`` (at least 2), the first replicas of each stage, or the first
+    replica of each of ``most`` evenly spaced stages.
     """
     if plan.num_ranks <= most:
         return list(range(plan.num_ranks))
@@ -125,14 +128,14 @@ def timelines_figure(
     until: float | None = None,
     max_width_in: float = _MAX_WIDTH_IN,
 ) -> Figure:
-    """Timelines below each other, by their titles, at one scale.
+    """Draws timelines below each other at one scale.
 
     Args:
-        panels: lanes by the title above them; see :func:`lanes`.
+        panels: the lanes of each panel by its title, as :func:`lanes` returns them.
         unit: time of the spans that the axis counts as 1.
         unit_name: label of the time axis.
         until: end of the picture on the axis, if earlier than the last span.
-        max_width_in: most inches of the bars, even if some have no room for their names.
+        max_width_in: most inches of the time axis, even if bars are too short for their names.
     """
     limit = math.inf if until is None else until * unit
 
@@ -150,7 +153,7 @@ def timelines_figure(
     }
     spans = [span for lanes in drawn.values() for _, own in lanes for span in own]
     end = until if until is not None else max((span.end / unit for span in spans), default=1.0)
-    # Every bar has room for its name, but for updates, which are short beside the others.
+    # Every bar has room for its name, except updates, which are short compared with the others.
     needed = (_text_in(s) * unit / (s.end - s.start) for s in spans if s.kind in "FB"
               and s.end > s.start)  # fmt: skip
     per_unit_in = min(max(needed, default=1.0), max_width_in / (end or 1.0))

@@ -1,6 +1,7 @@
-"""The chapters that a report can have: tables and figures of papers, and those of other packages,
-which add a :class:`~sparsepipe.report.chapter.Chapter` as an entry point of the group
-``sparsepipe.report_chapters``, by the name of the experiment whose runs fill it.
+"""The chapters that a report can have: tables and figures of papers, and those of other packages.
+
+Other packages add a :class:`~sparsepipe.report.chapter.Chapter` as an entry point of the group
+``sparsepipe.report_chapters``, with the name of the experiment whose runs fill it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HERE = {
     "multi_dsn": "multi_dsn",
     "multi_dsn_memory": "multi_dsn",
 }
-"""Modules of this package's chapters, in the order of a report of all."""
+"""Modules of this package's chapters by name, in the order of a report with all chapters."""
 
 
 @cache
@@ -48,13 +49,13 @@ class _Chapters(Mapping[str, Chapter]):
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"the report chapter '{name}' cannot be loaded from {point.value}: {error}",
-                remedy="correct or uninstall the package whose entry point that is",
+                remedy="correct or uninstall the package with that entry point",
             ) from error
         if not isinstance(found, Chapter) or found.name != name:
             raise ConfigError(
-                f"the entry point '{name}' of {GROUP} leads to {point.value}, which is not a "
-                "Chapter of that name",
-                remedy="let it lead to a sparsepipe.report.chapter.Chapter with "
+                f"the entry point '{name}' of {GROUP} is {point.value}, which is not a Chapter "
+                "of that name",
+                remedy="make it a sparsepipe.report.chapter.Chapter with "
                 f"name='{name}', the experiment whose runs fill it",
             )
         return found
@@ -70,4 +71,4 @@ class _Chapters(Mapping[str, Chapter]):
 
 
 CHAPTERS: Mapping[str, Chapter] = _Chapters()
-"""Chapters by the experiment whose runs fill them."""
+"""Chapters by the name of the experiment whose runs fill them."""

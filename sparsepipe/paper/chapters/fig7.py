@@ -1,4 +1,4 @@
-"""The paper's Fig. 7: in which layers computing, activations and parameters lie."""
+"""The paper's Fig. 7: how compute time, activations and parameters are spread over the layers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COLUMNS = {
         ("layers_parameter_bytes", "parameter", "parameter size"),
     )
 }
-"""Columns by the keys of a profile's result with a value for each layer."""
+"""Columns by the key of a profile's result that has a value for each layer."""
 _IN_TITLE = (
     *("data", "data.batch_size", "data.num_points", "data.resolution", "model", "model.width"),
 )
-"""Settings that the title of a block has as text."""
+"""Settings that the title of a block contains."""
 _PAPER = printed("fig7")
 _DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
 

@@ -21,7 +21,7 @@ STRATEGIES: Mapping[str, str] = {
     "hete_mp": "HETE-MP",
     "exact": "exact",
 }
-"""Names by ``parallel``, in the order of the figure."""
+"""Names of strategies by ``parallel``, in the order of the figure."""
 GPUS = (5, 6, 7, 8)
 _OF_CELLS = ("task", "hardware", "parallel", "task.link_bytes_per_s", "task.network")
 
@@ -36,7 +36,7 @@ PRINTED: Mapping[tuple[int, str], Printed] = {
     for row in printed("fig9")
     if row["num_gpus"] != "any"
 }
-"""Printed speedups by GPUs and ``parallel``; those of MP are of the paper's own splits."""
+"""Printed speedups by number of GPUs and ``parallel``; those of MP are for the paper's splits."""
 
 (SMALLEST_HETE_MP,) = (
     float(row["speedup_over_dp"]) for row in printed("fig9") if row["num_gpus"] == "any"
@@ -46,13 +46,13 @@ PRINTED: Mapping[tuple[int, str], Printed] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fig9Setting:
-    """How figures were obtained.
+    """How the figures of a block were obtained.
 
     Attributes:
         kind: ``simulated`` or ``emulated``.
-        link_bytes_per_s: bandwidth between hosts, if known.
+        link_bytes_per_s: bandwidth between hosts; None: unknown.
         network: ``namespaces`` or ``loopback`` for emulations.
-        overrides: overrides beside those that choose a bar or one of these.
+        overrides: overrides other than those that choose a bar or one of these settings.
     """
 
     kind: str
@@ -102,7 +102,7 @@ TIME_SCALE = Column(key="time_scale", heading="time scale", unit="x", printed=Fa
 PLAN = Column(key="plan", heading="plan", printed=False)
 
 Bars = Mapping[tuple[int, str], Sequence[Row]]
-"""Runs of a setting, by GPUs and strategy."""
+"""Runs of a setting by number of GPUs and strategy."""
 
 
 def _fig9_blocks(rows: Sequence[Row]) -> list[Block]:

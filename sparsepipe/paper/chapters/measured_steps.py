@@ -45,7 +45,7 @@ TIMES_LARGER = Column(
 )
 
 _ELEMENTS = ("values", "pixels", "voxels")
-"""Elements of samples of one, two and three dimensions."""
+"""What elements of samples are called, by their number of dimensions from 1."""
 _LOOKS: Sequence[Mapping[str, Any]] = (
     {"color": style.INK, "marker": "o"},
     {"color": style.BLUE, "marker": "s", "markerfacecolor": "white"},
@@ -63,13 +63,13 @@ def tables_of_steps(
     task: str = "measure_steps",
     of_scale: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str, list[Row]]]:
-    """Title, scale and runs of each table; one of the scale ``desk`` if no run exists.
+    """The title, scale and runs of each table; one of the scale ``desk`` if no run exists.
 
     Args:
         rows: finished runs of an exhibit.
-        of_cells: keys and groups that choose a cell.
+        of_cells: keys and groups of the configuration that choose a cell.
         task: name of the task whose runs count.
-        of_scale: an override that a scale implies, by the scale.
+        of_scale: for a scale, an override that it implies.
     """
     implied = of_scale or {}
     tables = tables_of(
@@ -98,19 +98,19 @@ def sets_apart(key: str) -> bool:
 
 
 def sizes_of(runs: Iterable[Row]) -> list[Size]:
-    """Measured sizes, growing."""
+    """The measured sizes, in increasing order."""
     found = {tuple(each["size"]) for run in runs for each in run.get("measured_sizes", ())}
     return sorted(found, key=math.prod)
 
 
 def size_text(size: Size) -> str:
-    """A size as text, such as 320 x 320 pixels; empty for none."""
+    """A size as text, such as ``320 x 320 pixels``; empty for an empty size."""
     lengths = " x ".join(f"{length:,}" if len(size) == 1 else str(length) for length in size)
     return f"{lengths} {_ELEMENTS[len(size) - 1]}" if size else ""
 
 
 def values_at(size: Size, key: str) -> Callable[[Row], float | None]:
-    """Finds a value of a run at a size."""
+    """A function that returns the value ``key`` of a run at ``size``, None if it has none."""
 
     def value(row: Row) -> float | None:
         measured: Iterable[Mapping[str, Any]] = row.get("measured_sizes", ())
@@ -128,7 +128,7 @@ def memory_cells(
     *,
     ranks: int,
 ) -> list[Cell]:
-    """Cells of ``runs`` on a number of ranks at a size, beside those ``alone`` on one rank."""
+    """The cells of ``runs`` on so many ranks at a size, compared with the runs ``alone`` on one."""
     peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
     base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
     refused = [run for run in runs if values_at(size, "fits")(run) is False]
@@ -152,7 +152,7 @@ def memory_cells(
 def largest_cells(
     label: tuple[str, str, str], runs: Sequence[Row], alone: Sequence[Row]
 ) -> list[Cell]:
-    """Cells of the largest size that a number of ranks trains within the budget."""
+    """The cells of the largest size that the ranks of ``runs`` train within the budget."""
     own, base = _largest(runs), _largest(alone)
     ratio = None
     if own is not None and base is not None:
@@ -170,7 +170,7 @@ def largest_cells(
 
 
 def _largest(runs: Sequence[Row]) -> tuple[Size, Size | None] | None:
-    """The largest size that all runs train, and the next one."""
+    """The largest size that all runs train, and the next size that was tried, if any."""
     known = [run for run in runs if run.get("largest_size")]
     if not known:
         return None
@@ -180,16 +180,16 @@ def _largest(runs: Sequence[Row]) -> tuple[Size, Size | None] | None:
 
 
 def budget_text(runs: Sequence[Row]) -> str:
-    """The budgets of runs."""
+    """The memory budgets of runs as text."""
     found = sorted({float(run["budget_bytes"]) for run in runs if run.get("budget_bytes")})
     return ", ".join(f"{each / 1e6:,.0f} MB" for each in found) or "all of a device's memory"
 
 
 def over_sizes(block: Block, *, of: str) -> Figure | None:
-    """Memory over the size, a panel for each group and a line for each number of ranks.
+    """Draws memory over the size, a panel for each group and a line for each number of ranks.
 
-    A row's labels are group, size and number of ranks, which are called ``of``. Dotted lines are
-    the memory of one rank divided by the number of ranks, dashed ones budgets.
+    A row's labels are the group, the size and the number of ranks; ``of`` is what ranks are called.
+    Dotted lines are the memory of one rank divided by the number of ranks, dashed lines budgets.
     """
     found: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for (group, size, ranks), cells in block.rows.items():
@@ -218,7 +218,7 @@ def over_sizes(block: Block, *, of: str) -> Figure | None:
 
 
 def _draw_ranks(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *, of: str) -> None:
-    """A curve for each number of ranks, and dotted the share of one."""
+    """Draws a curve for each number of ranks, and dotted, that of one rank divided by it."""
     labels = {ranks: f"1 {of}" if ranks == 1 else f"{ranks} {of}s" for ranks in sorted(curves)}
     draw_curves(axes, {label: curves[ranks] for ranks, label in labels.items()})
     for ranks, look in zip(labels, _LOOKS, strict=False):
@@ -229,7 +229,7 @@ def _draw_ranks(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -> None:
-    """Memory over the size, both logarithmic; ``curves`` by label are sizes as text with MB."""
+    """Draws memory over the size, both logarithmic; ``curves`` has sizes and MB by label."""
     style.tidy(axes)
     sizes = {size: _elements(size) for points in curves.values() for size, _ in points}
     units = dict.fromkeys(size.rpartition(" ")[2] for size in sizes)
@@ -260,7 +260,7 @@ _OF_BIGCONV = ("paper/network", "paper.workers", "parallel.devices", "parallel.g
 
 
 def _bigconv_blocks(rows: Sequence[Row]) -> list[Block]:
-    """Two blocks of a table: memory at each size, and the largest sizes."""
+    """Two blocks for each table: memory at each size, and the largest sizes."""
     blocks = []
     printed_workers: dict[str, set[int]] = {}
     for row in printed("bigconv"):
@@ -274,7 +274,7 @@ def _bigconv_blocks(rows: Sequence[Row]) -> list[Block]:
             alone = [row for row in own if row["study.cell.workers"] == 1]
             for count in sorted(workers | {row["study.cell.workers"] for row in own}):
                 those = [row for row in own if row["study.cell.workers"] == count]
-                if scale == "smoke" and not those:  # it sweeps only some
+                if scale == "smoke" and not those:  # this scale sweeps only some
                     continue
                 largest += largest_cells((network, "largest", str(count)), those, alone)
                 notes += [
@@ -319,7 +319,7 @@ _RATIO_OF_TIMES = "a ratio of two printed times; which runs they are of is not k
 
 
 def _convnext_tp_blocks(rows: Sequence[Row]) -> list[Block]:
-    """Three blocks of a table: memory and time at each size, largest sizes, and ratios of times."""
+    """Three blocks for each table: memory and time at each size, largest sizes, ratios of times."""
     blocks = []
     for title, scale, table in tables_of_steps(
         rows, _OF_CONVNEXT, of_scale={"paper": "model=convnext_xl"}
@@ -346,7 +346,7 @@ def _convnext_tp_blocks(rows: Sequence[Row]) -> list[Block]:
             }
             sizes = sizes_of(own)
             for devices, those in runs.items():
-                if scale == "smoke" and not those:  # it sweeps only some
+                if scale == "smoke" and not those:  # this scale sweeps only some
                     continue
                 if devices > 1 and not own:
                     row = (name, "of the widest image, and of one that grows", str(devices))

@@ -1,4 +1,4 @@
-"""Several domains: accuracy on targets without labels, and the memory of a worker of one."""
+"""Several domains: accuracy on targets without labels, and memory of a worker with one domain."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _GAIN = Column(
     key="gain", heading="DSN over source only", unit="points", form="{:+.1f}", printed=False
 )
 _SWEPT = {"digit_domains": tuple(_METHODS), "shape_domains": ("source_only", "dsn")}
-"""Methods that the experiment's commands train."""
+"""Methods that the commands of the experiment train."""
 _OF_ACCURACIES = ("paper/network", "paper.training", "data.source")
 
 
@@ -83,7 +83,7 @@ def _accuracy_block(rows: Sequence[Row], targets: Sequence[str], swept: Sequence
         key = "test/target_accuracy" if target == _MEAN else f"test/{target}/accuracy"
         for method in methods:
             runs = by_method[method]
-            if method == "supervised":  # of the runs that had this target's labels
+            if method == "supervised":  # runs that had the labels of this target
                 ours = _supervised(runs, targets if target == _MEAN else (target,))
             else:
                 ours = mean_of(runs, key, scale=100)
@@ -100,7 +100,7 @@ def _accuracy_block(rows: Sequence[Row], targets: Sequence[str], swept: Sequence
 
 
 def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
-    """The mean over targets of the accuracy of runs with that target's labels, over seeds."""
+    """The mean over targets of the accuracy of runs that had the target's labels."""
     found = []
     for target in targets:
         own = [row for row in runs if row.get("study.cell.labels") == target]
@@ -115,7 +115,7 @@ def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
 
 
 def _gain(by_method: Mapping[str, Sequence[Row]], key: str) -> Ours | None:
-    """Points by which DSN exceeds training on the source alone, seed by seed."""
+    """Percentage points by which DSN exceeds training on the source alone, over equal seeds."""
     alone = {row.get("seed"): row for row in by_method["source_only"] if key in row}
     both = [(row, alone[row.get("seed")]) for row in by_method["dsn"] if row.get("seed") in alone]
     points = [100 * (float(own[key]) - float(base[key])) for own, base in both if key in own]
@@ -165,7 +165,7 @@ def _memory(rows: Sequence[Row]) -> list[Block]:
             for workers in _WORKERS
         }
         for workers, runs in by_workers.items():
-            if scale == "smoke" and table and not runs:  # it sweeps only some
+            if scale == "smoke" and table and not runs:  # this scale sweeps only some
                 continue
             notes += [f"{workers} workers: {note}" for note in unlike_notes(runs, sets_apart)]
             two = by_workers[2] if workers > 1 else ()

@@ -12,7 +12,7 @@ from sparsepipe.report.tables import Key, cell_of, of_training, overrides_beside
 from sparsepipe.runs.ledger_table import Row, plan_text
 
 IMAGES = 42_000
-"""Training images of the study."""
+"""Number of training images of the study."""
 MICROBATCHES = 32
 """T, unless ``parallel.strategy.microbatches`` is set."""
 TIME = Column(key="time", heading="time of 42,000 images", unit="min")
@@ -23,7 +23,7 @@ BUSIEST = Column(
 )
 IDEAL = Column(
     key="ideal", heading="(K-1)/(T+K-1)", unit="%", form="{:.1f}", printed=False
-)  # of stages that are alike
+)  # for equal stages
 MEMORY = Column(key="memory", heading="memory", unit="MB", form="{:,.0f}")
 FACTOR = Column(key="factor", heading="memory over serial", unit="x", compare=Compare.RATIO)
 DEVICE = Column(
@@ -78,7 +78,7 @@ ROWS = tuple(
 )
 """Rows of the whole table."""
 _SERIAL_COUNTED = DepthRow(1, emulated=True)
-"""The row whose memory counts on one device."""
+"""The row whose memory counts for one device."""
 
 _OF_CELLS = ("paper/schedule", "paper/depth", "paper.partition")
 _PARTS = "parallel.strategy.microbatches"
@@ -88,7 +88,7 @@ _EFFORT = (
     *("trainer.limit_test_batches", "trainer.limit_train_batches", "trainer.limit_val_batches"),
     "trainer.max_epochs",
 )
-"""Settings of how a rate is measured, which a note names where they differ."""
+"""Settings for measuring a rate; a note names those that runs were made with."""
 _IN_TITLE = (_PARTS, "data", "data.batch_size", "model.convolutions", "model.width", _PROFILES)
 
 
@@ -106,7 +106,7 @@ def _pipeline_depth_blocks(rows: Sequence[Row]) -> list[Block]:
             *([key["profile"]] if key.get("profile") else ()),
             *key["overrides"],
         ]
-        # Runs on a profile of their own are emulated.
+        # Runs with a profile of their own are emulated.
         entries = [row for row in ROWS if row.emulated or not key.get("profile")]
         by_row: dict[DepthRow, list[Row]] = {entry: [] for entry in ROWS}
         for row in table:

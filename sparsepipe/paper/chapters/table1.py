@@ -1,4 +1,4 @@
-"""The paper's Table I: its GPUs, beside what was measured on devices at hand."""
+"""The paper's Table I: its GPUs, next to what was measured on available devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BANDWIDTH = Column(
     key="bandwidth", heading="memory bandwidth", unit="GB/s", form="{:.3g}", compare=Compare.RATIO
 )
 _COUNTS = ("task.repeats", "task.warmups", "threads_per_rank", "torch")
-"""Keys that averaged runs should have in common, beside those of their block."""
+"""Keys that averaged runs should have in common, in addition to those of their block."""
 
 
 def _table1_blocks(rows: Sequence[Row]) -> list[Block]:
@@ -69,7 +69,7 @@ def _table1_block(rows: Sequence[Row], title: str) -> Block:
 
 
 def _where(row: Row) -> str:
-    """The place of the measurement, and for a processor the number of threads."""
+    """Where the run was measured, and for a CPU the number of threads."""
     threads = row.get("threads_per_rank")
     is_cpu = row.get("hardware_accelerator") == "cpu"
     if threads is None or not is_cpu:

@@ -15,7 +15,7 @@ _COMPUTED = "not printed: the paper's split with its best cuts, by our cost mode
 
 
 def _table3_blocks(rows: Sequence[Row]) -> list[Block]:
-    """A block for each run, which has all rows."""
+    """A block with all rows for each run."""
     blocks = []
     for run in [row for row in rows if row["task_name"] == "table3"] or [{}]:
         title = ""

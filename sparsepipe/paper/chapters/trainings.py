@@ -1,4 +1,4 @@
-"""Trainings of the paper's network on shapes and largest batches: Table II and Fig. 8."""
+"""Trainings of the paper's network on shapes, and its largest batches: Table II and Fig. 8."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _DATA = {
     "OffTree": "meshes as OFF files",
     "NormalResampled": "ModelNet40 with normals",
 }
-"""Sources in words."""
+"""Names of data sources in titles, by class."""
 IN_TITLES = (
     *("data.num_points", "data.source._target_", "data.source.train_per_class"),
     *("data.source.test_per_class", "model.width", "trainer.max_epochs"),
     "trainer.limit_train_batches",
 )
-"""Settings that the title of a table has as text."""
+"""Settings that the title of a table contains."""
 
 Make = Callable[[Sequence[Row]], Block]
-"""Makes the cells and notes of a block from its runs."""
+"""Function that makes a block from its runs."""
 
 
 def blocks_of(rows: Sequence[Row], *, of_cells: Sequence[str], make: Make) -> list[Block]:
-    """A block for each table of trainings; one without figures if no run exists.
+    """A block for each table of trainings; a single empty one if no run exists.
 
-    ``of_cells`` are the keys and groups that choose a cell.
+    ``of_cells`` are the keys and groups of the configuration that choose a cell.
     """
     measured = [row for row in rows if row["task_name"] in ("train", "train_if_fits", FITTING)]
     if not measured:
@@ -90,9 +90,9 @@ def _key_of(row: Row, left_out: Sequence[str]) -> Key:
     }
     if key["shapes"] is not None:
         key["trained"] = None
-    elif "train_shapes" in row:  # what does not fit has not counted its shapes
+    elif "train_shapes" in row:  # a run that does not fit has not counted its shapes
         key["trained"] = row["train_shapes"]
-    if row.get("ranks") == 1:  # several devices go with any number of threads of one
+    if row.get("ranks") == 1:  # runs on several devices do not differ by threads
         is_cpu = row.get("hardware_accelerator") == "cpu"
         key["threads"] = row.get("threads_per_rank") if is_cpu else None
     return key
@@ -108,7 +108,7 @@ def _overrides(key: Key) -> tuple[str, ...]:
 
 
 def source_of(row: Row) -> str:
-    """The class of a run's source of shapes."""
+    """The class name of a run's source of shapes."""
     return str(row.get("data.source._target_", "")).rpartition(".")[2]
 
 
@@ -123,7 +123,7 @@ def _data_text(source: str, points: int | None) -> str:
 
 
 def threads_text(threads: int | None) -> str:
-    """Threads of one device in words; empty where unknown."""
+    """The threads of a device as text; empty if unknown."""
     return "" if threads is None else f"{_counted_text('thread', threads)} a device"
 
 
@@ -174,7 +174,7 @@ OTHERS = {
     "most": "larger ones were not to be tried (task.most)",
     "data": "there are no more shapes to train on",
 }
-"""Other values of ``limited_by``, as text."""
+"""Texts for other values of ``limited_by``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +183,10 @@ class BatchSearches:
 
     Attributes:
         runs: the searches.
-        sizes: the largest size that was seen to fit, for each seed.
-        most: the largest size that may fit, mean over the seeds; None unless memory has ended a
-            search for each seed.
-        ended: why other searches have ended.
+        sizes: for each seed, the largest size that was seen to fit.
+        most: the largest size that may fit, mean over the seeds; None unless memory ended a search
+            for each seed.
+        ended: why searches ended for the other seeds, as texts.
     """
 
     runs: tuple[Row, ...]
@@ -221,8 +221,8 @@ class BatchSearches:
 
 
 def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
-    """Combined batch searches, if there are any: for each seed the largest size that any found to
-    fit, and the smallest that any found not to.
+    """The combined batch searches, if any: for each seed, the largest size that fitted in any
+    search, and the smallest that did not.
     """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
@@ -252,7 +252,7 @@ def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
 
 
 def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
-    """One largest batch over another; a bound or words if it is unknown."""
+    """The ratio of two largest batches; a bound or words if it is unknown."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
@@ -280,7 +280,7 @@ BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=
 
 _OF_TABLE2 = ("paper/network", "paper/trial", "data.resolution")
 Place = tuple[int, int, str, float]
-"""Grid, devices, network and share of the points."""
+"""Resolution of the grid, number of devices, network and share of the points."""
 _PAPER_TABLE2: Mapping[Place, Mapping[str, str]] = {
     (int(row["resolution"]), int(row["num_gpus"]), row["network"], float(row["point_ratio_p"])): row
     for row in printed("table2")
@@ -328,7 +328,7 @@ def _table2_cells(
     runs, of_first = trainings[place], trainings[first]
     reason = no_speedup(runs, of_first, of="D-1")
     time = mean_of(runs, "epoch_time_s")
-    # Epochs may be of unlike length, so that rates are compared.
+    # Rates are compared, since epochs may differ in length.
     rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(of_first, "train_shapes_per_s")
     speedup = words("no speedup", rate.runs, reason) if rate and reason else ratio_of(rate, base)
     batch = batch_searches(searches[resolution, 1, network, point_ratio])
@@ -438,7 +438,7 @@ def _fig8_cells(place: tuple[int, str], runs: Sequence[Row]) -> Iterator[Cell]:
 
 
 def _refused(runs: Sequence[Row]) -> Ours | None:
-    """Words for a network that did not fit; None where all fitted."""
+    """Words for runs whose network did not fit; None if there are none."""
     if not runs:
         return None
     first = runs[0]

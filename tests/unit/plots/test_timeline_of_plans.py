@@ -72,7 +72,9 @@ def test_a_device_that_is_made_slower_is_drawn_slower_without_a_search(
 ) -> None:
     plan = replace(UNLIKE, details={})
     seen = drawn(plan, tmp_path, monkeypatch, slowdowns={"here/slow/0": 3.0})
-    assert seen["title"] == "Asynchronous pipeline 2-1, all stages alike on devices of unlike speed"
+    assert (
+        seen["title"] == "Asynchronous pipeline 2-1, all stages alike on devices of different speed"
+    )
     assert lengths(seen) == [{"F": 1, "B": 2}, {"F": 3, "B": 6}, {"F": 1, "B": 2}]
 
 
