@@ -61,7 +61,7 @@ class Bandwidth(Task):
     direct: bool = False
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures; writes ``bandwidth.json`` and ``hardware.yaml``."""
+        """Measures all links; writes ``bandwidth.json``, ``.csv`` and ``hardware.yaml``."""
         sizes = sorted({*(SIZES_BYTES if self.sizes_bytes is None else self.sizes_bytes)})
         effort = TimingBudget(
             repeats=self.repeats,
@@ -114,20 +114,20 @@ class Bandwidth(Task):
         write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """The hosts, to which links belong, not to what is computed there."""
+        """A fingerprint of the hosts, since links do not depend on what is computed there."""
         hosts = [host.name for host in run.inventory.hosts]
         return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """All devices of the inventory, whatever the configuration trains on."""
+        """The configuration with all devices of the inventory, one rank on each."""
         given = spec.parallel
         several = len(inventory.hosts) > 1
         nodes = len(inventory.hosts) if several else given.num_nodes
         devices = inventory.num_devices if several else nodes * inventory.num_devices
         if devices < 2:
             raise HardwareError(
-                "links are between devices, and the inventory has one",
-                remedy="choose a hardware with several; hardware.cpu_devices=2 lets two processes "
+                "a link joins two devices, but the inventory has only one",
+                remedy="choose hardware with several; hardware.cpu_devices=2 lets two processes "
                 "share the cores of a CPU",
             )
         backend = given.argument("process_group_backend")
@@ -144,7 +144,7 @@ class Bandwidth(Task):
 
 
 def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
-    """The name of the host of each rank."""
+    """The name of each rank's host, different for each node."""
     hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
     nodes = sorted({*node_of})
     names = [places[node_of.index(node)].host for node in nodes]
@@ -156,12 +156,12 @@ def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Measured links, by hosts.
+    """Measured links between ranks.
 
     Args:
-        host_of: the host of each rank.
-        sendings: messages between ranks.
-        reductions: sums over ranks.
+        host_of: name of each rank's host.
+        sendings: times of messages between ranks.
+        reductions: times of sums over ranks.
     """
 
     host_of: Sequence[str]
@@ -197,11 +197,11 @@ class Links:
 
     @property
     def between(self) -> Link | None:
-        """The link between hosts; None: there is one host."""
+        """The link between hosts; None: only one host."""
         return self._link(None)
 
     def eq4_s(self, reduction: ReductionTime) -> float:
-        """The time of the sum by the paper's Eq. 4, as the partitioner counts it."""
+        """Seconds that the sum takes by the paper's Eq. 4, as the partitioner counts them."""
         inside, between = self.inside, self.between
         names = dict.fromkeys(self.host_of)
         pool = DevicePool(
@@ -216,7 +216,9 @@ class Links:
         )
 
     def put_into(self, inventory: Inventory) -> Inventory:
-        """The inventory with these links; others stay, unknown hosts are added."""
+        """The inventory with these links in place of its own; a single host that stands for several
+        is replaced by these.
+        """
         hosts = inventory.hosts
         if len(hosts) == 1:
             hosts = tuple(replace(hosts[0], name=name) for name in dict.fromkeys(self.host_of))

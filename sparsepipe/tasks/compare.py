@@ -1,4 +1,4 @@
-"""The task ``compare``: runs beside each other, without a run of its own."""
+"""The task ``compare``: a comparison of finished runs, which is not a run itself."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def compare(
     where: str,
     to: str | None = None,
 ) -> str:
-    """Where runs differ and what came of them; writes the same, and their curves as a picture.
+    """Compares settings and results of runs; writes them, and a picture of the learning curves.
 
     Args:
-        directories: of configurations; not used.
-        width: of the terminal, in characters; columns keep their width.
-        runs: directories or ids, from two to seven; unfinished ones have no results yet.
-        where: a directory at or below which ids are looked for.
-        to: the directory of ``compare.md`` and ``curves.png``; None: ``compare/<ids>`` below
+        directories: directories of configurations; not used.
+        width: width of the terminal; not used, since tables are not cut.
+        runs: directories or ids of two to seven runs; unfinished ones have no results yet.
+        where: the directory at or below which ids are searched for.
+        to: the directory for ``compare.md`` and ``curves.png``; None: ``compare/<ids>`` below
             ``where``.
 
     Returns:
@@ -83,7 +83,7 @@ def compare(
     if not 2 <= len(runs) <= _MOST:
         raise ConfigError(
             f"runs names {len(runs)} of them",
-            remedy=f"name from 2 to {_MOST}, by their directories or ids, as runs=[A,B]",
+            remedy=f"name 2 to {_MOST} runs by their directories or ids, such as runs=[A,B]",
         )
     found = [RunDir(_directory_of(str(each), place)) for each in runs]
     if len({run.path for run in found}) < len(found):

@@ -76,7 +76,7 @@ class TrainEmulated(Task):
     link_bytes_per_s: float | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Trains."""
+        """Trains one epoch of emulated layers, and writes the rates."""
         emulation, division, parallel = run.spec.emulation, run.division, run.spec.parallel
         assert emulation is not None
         of_devices = emulated_profiles(run.spec, run.inventory)
@@ -152,7 +152,7 @@ class TrainEmulated(Task):
         if given.devices not in ("auto", ranks) or planned not in (None, ranks):
             key = f"parallel.devices={given.devices}"
             raise ConfigError(
-                f"{key if planned is None else f'parallel.plan is for {planned} devices'}, and the "
+                f"{key if planned is None else f'parallel.plan is for {planned} devices'}, but the "
                 f"emulated cluster has {ranks}",
                 remedy="set parallel.devices=auto, give a plan for all devices or one that names "
                 "those it uses, or choose a hardware with as many devices",
@@ -164,7 +164,7 @@ class TrainEmulated(Task):
         shares = division is not None and division.cuts is None and division.balance == "flops"
         if shares and ranks > 1 and spec.search is None:
             raise ConfigError(
-                "stages are to share the FLOPs of the layers, which no profile has",
+                "stages are to share the FLOPs of the layers, but profiles do not have them",
                 remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
                 "parallel.plan.balance=parameters",
             )
@@ -189,8 +189,8 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
     names = dict.fromkeys(d.name for host in inventory.hosts for d in host.devices)
     if missing := [name for name in names if name not in profiles]:
         raise ProfileError(
-            f"there is no profile of {model} on {', '.join(missing)}, and an emulated device is "
-            "what its profile says",
+            f"there is no profile of {model} on {', '.join(missing)}, but a device is emulated "
+            "from its profile",
             remedy=f"name one as profile: {{{model}: ...}} of each device of the hardware "
             "inventory, or choose the model that was profiled there",
         )
@@ -240,7 +240,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
                 )
             if hardware.get(key, value) != value:
                 raise ConfigError(
-                    f"hardware.{key}={hardware.get(key)}, and task=emulate sets it to {value}",
+                    f"hardware.{key}={hardware.get(key)}, but task=emulate sets it to {value}",
                     remedy=f"leave hardware.{key} out, or choose task=train hardware.emulate=true",
                 )
         spec = spec.replace(hardware=hardware.replace(**given))
@@ -249,12 +249,12 @@ def as_emulated(spec: RunSpec) -> RunSpec:
         return spec
     if task not in (TrainEmulated, Train):
         raise ConfigError(
-            f"hardware.emulate=true with task={task.name}",
-            remedy="choose task=emulate or task=train, which is what can be emulated",
+            f"hardware.emulate=true with task={task.name}, which cannot be emulated",
+            remedy="choose task=emulate or task=train",
         )
     if process_group.started_externally():
         raise ConfigError(
-            "an emulated cluster under torchrun",
+            "an emulated cluster cannot run under torchrun",
             remedy="start the command without it: one process starts the ranks of all hosts",
         )
     found = {"time_scale": emulation.time_scale, "network": emulation.network}
@@ -262,7 +262,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
     if (minibatches := spec.task.get("minibatches")) is not None:
         if (limit := spec.trainer.batches_limit) is not None:
             raise ConfigError(
-                f"task.minibatches={minibatches}, and trainer.limit_train_batches={limit}",
+                f"task.minibatches={minibatches}, and also trainer.limit_train_batches={limit}",
                 remedy="set one of them: task.minibatches counts those of all ranks that read, "
                 "trainer.limit_train_batches those of each",
             )

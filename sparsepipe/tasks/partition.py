@@ -1,4 +1,4 @@
-"""The task ``partition``: which device should compute which layers, and what to expect of it."""
+"""The task ``partition``: which device should compute which layers, and the expected times."""
 
 from __future__ import annotations
 

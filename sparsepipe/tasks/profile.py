@@ -129,7 +129,7 @@ class ProfileLayers(Task):
             )
         if inventory.accelerator == "cuda" and not torch.cuda.is_available():
             raise HardwareError(
-                "the inventory has CUDA devices, and torch finds none on this machine",
+                "the inventory has CUDA devices, but torch finds none on this machine",
                 remedy="choose the hardware at hand (hardware=local), or profile where the GPUs "
                 "are",
             )
@@ -208,7 +208,7 @@ class ProfileLayers(Task):
             if self.layers is not None or self.microbatches > 1:
                 name = "layers" if self.layers is not None else "microbatches"
                 raise ConfigError(
-                    f"task.{name} belongs to a chain of layers, and a network of domains is "
+                    f"task.{name} belongs to a chain of layers, but a network of domains is "
                     "measured encoder by encoder",
                     remedy=f"leave task.{name} out",
                 )

@@ -53,7 +53,7 @@ _LEFT_OUT = (
     *("checkpoint", "checkpoint_strict", "force", "input", "logger", "paths"),
     *("data.root", "data.cache_dir"),
 )
-"""Settings that results leave out, beside an empty ``callbacks`` and ``study``."""
+"""Settings that results leave out, in addition to an empty ``callbacks`` and ``study``."""
 
 
 def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:

@@ -185,7 +185,7 @@ class Simulate(Task):
         parallel, is_dp = spec.parallel, spec.parallel.is_data_parallel
         if is_dp and schedule != "asynchronous":
             raise ConfigError(
-                f"task.schedule={schedule} is of pipelines, and data parallelism has none",
+                f"task.schedule={schedule} is for pipelines, but data parallelism has none",
                 remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
             )
         bucket_bytes = (parallel.argument("bucket_cap_mb") or _BUCKET_MIB) * 2.0**20

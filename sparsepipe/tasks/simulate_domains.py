@@ -31,7 +31,7 @@ _ABOUT = ("domains", "code", "target_numbers")
 
 
 def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
-    """Refuses what nothing predicts, and ``others``, settings of the task, where they are given."""
+    """Refuses what cannot be predicted, and any given settings of the task among ``others``."""
     if parallel.grid is not None or parallel.roles != "equal":
         which = "parallel.grid" if parallel.grid is not None else "parallel.roles=separate"
         raise ConfigError(
@@ -40,7 +40,7 @@ def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
         )
     if given := [name for name, value in others.items() if value]:
         raise ConfigError(
-            f"task.{given[0]} is of pipelines or data parallelism, and domains have none",
+            f"task.{given[0]} is for pipelines or data parallelism, but domains have neither",
             remedy=f"leave task.{given[0]} out",
         )
 
@@ -207,7 +207,7 @@ def _profile_of(device: str, profiles: Mapping[str, Profile]) -> Profile:
         what = "has no profile" if found is None else "has a profile of one without domains"
         raise ProfileError(
             f"{name} {what} of the network",
-            remedy="measure it with task=profile, the same model and data, and name the file: "
+            remedy="measure it with task=profile on the same model and data, and name the file: "
             f"'task.profiles={{{name}: profile.json}}'",
         )
     return found

@@ -155,7 +155,7 @@ class ResolvedRun:
     def trainer(
         self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
     ) -> pl.Trainer:
-        """A Lightning Trainer as configured, with callbacks beside those of every run.
+        """A Lightning Trainer as configured, with callbacks in addition to those of every run.
 
         A ``silent`` one has no progress bar, loggers and rates; ``instead`` are arguments in place
         of the configured ones.

@@ -153,7 +153,7 @@ class Train(Task):
         data: pl.LightningDataModule,
         checkpoint: RunCheckpoint,
     ) -> dict[str, Any]:
-        """Metrics of the test, by the best weights where they are kept and wanted.
+        """Metrics of the test, with the best weights where they are kept and wanted.
 
         Rank 0 adds them to the last epoch's row.
         """
@@ -217,7 +217,7 @@ def _check_splits(
     for key, metric in watching.items():
         if (validation is None or validation == []) and str(metric).startswith("val/"):
             raise ConfigError(
-                f"{key} is {metric}, and nothing is validated",
+                f"{key} is {metric}, but there is no validation",
                 remedy="set data.val_share to a share of the training samples, such as 0.1, or "
                 f"{key} to a metric of the training, such as train/loss",
             )
@@ -306,8 +306,8 @@ def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
         content = read_checkpoint(last)
         if lacking := [key for key in ("optimizer_states", "loops") if key not in content]:
             raise CheckpointError(
-                f"{last} holds no training to go on with: it has no {' and no '.join(lacking)}",
-                remedy="remove it, and the run begins anew",
+                f"{last} contains no training to continue: it has no {' and no '.join(lacking)}",
+                remedy="remove it to begin the run anew",
             )
         load_weights(module, content["state_dict"], last)
         place = Resume.read(last, content)

@@ -189,6 +189,6 @@ def test_steps_that_take_too_long_are_no_answer(shell: Shell) -> None:
 
 @BOTH
 def test_trials_in_the_runs_own_process_are_for_gpus(job, task: str) -> None:
-    with pytest.raises(ConfigError, match="would end the run") as caught:
+    with pytest.raises(ConfigError, match="would kill the run") as caught:
         job(f"task={task}", "parallel=single", "task.isolated=false")
     assert "task.isolated=true" in caught.value.remedy

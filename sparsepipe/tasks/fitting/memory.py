@@ -24,14 +24,13 @@ _POLL_S = 0.005
 
 
 class ResidentPeak:
-    """The most memory that was resident at a time since this was made, beyond what was then.
+    """The peak of resident memory since this object was made, beyond the resident memory then.
 
-    From then on large blocks that are freed go back to the system at once. Else glibc would keep
-    some of them, now these and now those, and the same step would take a tenth more or less from
-    one process to the next.
+    From then on, large freed blocks go back to the system at once. Otherwise glibc would keep some
+    of them, and the memory of the same step would differ by a tenth between processes.
 
     Attributes:
-        before_bytes: resident memory at that moment.
+        before_bytes: resident memory when the object was made.
     """
 
     def __init__(self) -> None:
@@ -73,10 +72,9 @@ def end_beyond(most_bytes: float) -> None:
 
 
 def limit_allocations(more_bytes: int) -> None:
-    """Lets allocations fail that would take this process so far beyond its present memory.
+    """Lets allocations fail that would add more than ``more_bytes`` to this process's memory.
 
-    That is before the watch can see anything: allocated memory counts, also where it is
-    never used.
+    This limit acts before the watch sees anything, since it counts memory that is never used.
     """
     limit = status_bytes("VmData") + more_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -65,7 +65,7 @@ A_FEW_STEPS: dict[str, Any] = {
     "profiler": None,
     "enable_checkpointing": False,
 }
-"""Arguments of the Trainer: a few steps, and nothing beside them."""
+"""Arguments of the Trainer for a few training steps alone."""
 _OUTCOMES: Mapping[int, Outcome] = {
     OVER_BUDGET: "over_budget",
     OUT_OF_MEMORY: "out_of_memory",
@@ -103,13 +103,13 @@ class Prober:
 
     Args:
         run: the run.
-        budget_bytes: memory that steps may take: of a GPU, where it then really runs out, or
-            resident memory of a process beyond what it had before the network was made. None: all
-            that is free on a GPU, the memory of a processor by the inventory.
-        steps: training steps of each probe; the first has no state of the optimizer.
-        timeout_s: limit of each probe.
-        isolated: each probe is a process of its own; only on a GPU it may run in this one.
-        whole: steps of smaller batches, of data with too few shapes, are no answer.
+        budget_bytes: bytes that steps may take: on a GPU, a limit at which it runs out of memory;
+            on a CPU, resident memory beyond that before the network was made. None: all free memory
+            of a GPU, or the inventory's memory of a CPU.
+        steps: number of training steps of each probe; in the first, the optimizer has no state.
+        timeout_s: longest time of each probe, in seconds.
+        isolated: whether each probe is a process of its own; False is only possible on a GPU.
+        whole: whether a batch size fails if the data have too few shapes for one such batch.
     """
 
     def __init__(
@@ -125,7 +125,8 @@ class Prober:
         on_gpu = run.inventory.accelerator == "cuda"
         if not isolated and not on_gpu:
             raise ConfigError(
-                "task.isolated=false on a processor: a step that needs too much would end the run",
+                "task.isolated=false needs a GPU: on a CPU, a step that needs too much memory "
+                "would kill the run",
                 remedy="leave task.isolated=true, or train on a GPU",
             )
         if budget_bytes is None and not on_gpu:
@@ -273,8 +274,8 @@ def memory_of_steps(
         spec: the configuration, whose data are read by this process, in batches of another size.
         batch_size: samples of a minibatch.
         budget_bytes: limit of the memory; None: all of a GPU.
-        steps: how many steps are taken.
-        whole: smaller batches, of data with too few shapes, are refused.
+        steps: number of steps.
+        whole: whether to refuse data with too few shapes for a batch of the size.
         place: directory of the run.
     """
     alone = {"num_workers": 0} if "num_workers" in spec.data.arguments else {}
@@ -301,7 +302,7 @@ def memory_of_steps(
             torch.cuda.set_per_process_memory_fraction(share, device)
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        assert budget_bytes is not None, "a processor's memory has no end of its own"
+        assert budget_bytes is not None, "on a CPU, the budget is always known"
         peak = ResidentPeak()
         limit_allocations(budget_bytes + budget_bytes // 2 + _SLACK_BYTES)
         end_beyond(peak.before_bytes + budget_bytes)

@@ -132,7 +132,7 @@ def test_a_killed_rank_ends_the_command(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (("hardware.cpu_devices=1",), HardwareError, "the inventory has one"),
+        (("hardware.cpu_devices=1",), HardwareError, "the inventory has only one"),
         (("hardware=paper_8gpu",), ConfigError, "num_nodes=2"),
         (("task.repeats=0",), ConfigError, "task.repeats"),
         (("task.sizes_bytes=[0]",), ConfigError, "task.sizes_bytes"),

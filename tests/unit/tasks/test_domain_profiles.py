@@ -158,5 +158,5 @@ def test_settings_of_pipelines_are_refused(given: dict[str, Any]) -> None:
     parallel = Parallel(devices=2, num_nodes=1, grace_s=1, strategy=None, roles="equal")
     with pytest.raises(ConfigError, match=r"parallel\.roles=separate take"):
         check_parallel(replace(parallel, roles="separate"), others={})
-    with pytest.raises(ConfigError, match=rf"task\.{next(iter(given))} is of pipelines"):
+    with pytest.raises(ConfigError, match=rf"task\.{next(iter(given))} is for pipelines"):
         check_parallel(parallel, others=given)

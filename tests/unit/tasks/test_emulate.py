@@ -74,10 +74,10 @@ def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "said", "remedy"),
     [
-        (["hardware.emulate=false"], r"hardware\.emulate=False, and task=emulate", "task=train"),
+        (["hardware.emulate=false"], r"hardware\.emulate=False, but task=emulate", "task=train"),
         (
             ["hardware.time_scale=5", "task.time_scale=1"],
-            r"hardware\.time_scale=5, and task=emulate sets it to 1",
+            r"hardware\.time_scale=5, but task=emulate sets it to 1",
             "leave hardware.time_scale out",
         ),
         (
@@ -87,7 +87,7 @@ def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> Non
         ),
         (
             ["task.minibatches=60", "trainer.limit_train_batches=8"],
-            r"minibatches=60, and trainer\.limit_train_batches=8",
+            r"minibatches=60, and also trainer\.limit_train_batches=8",
             "one of them",
         ),
     ],

@@ -166,7 +166,7 @@ def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
         (
             (*PAPER, "parallel=dp", "task.schedule=gpipe"),
             ConfigError,
-            "gpipe is of pipelines",
+            "gpipe is for pipelines",
             "parallel=hete_mp",
         ),
         ((*BY_HAND, "parallel.plan.cuts=[52]"), PlanError, "do not split 52 layers", "1 to 51"),
