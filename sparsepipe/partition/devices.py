@@ -11,10 +11,10 @@ from sparsepipe.cluster.inventory import how_to_give_links
 from sparsepipe.errors import HardwareError
 
 Counts = tuple[int, ...]
-"""Devices of each kind."""
+"""Number of devices of each kind."""
 
 SEVERAL = -1
-"""Number in place of a host's, for a stage whose devices are on several hosts."""
+"""Stands for the number of the host if the devices of a stage are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,11 @@ class DeviceKind:
     """Interchangeable devices: the same model in the same host.
 
     Args:
-        memory_bytes: memory of one device; None where unknown.
-        tflops: peak, in 1e12 floating-point operations a second; None where unknown.
+        name: model of the devices.
+        host: name of their host.
+        count: number of devices.
+        memory_bytes: memory of one device; None: unknown.
+        tflops: peak, in 1e12 floating-point operations a second; None: unknown.
     """
 
     name: str
@@ -34,7 +37,7 @@ class DeviceKind:
 
 
 def kinds_of(inventory: Inventory) -> tuple[DeviceKind, ...]:
-    """The kinds of devices in an inventory with a count above 0, in its order."""
+    """The kinds of devices in an inventory with a count above 0, in the inventory's order."""
     return tuple(
         DeviceKind(
             name=device.name,
@@ -54,13 +57,13 @@ class DevicePool:
     """Kinds of devices in the inventory's order, and the bandwidth between any two.
 
     Args:
-        kinds: at least one.
-        inside: bytes/s between devices of each host, by its name.
+        kinds: the kinds, at least one.
+        inside: bytes/s between the devices of a host, by host name.
         between: bytes/s between hosts.
 
     Attributes:
-        counts: all devices of each kind.
-        num_devices: N, devices of all kinds.
+        counts: number of all devices of each kind.
+        num_devices: N, number of devices of all kinds.
         speeds: bandwidths that two devices can have between them.
         is_uniform: whether one bandwidth holds between any two devices.
     """
@@ -104,13 +107,13 @@ class DevicePool:
         return cls(kinds=kinds, inside=inside, between=between)
 
     def host_of(self, counts: Sequence[int]) -> int:
-        """Number of the host that holds all of some devices, or :data:`SEVERAL`."""
+        """Number of the host that has all these devices, or :data:`SEVERAL`."""
         names = list(self.inside)
         hosts = {names.index(kind.host) for kind, n in zip(self.kinds, counts, strict=True) if n}
         return hosts.pop() if len(hosts) == 1 else SEVERAL
 
     def sync_bytes_per_s(self, counts: Sequence[int]) -> float:
-        """The slowest link among some devices."""
+        """Bandwidth in bytes/s of the slowest link between these devices."""
         on_host = dict.fromkeys(self.inside, 0)
         for kind, count in zip(self.kinds, counts, strict=True):
             on_host[kind.host] += count
@@ -120,7 +123,7 @@ class DevicePool:
         return min(used, default=inf)
 
     def between_hosts(self, counts: Sequence[int], following: Sequence[int]) -> tuple[float, int]:
-        """Bandwidth between successive stages, and how many links share a transfer.
+        """Bandwidth in bytes/s between two successive stages, and how many links share a transfer.
 
         Receivers on one host share its link; stages on the same hosts stay inside each host.
         """
@@ -133,7 +136,7 @@ class DevicePool:
         return self.between, len(receiving)
 
     def cut_bytes_per_s(self, host: int, following: int) -> float:
-        """Bandwidth between successive stages, each on one host or :data:`SEVERAL`."""
+        """Bandwidth in bytes/s between successive stages, each on one host or :data:`SEVERAL`."""
         if self.is_uniform:
             return next(iter(self.speeds), inf)
         if host == following != SEVERAL:
@@ -158,10 +161,12 @@ def _speed(link: Link | None, of: str, inventory: Inventory) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A stage.
+    """A stage that a search has chosen.
 
     Attributes:
+        first: the first layer.
         end: the first layer of the next stage.
+        counts: number of devices of each kind.
     """
 
     first: int
@@ -174,7 +179,7 @@ class Choice:
 
 
 def devices_text(counts: Counts, kinds: tuple[DeviceKind, ...]) -> str:
-    """Devices in words; with the host where several have the same model."""
+    """Devices as text, with the host if several hosts have the same model."""
     names = [kind.name for kind in kinds]
     return " + ".join(
         f"{count} x {kind.name}" + (f" of {kind.host}" if names.count(kind.name) > 1 else "")

@@ -1,4 +1,4 @@
-"""A plan in figures: costs and utilisation of each stage, and the limit of the run."""
+"""Costs and utilisation of each stage of a plan, and what limits the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 
 _ALL_PLANS = ("exact", "exhaustive")
-"""Searches that look at all plans, so that their best one is the best of all."""
+"""Searches that consider all plans, so that no plan is better than theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class StageRow:
         compute_s: forward, backward, update, loading and recomputation on its slowest device,
             shared by its replicas.
         sync_s: all-reduce between the replicas.
-        transfer_s: the activation and its gradient across the cut behind it.
-        memory_bytes: bytes that each of its devices keeps; None where memory does not count.
-        memory_limit_bytes: memory of its smallest device; None where unknown.
+        transfer_s: the activation and its gradient across the cut after it.
+        memory_bytes: bytes that each of its devices keeps; None: memory does not count.
+        memory_limit_bytes: memory of its smallest device; None: unknown.
         utilisation: share of the time between two minibatches in which it computes or reduces.
     """
 
@@ -63,8 +63,8 @@ class Explanation:
     Attributes:
         bottleneck_s: time between two minibatches: the slowest stage or transfer.
         limit: the name of that stage or transfer.
-        dp_s: time of data parallelism with whole batches on the same devices by the same model;
-            None where it does not fit the memory.
+        dp_s: time of data parallelism with whole batches on the same devices with the same cost
+            model; None: it does not fit the memory.
         nodes: nodes of each stage, for a branching graph, whose states are the plan's layers.
         spans: recomputed spans of each stage, if any.
     """
@@ -83,7 +83,7 @@ class Explanation:
         return len(self.rows) == 1
 
     def verdict(self) -> str:
-        """Whether to split the model at all, in a sentence."""
+        """A sentence on whether to split the model at all."""
         if self.dp_s is None:
             alone = "one stage on all devices, in microbatches: whole batches would not fit"
             return (
@@ -105,7 +105,7 @@ class Explanation:
 def explain(
     problem: Problem, solution: Solution, chosen: RecomputedLayers | None = None
 ) -> Explanation:
-    """The costs of a solution on its real devices, even where its search took them for alike."""
+    """The costs of a solution on its real devices, even if its search treated them as equal."""
     pool, spans, plan = problem.pool, problem.spans, solution.stages
     stages_s, cuts_s = plan_times(plan, spans, pool, problem.model, by_hosts=solution.by_hosts)
     kept = None if problem.memory is None else plan_bytes(plan, spans, pool, problem.memory)
@@ -144,7 +144,7 @@ def explain(
         number = cuts_s.index(max(cuts_s))
         limit = f"transfer from stage {number} to stage {number + 1}"
     dp_s = None
-    with suppress(PlanError):  # of whole batches, and no layer twice
+    with suppress(PlanError):  # with whole batches and without recomputation
         alone = dp(replace(problem, synchronous=None)).stages
         dp_s = plan_times(alone, spans, pool, problem.model)[0][0]
     return Explanation(
@@ -229,9 +229,10 @@ def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, ob
 
 
 def rank_times(plan: Plan) -> list[dict[str, Any]]:
-    """Expectations of a plan's search for each rank: the ``device``, and seconds of a minibatch's
-    ``forward``, ``backward``, ``update`` and, in the first stage, ``load``; empty where nothing was
-    expected, or for other devices than the plan has now.
+    """What a plan's search expected for each rank: the ``device``, and seconds of a minibatch's
+    ``forward``, ``backward``, ``update`` and, in the first stage, ``load``.
+
+    Empty if the plan has no such times, or has them for other devices than its own.
     """
     expected: list[dict[str, Any]] = plan.details.get("rank_times_s") or []
     devices = [device_name(device) for stage in plan.stages for device in stage.devices]
@@ -239,7 +240,7 @@ def rank_times(plan: Plan) -> list[dict[str, Any]]:
 
 
 def device_names(stages: Sequence[Choice], pool: DevicePool) -> list[tuple[str, ...]]:
-    """Each stage's devices by name, those of a kind numbered from 0 in the order of stages."""
+    """The names of each stage's devices; those of a kind are numbered from 0 in stage order."""
     taken = [0] * len(pool.kinds)
     found = []
     for stage in stages:

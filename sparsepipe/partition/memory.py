@@ -17,11 +17,11 @@ from sparsepipe.schedule.plan import in_turn
 _Bytes = TypeVar("_Bytes", float, Floats)
 
 MIB = 2**20
-"""Bytes; messages give memory in these."""
+"""Bytes in a MiB, the unit of memory in messages."""
 
 REPLICA_BUFFERS = 2.0
 """Most bytes for each byte of parameters that a replica keeps for averaging gradients: the sum that
-it hands on and the parts that it receives."""
+it sends and the parts that it receives."""
 
 
 def room_bytes(limit_bytes: float) -> float:
@@ -42,13 +42,13 @@ class MemoryModel:
     gradients.
 
     Args:
-        stash: one version is kept for each minibatch in flight (weight stashing).
-        predicted: these are predictions, none of which is in use (SpecTrain).
+        stash: whether one version is kept for each minibatch in flight (weight stashing).
+        predicted: whether these are predictions in addition to the newest weights (SpecTrain).
         optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum,
             2 for Adam, 0 for plain SGD.
         gradients: bytes of gradients for each byte of parameters.
-        reserved_bytes: bytes of each device for all else: the framework, kernels' workspaces,
-            buffers of messages.
+        reserved_bytes: bytes of each device for everything else: the framework, workspaces of
+            kernels, buffers of messages.
     """
 
     stash: bool = True
@@ -62,12 +62,12 @@ class MemoryModel:
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(
                     f"{name.removesuffix('_bytes')} bytes of the memory are {value}",
-                    remedy="give a number that is not negative",
+                    remedy="give a finite number of at least 0",
                 )
 
     def in_flight(self, replicas: int, left: int) -> int:
-        """Minibatches in flight on each device of a stage; ``left`` counts devices of this stage
-        and of those after it.
+        """The number of minibatches in flight on each device of a stage; ``left`` is the number of
+        devices of this and all later stages.
         """
         return (left - 1) // replicas + 1
 
@@ -77,7 +77,7 @@ class MemoryModel:
         return versions + self.optimizer + self.gradients + buffers
 
     def beside_bytes(self, parameter_bytes: _Bytes, *, replicas: int) -> _Bytes:
-        """Bytes that a device keeps, without those for backwards, with one version of weights."""
+        """Bytes that a device keeps with one version of weights, without those for backwards."""
         each = self.per_parameter_byte(1, replicas=replicas)
         return self.reserved_bytes + each * parameter_bytes
 
@@ -93,7 +93,7 @@ class MemoryModel:
 def plan_bytes(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
-    """Bytes that each device of each stage keeps, and the limit of the smallest one, if known."""
+    """For each stage, bytes that each device keeps, and the memory of the smallest one."""
     found = []
     for number, stage in enumerate(plan):
         kept = memory.stage_bytes(
@@ -127,9 +127,9 @@ class Microbatches:
 
     Args:
         schedule: ``gpipe``, ``1f1b``, ``eager_1f1b`` or the dotted path of another one.
-        count: T, number of microbatches of a minibatch over all devices of the first stage.
-        batch_size: samples that each of these devices reads, and of the profiles; None where
-            unknown: microbatches count as equally large then.
+        count: T, number of microbatches of a minibatch, over all devices of the first stage.
+        batch_size: number of samples that each of these devices reads, also in the profiles; None:
+            unknown, and microbatches count as equally large.
     """
 
     schedule: str
@@ -142,16 +142,14 @@ class Microbatches:
         return 1 if self.batch_size is None else -(-self.count // self.batch_size)
 
     def in_flight(self, plan: Plan, stage: int) -> float:
-        """Most microbatches that a device of a stage has begun and not ended; smaller ones than
-        the largest count less.
-        """
+        """Most microbatches in flight on a device of a stage, as multiples of the largest one."""
         left = plan.num_ranks - plan.ranks_of(stage).start
         at_once = int(self.at_once(plan.replicas(stage), left))
         return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))
 
     def at_once(self, replicas: Ints | int, left: Ints | int) -> Ints:
-        """Most microbatches, large or small, that a device of a stage has begun and not ended;
-        ``left`` counts devices of this stage and of those after it.
+        """Most microbatches of any size in flight on a device of a stage; ``left`` is the number of
+        devices of this and all later stages.
         """
         most = np.asarray(-(-self.count // replicas))
         if (warmups := WARMUPS.get(self.schedule)) is not None:
@@ -171,16 +169,16 @@ class Microbatches:
         return max(held) / max(sizes)
 
     def share(self, readers: int) -> float:
-        """Size of the largest microbatch over that of the profiles' batch."""
+        """Size of the largest microbatch relative to the profiles' batch."""
         fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
         return _share(max(1, fewest), self.batch_size)
 
 
 def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
-    """Sizes of all microbatches of a minibatch, each over that of the batch that a device reads.
+    """Sizes of all microbatches of a minibatch, relative to the batch that a device reads.
 
     Devices of the first stage take turns, and each cuts its batch into its own microbatches, which
-    are equally large where the batch size is unknown.
+    are equally large if the batch size is unknown.
     """
     found = [0.0] * count
     for reader in range(readers):
@@ -193,11 +191,11 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
 def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
-    """Refuses a number of parts of a minibatch."""
+    """Raises a ConfigError if ``count`` microbatches do not suit stages of so many ``replicas``."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(
             f"{name}={count!r} is not a number of parts of a minibatch",
-            remedy="give a whole number, 1 or more",
+            remedy="give a whole number of at least 1",
         )
     if (most := max(replicas, default=0)) > count:
         raise ConfigError(

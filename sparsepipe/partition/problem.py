@@ -1,9 +1,9 @@
 """The partitioning problem, and the solution that a search finds.
 
-Devices of the same model with the same memory are equal on one host, and on all hosts where one
-bandwidth holds between any two devices. ``exact`` takes equal devices together, and so has far
-fewer subsets to look at. Of the plans that differ only in the hosts of equal devices it takes the
-one whose stages, one after another, have those of the hosts that the inventory lists first.
+Devices of the same model with the same memory are equal on one host, and on all hosts if the
+bandwidth is the same between any two devices. ``exact`` treats equal devices together, and so has
+far fewer subsets to consider. Among plans that differ only in the hosts of equal devices, it takes
+the one whose stages, one after another, use the hosts that the inventory lists first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Problem:
         pool: the devices; a plan uses them all.
         spans: costs of the layers on each kind of device.
         model: costs of stages and transfers.
-        memory: what stages keep; None: memory is no limit.
+        memory: bytes that stages keep; None: memory is not limited.
         profiles: profiles of the kinds, if the spans are made of them.
         synchronous: microbatches and recomputation of a synchronous pipeline, for chains of layers
             with profiles; None: memory counts as in an asynchronous pipeline.
@@ -50,8 +50,9 @@ class Problem:
 
     @property
     def numbers_of_readers(self) -> Sequence[int | None]:
-        """Numbers of first-stage devices to search one by one, since memory depends on them: from
-        all down to the least with which all microbatches have samples. None stands for any number.
+        """Numbers of first-stage devices to search one by one, since memory depends on them.
+
+        They fall to the least with which all microbatches have samples. None: any number.
         """
         if self.synchronous is None:
             return [None]
@@ -63,7 +64,7 @@ class Problem:
 
     @property
     def distinct_stages(self) -> int:
-        """How many of the first stages have to be distinguished, since the setting names some."""
+        """How many first stages must be distinguished, since the setting names some."""
         named = () if self.synchronous is None else self.synchronous.named_stages
         return max(named, default=-1) + 1
 
@@ -78,7 +79,7 @@ class Problem:
         bandwidth_bytes_per_s: float | None = None,
         synchronous: SynchronousStages | None = None,
     ) -> Problem:
-        """A problem from an inventory and a profile, by name, for each device in it.
+        """A problem from an inventory and a profile for each device model in it, by name.
 
         For a branching graph, whose plans are not for training, ``synchronous`` is ignored.
 
@@ -107,13 +108,15 @@ class Solution:
     """The best plan of a search.
 
     Attributes:
-        order: names of the kinds, where devices are taken from a sorted list; else None.
-        assumed: the problem that the search saw, where it takes unlike devices for alike.
-        spans: layers of each stage that the search has chosen to recompute, if it chooses.
-        by_hosts: receivers on one host share its link; see
+        stages: the stages of the plan.
+        strategy: name of the search.
+        order: names of the kinds in the order in which devices are taken; None: in any order.
+        assumed: the problem that the search saw if it treats different devices as equal.
+        spans: layers of each stage that the search has chosen to recompute; None: no choice.
+        by_hosts: whether receivers on one host share its link; see
             :func:`~sparsepipe.partition.costs.model.plan_times`.
-        expected_s: the time between two minibatches by the search's own account, where that
-            differs from the costs of its stages.
+        expected_s: seconds between two minibatches that the search expects, if they differ from
+            the costs of its stages.
     """
 
     stages: tuple[Choice, ...]
@@ -126,7 +129,7 @@ class Solution:
 
     @property
     def config(self) -> str:
-        """Devices of each stage, such as ``"2-1"``."""
+        """Numbers of devices of each stage, such as ``"2-1"``."""
         return "-".join(str(sum(stage.counts)) for stage in self.stages)
 
 
@@ -150,7 +153,9 @@ class SynchronousStages:
     """Microbatches, and which layers stages recompute.
 
     Args:
-        setting: checked; ``auto``: the cheapest layers with which each stage fits its devices.
+        setting: a valid setting of ``recompute``; ``auto``: the cheapest layers with which each
+            stage fits its devices.
+        microbatches: how minibatches are cut.
 
     Attributes:
         recomputes: whether some layers may be recomputed.
@@ -171,7 +176,7 @@ class SynchronousStages:
         object.__setattr__(self, "named_stages", named)
 
     def is_whole(self, stage: int) -> bool:
-        """Whether a stage is one span by the setting."""
+        """Whether the setting makes a stage one span."""
         return self.setting == "all" or stage in self.named_stages
 
     def spans(self, num_layers: int) -> OwnSpans:
@@ -184,7 +189,7 @@ class SynchronousStages:
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
-    """The number of the first equal kind, for each kind."""
+    """For each kind, the number of the first kind that is equal to it."""
     first: dict[object, int] = {}
     found = []
     for k, kind in enumerate(pool.kinds):
@@ -195,12 +200,12 @@ def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
 
 
 def merged(problem: Problem, likes: Sequence[int]) -> Problem:
-    """The problem with one kind for all that are alike."""
+    """The problem with equal kinds merged; ``likes`` is from :func:`equal_kinds`."""
     pool, spans = problem.pool, problem.spans
     if len(set(likes)) == len(likes):
         return problem
     inside, between = pool.inside, pool.between
-    if pool.is_uniform:  # a host of one device has now several, on a link that was none
+    if pool.is_uniform:  # a host of one device now has several, and needs a link
         between = pool.cut_bytes_per_s(0, 0)
         inside = dict.fromkeys(inside, between)
     firsts = sorted(set(likes))
@@ -219,7 +224,7 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
 
 
 def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
-    """Devices of the kinds of a merged pool."""
+    """Numbers of devices of each kind of a merged pool."""
     sums = dict.fromkeys(sorted(set(likes)), 0)
     for like, count in zip(likes, counts, strict=True):
         sums[like] += count
@@ -229,7 +234,7 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
 def assign_devices(
     stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]
 ) -> list[Choice]:
-    """Stages of a merged pool on the pool's own devices, first hosts first."""
+    """The stages of a merged pool on the devices of ``pool``; the first hosts are used first."""
     left = list(pool.counts)
     found = []
     for stage in stages:
@@ -245,7 +250,7 @@ def assign_devices(
 
 
 def as_uniform(problem: Problem, device: str) -> Problem:
-    """The problem with devices that are all like a named one, on links all like the slowest."""
+    """The problem if all devices were like ``device`` and all links like the slowest one."""
     pool, spans = problem.pool, problem.spans
     named = [k for k, kind in enumerate(pool.kinds) if kind.name == device]
     if not named:

@@ -1,1 +1,1 @@
-"""Which layers to run a second time in the backward, in place of keeping their activations."""
+"""Which layers to run again in the backward instead of keeping their activations."""

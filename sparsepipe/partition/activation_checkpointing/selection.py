@@ -1,13 +1,13 @@
-"""The layers of a plan's stages to recompute such that each stage fits its devices.
+"""Chooses the layers of each stage to recompute so that the stage fits its devices.
 
-For synchronous schedules: weights have one version, and microbatches are in flight. With a price
-for each byte that one of them keeps, and a cap on the bytes inside of the largest span, the best
-choice of spans is a shortest path through the layers. The quickest path of many prices and caps is
-taken with which the stage fits; its spans then give layers back, the slowest first, while it fits.
-A choice that takes a few percent less time may be missed.
+This is for synchronous schedules: weights have one version, and microbatches are in flight. With a
+price for each byte that a microbatch keeps and a cap on the bytes inside the largest span, the best
+choice of spans is a shortest path through the layers. Among the paths for many prices and caps, the
+quickest with which the stage fits is taken; then layers are removed from its spans, the slowest
+first, while the stage still fits. A choice that takes a few percent less time may be missed.
 
-Shape suffixes: I places a model can be cut at, of two the first is where a stage begins and the
-second where it ends; F first layers of stages, P prices, C caps.
+Shape suffixes: I places at which a model can be cut (of two, the first is where a stage begins and
+the second where it ends); F first layers of stages; P prices; C caps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
 Paths = NDArray[np.float64]
-"""Paths [4, F, P, C] to a place: cost, bytes kept, seconds, and most bytes in a span."""
+"""Paths [4, F, P, C] to a place: cost, bytes kept, seconds, and bytes inside the largest span."""
 
 
 class SpanChoices:
@@ -47,15 +47,15 @@ class SpanChoices:
         sizes = np.unique(self._inside_II[np.triu_indices(length, 1, length + 1)])
         places = np.linspace(0, len(sizes) - 1, min(len(sizes), max(12, min(64, 1600 // length))))
         self._caps_C: Floats = sizes[np.ceil(places).astype(np.intp)]
-        # From bytes alone, ties by seconds, to seconds nearly alone.
+        # From a cost of bytes alone, with seconds for ties, to one of almost only seconds.
         seconds, kept = float(self._until_s_I[-1]) or 1.0, float(saved_I[-1]) or 1.0
         self._second_cost_P = np.array([1e-9, *np.geomspace(1e-3, 1e3, 47)]) / seconds
         self._byte_cost = 1.0 / kept
         self._ends: list[Paths] = []
 
     def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
-        """Seconds of recomputing for each stage, before spans give layers back; infinite where
-        the stage does not fit the memory for its backwards.
+        """Seconds of recomputation of each stage, before layers are removed from spans; infinite if
+        the stage does not fit into ``room_II`` bytes.
         """
         length = len(self._chain.layers)
         if not self._ends:
@@ -73,8 +73,8 @@ class SpanChoices:
     def cheapest(
         self, first: int, end: int, limit_bytes: float, *, in_flight: float
     ) -> list[range] | None:
-        """Recomputed spans, numbered from ``first``, of the stage from there to before ``end``;
-        None where none are known to fit.
+        """The best known recomputed spans of the stage from ``first`` to before ``end``, numbered
+        from ``first``; None if no spans are known with which it fits.
         """
         limit = room_bytes(limit_bytes)
         if in_flight * self._plain_II[first, end - 1] <= limit:
@@ -97,8 +97,9 @@ class SpanChoices:
         )
 
     def _walk(self, firsts: range, last: int, *, marks: int = 0) -> list[Paths]:
-        """The best paths of stages that begin at each of ``firsts``, to each end up to ``last``,
-        with a mark for each of the first ``marks`` layers behind the figures of a path.
+        """The best paths of stages that begin at each of ``firsts``, for each end up to ``last``.
+
+        After the four figures of a path follow marks of the first ``marks`` layers.
         """
         chain, ends, begun = self._chain, list[Paths](), dict[int, Paths]()
         shape = 4 + marks, len(firsts), len(self._second_cost_P), len(self._caps_C)
@@ -143,7 +144,7 @@ class SpanChoices:
 
 
 _STARTS, _GOES_ON = 2.0, 1.0
-"""Marks of a layer that starts a span, and of one that a span goes on with."""
+"""Marks of a layer that starts a span, and of one that continues it."""
 
 
 def _better(one: Paths, other: Paths) -> Paths:
@@ -151,7 +152,7 @@ def _better(one: Paths, other: Paths) -> Paths:
 
 
 def _given_back(stage: StageCost, spans: list[range], limit: float) -> list[range]:
-    """The spans without layers that need not be recomputed, the slowest given back first."""
+    """The spans without layers that need not be recomputed; the slowest are removed first."""
     slowest = sorted(
         (layer for span in spans for layer in span), key=lambda n: -stage.layers[n].forward_s
     )
@@ -169,16 +170,17 @@ def _given_back(stage: StageCost, spans: list[range], limit: float) -> list[rang
 class PlacedStage:
     """A stage on its devices, for the choice of layers to recompute.
 
-    All devices recompute the same layers: each layer counts as on the device where it takes
-    longest and keeps most, and the smallest device has to hold the stage.
+    All devices recompute the same layers: each layer counts with its longest time and most bytes on
+    any device, and the smallest device must hold the stage.
 
     Args:
+        first: the first layer.
         last: the last layer, inclusive.
+        profiles: the profiles of its devices.
         replicas: r, number of devices; 2 may stand for any number above 1.
-        limit_bytes: memory of the smallest device; infinite where unknown.
-        in_flight: most microbatches that a device has begun and not ended; smaller ones than the
-            largest count less.
-        share: size of the largest microbatch over that of the profiles' batch.
+        limit_bytes: memory of the smallest device; infinite if unknown.
+        in_flight: most microbatches in flight on a device, as multiples of the largest one.
+        share: size of the largest microbatch relative to the profiles' batch.
     """
 
     first: int
@@ -192,13 +194,14 @@ class PlacedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedLayers:
-    """Layers to recompute, with the seconds and bytes that result for each stage.
+    """Layers to recompute, with the resulting seconds and bytes of each stage.
 
     Attributes:
-        times_s: seconds of recomputing on the slowest device, for a batch of the profiles.
+        spans: the recomputed spans of each stage.
+        times_s: seconds of recomputation on the slowest device, for a batch of the profiles.
         peaks_bytes: most bytes that a device keeps for its backwards.
-        rooms_bytes: bytes that it has for them.
-        beside_bytes: bytes that it keeps beside them; 0 where memory does not count.
+        rooms_bytes: bytes that the device has for its backwards.
+        beside_bytes: bytes that the device keeps in addition; 0 if memory does not count.
     """
 
     spans: StageSpans
@@ -237,8 +240,11 @@ def choose_spans(
 def recompute_stages(
     stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans | None = None
 ) -> RecomputedLayers:
-    """Seconds and bytes of recomputing ``spans``, whether stages fit with them or not; without
-    them, of the quickest known spans with which all stages fit.
+    """The seconds and bytes of recomputing ``spans``, whether or not stages fit; if None, those of
+    the quickest known spans with which all stages fit.
+
+    Raises:
+        ConfigError: ``spans`` is None, and a stage does not fit its devices.
     """
     found, times_s, peaks, rooms, besides = [], [], [], [], []
     for number, stage in enumerate(stages):
@@ -272,7 +278,7 @@ def recompute_stages(
         if chosen is None:
             least = min(cost.peak_bytes([range(len(cost.layers))]), cost.peak_bytes(()))
             raise ConfigError(
-                f"recompute=auto: stage {number} does not fit its devices: beside weights they "
+                f"recompute=auto: stage {number} does not fit its devices: besides weights they "
                 f"have {max(0.0, room) / MIB:,.1f} MiB for its activations, and with all or none "
                 f"of its layers recomputed these take {least / MIB:,.1f} MiB",
                 remedy=f"use {MORE_ROOM}",
@@ -296,4 +302,4 @@ MORE_ROOM = (
     "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
     "optimizer with less state"
 )
-"""Remedies where a plan does not fit, whatever is recomputed."""
+"""What to use if a plan does not fit, whatever is recomputed."""

@@ -20,20 +20,20 @@ StageSpans = tuple[OwnSpans, ...]
 """The recomputed spans of each stage."""
 
 _EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "rank_times_s", "memory_bytes")
-"""Expectations in a plan file that depend on the recomputed layers."""
+"""Entries of a plan file that depend on which layers are recomputed."""
 
 
 def check_setting(setting: object) -> None:
-    """Refuses settings that are malformed or name a layer twice; ``auto`` passes."""
+    """Raises a ConfigError if the setting is malformed or names a layer twice."""
     if setting not in ("none", "all", "auto"):
         _parsed(setting)
 
 
 def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
-    """The recomputed spans of a plan's stages.
+    """The recomputed spans of a plan's stages; ``setting`` must not be ``auto``.
 
-    A named stage is one span; named layers that follow one another make one span, and each
-    [first, last] is a span by itself. Spans are cut where a stage ends.
+    A named stage is one span. Named layers that follow one another make one span, and each
+    [first, last] is a span of its own. Spans are cut where a stage ends.
     """
     stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
     if setting in ("none", "all"):
@@ -59,13 +59,13 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
 
 
 def spans_in_plan(plan: Plan) -> StageSpans:
-    """The spans of a plan file's entry ``recomputed``, a list of [first, last]."""
+    """The recomputed spans that the plan's entry ``recomputed`` lists as [first, last]."""
     return recomputed_spans({"layers": plan.details.get("recomputed", [])}, plan)
 
 
 def with_spans(plan: Plan, spans: StageSpans) -> Plan:
-    """The plan with these recomputed layers in its details, without expectations that a search
-    had of it with others.
+    """The plan with these recomputed layers in its details; if others were there, without the times
+    and bytes that a search expected with those.
     """
     bounds = bounds_of(spans)
     if bounds == bounds_of(spans_in_plan(plan)):
@@ -76,12 +76,12 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
 
 
 def bounds_of(spans: StageSpans) -> list[list[int]]:
-    """First and last layer of each span, for plan files and results."""
+    """The first and last layer of each span, for plan files and results."""
     return [[span.start, span.stop - 1] for stage in spans for span in stage]
 
 
 def in_words(spans: StageSpans) -> str:
-    """The layers as text for log lines and tables."""
+    """The recomputed layers as text for log lines and tables."""
     bounds = bounds_of(spans)
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in bounds]
     return ", ".join(texts) or "none"
@@ -95,7 +95,7 @@ def _parsed(setting: object) -> tuple[list[int], list[range]]:
     pairs = [entry if isinstance(entry, Sequence) else (entry, entry) for entry in layers]
     numbers = [*stages, *(number for pair in pairs for number in pair)]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise _refusal(f"{setting!r} contains something else than numbers of stages and layers")
+        raise _refusal(f"{setting!r} contains something other than numbers of stages and layers")
     if any(len(pair) != 2 or pair[0] > pair[1] for pair in pairs):
         raise _refusal(f"{setting!r} contains a span that is not [first, last]")
     found: list[range] = []

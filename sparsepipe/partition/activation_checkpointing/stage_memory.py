@@ -1,8 +1,8 @@
-"""Bytes that a stage keeps for its backwards where some of its layers are recomputed.
+"""Bytes that a stage keeps for its backwards if some of its layers are recomputed.
 
-Each minibatch in flight keeps only the input of a recomputed span; what the span's layers save
-exists for one minibatch at a time, while it is recomputed and goes backward. A stage with m
-minibatches in flight so keeps m times what one of them keeps, and the most inside of a span.
+Each minibatch in flight keeps only the input of a recomputed span; what the layers of the span save
+exists for one minibatch at a time, during recomputation and backward. A stage with m minibatches in
+flight thus keeps m times the bytes of one, and those inside its largest span.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from sparsepipe.profiling import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """Cost and savings of recomputing a layer, for a minibatch (or a microbatch).
+    """Seconds and bytes of a layer for a minibatch or a microbatch.
 
     Args:
+        forward_s: seconds of its forward.
         saved_bytes: bytes kept for its backward.
-        begin_bytes: bytes kept beside them if no layer before it keeps any: its input, and kernel
-            maps that it builds anew.
-        end_bytes: bytes of its output that no ``saved_bytes`` of it or of layers before contain.
+        begin_bytes: bytes kept in addition if no layer before it keeps any: its input, and kernel
+            maps that it builds again.
+        end_bytes: bytes of its output that ``saved_bytes`` of this and earlier layers lack.
+        output_bytes: bytes of its output.
     """
 
     forward_s: float
@@ -38,8 +40,8 @@ class StageCost:
 
     Args:
         input_bytes: bytes of the first layer's input.
-        in_flight: m, most minibatches that have gone forward and not yet backward; smaller ones
-            count less.
+        in_flight: m, most minibatches that have gone forward and not yet backward, as multiples of
+            the largest one.
     """
 
     layers: tuple[LayerCost, ...]
@@ -50,8 +52,9 @@ class StageCost:
     def of(
         cls, profile: Profile, *, first: int, last: int, in_flight: float, share: float = 1.0
     ) -> StageCost:
-        """Costs from a profile, for minibatches (or microbatches) of a ``share`` of its batch size;
-        layers without ``saved_bytes`` count as saving their input.
+        """The costs from a profile, for minibatches or microbatches of ``share`` times its batch.
+
+        A layer without ``saved_bytes`` is assumed to save its input.
         """
         borders = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
         rows = [
@@ -72,7 +75,7 @@ class StageCost:
 
     @classmethod
     def worst(cls, costs: Sequence[StageCost]) -> StageCost:
-        """Costs on several devices that take turns: each layer's are the highest of all devices."""
+        """Costs on several devices that take turns: for each layer, the highest of any device."""
         names = [field.name for field in fields(LayerCost)]
         return cls(
             layers=tuple(
@@ -84,13 +87,13 @@ class StageCost:
         )
 
     def time_s(self, spans: Sequence[range]) -> float:
-        """Seconds of recomputing spans for each minibatch."""
+        """Seconds of recomputing ``spans`` for each minibatch."""
         return sum(self.layers[layer].forward_s for span in spans for layer in span)
 
     def kept_bytes(self, spans: Sequence[range]) -> float:
-        """Bytes that each minibatch in flight keeps where spans are recomputed."""
+        """Bytes that each minibatch in flight keeps if ``spans`` are recomputed."""
         begins, inside = {s.start for s in spans}, {layer for span in spans for layer in span}
-        total, before = 0.0, True  # whether the layer before is recomputed; at first: is not here
+        total, before = 0.0, True  # whether the layer before is recomputed, or in another stage
         for number, layer in enumerate(self.layers):
             if number in begins:
                 total += self.border_bytes(number, before)
@@ -101,18 +104,21 @@ class StageCost:
         return total + (last.output_bytes if before else last.end_bytes)
 
     def inside_bytes(self, span: range) -> float:
-        """Bytes in use beside a span's input, which is kept anyway, while it is recomputed."""
+        """Bytes in use while a span is recomputed, in addition to its input."""
         first = self.layers[span.start]
         anew = max(0.0, first.begin_bytes - self.border_bytes(span.start, True))
         return anew + sum(self.layers[layer].saved_bytes for layer in span)
 
     def peak_bytes(self, spans: Sequence[range]) -> float:
-        """Most that the stage keeps at a time for its backwards."""
+        """Most bytes that the stage keeps at a time for its backwards."""
         most = max((self.inside_bytes(span) for span in spans), default=0.0)
         return self.in_flight * self.kept_bytes(spans) + most
 
     def border_bytes(self, first: int, before: bool) -> float:
-        """Bytes that a span keeps of its input, given whether the layer before is recomputed."""
+        """Bytes of its input that a span from ``first`` on keeps.
+
+        ``before`` says whether the layer before is recomputed.
+        """
         if first == 0:
             return self.input_bytes
         layer = self.layers[first - 1]
@@ -122,8 +128,8 @@ class StageCost:
 def most_kept(
     profiles: Sequence[Profile], spans: Sequence[range], *, first: int, last: int
 ) -> tuple[float, float]:
-    """Bytes that a minibatch keeps in a stage, and those inside of its largest span, each on the
-    device where it is most.
+    """Bytes that a minibatch keeps in a stage, and those inside its largest span, each on the
+    device with the most.
     """
     own = moved(spans, -first)
     held = [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in profiles]
@@ -132,5 +138,5 @@ def most_kept(
 
 
 def moved(spans: Sequence[range], by: int) -> list[range]:
-    """Spans whose numbers of layers are ``by`` larger."""
+    """The spans moved by ``by`` layers."""
     return [range(by + span.start, by + span.stop) for span in spans]

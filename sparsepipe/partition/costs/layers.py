@@ -1,7 +1,7 @@
 """Costs of spans of layers: differences of sums over the first layers.
 
-Shape suffixes: K kinds of devices; I = L + 1 places a model can be cut at, before its first
-layer, after each, and after its last. For a branching graph the places are its states.
+Shape suffixes: K kinds of devices; I = L + 1 places at which a model can be cut: before its first
+layer and after each layer. For a branching graph, the places are its states.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Spans:
     """Sums over all layers before each place.
 
     Attributes:
-        compute_s_KI: forward and backward on each kind of device; where the profiles of all kinds
-            have them, also the update of layers, and with the first one the loading of its input.
+        compute_s_KI: seconds of forward and backward on each kind of device; if the profiles of all
+            kinds have them, also of the updates, and with the first layer of loading its input.
         parameter_bytes_I: bytes of parameters.
         stored_bytes_I: bytes that a minibatch in flight keeps for its backward.
-        begin_bytes_I: bytes that it keeps in addition if a stage begins here; not a sum.
-        end_bytes_I: bytes that it keeps in addition if a stage ends here; not a sum.
-        cut_bytes_I: bytes that cross a cut here; not a sum.
-        nested_II: whether a span may begin at the first place and end at the second; None for a
-            chain of layers, where the order of the places says so.
+        begin_bytes_I: additional bytes if a stage begins at the place; not a sum.
+        end_bytes_I: additional bytes if a stage ends at the place; not a sum.
+        cut_bytes_I: bytes that cross a cut at the place; not a sum.
+        nested_II: whether a span may begin at the first place and end at the second; None: it may
+            end at any later place, as in a chain of layers.
     """
 
     compute_s_KI: Floats
@@ -46,7 +46,7 @@ class Spans:
 
     @property
     def num_layers(self) -> int:
-        """L; or states of a graph."""
+        """L, the number of layers; for a graph, one less than that of its places."""
         return len(self.cut_bytes_I) - 1
 
     def parameter_bytes(self, first: int, end: int) -> float:
@@ -54,12 +54,14 @@ class Spans:
         return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])
 
     def stored_bytes(self, first: int, end: int) -> float:
-        """Bytes that a stage keeps for a minibatch in flight, ``first`` to before ``end``."""
+        """Bytes that a stage from ``first`` to before ``end`` keeps for a minibatch in flight."""
         before_I, after_I = self.stored_between()
         return float(after_I[end] - before_I[first])
 
     def stored_between(self) -> tuple[Floats, Floats]:
-        """Bytes by places: a stage keeps the second of its end less the first of its begin."""
+        """Two arrays of bytes by place: a stage keeps the second at its end minus the first at its
+        begin.
+        """
         begin_I = end_I = self.stored_bytes_I
         if self.begin_bytes_I is not None:
             begin_I = begin_I - self.begin_bytes_I
@@ -69,16 +71,17 @@ class Spans:
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:
-    """Sums over a model's layers, or the states of a branching graph."""
+    """Running sums over the layers of a model, or the states of a branching graph."""
     if any(profile.states for profile in profiles):
         return state_spans([profile.states for profile in profiles])
     return chain_spans(profiles)
 
 
 def chain_spans(profiles: Sequence[Profile]) -> Spans:
-    """Sums over the layers of a chain; bytes are those of the profile where they are most.
+    """Running sums of the costs of a chain's layers.
 
-    Layers without ``saved_bytes`` count as saving their input.
+    Times are kept per profile; each layer's byte counts are the largest of any profile. A layer
+    without ``saved_bytes`` is assumed to save its input.
     """
     if len({profile.num_layers for profile in profiles}) != 1:
         raise ProfileError(
@@ -116,13 +119,13 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
 
 
 def loads_s(profiles: Sequence[Profile]) -> list[float]:
-    """Seconds of loading a batch by each profile; 0 for all where one of them lacks it."""
+    """Seconds of loading a batch in each profile; 0 for all if any profile lacks it."""
     known = [profile.load_s for profile in profiles if profile.load_s is not None]
     return known if len(known) == len(profiles) else [0.0] * len(profiles)
 
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:
-    """Sums over a branching graph, by its states."""
+    """Sums of the costs of a branching graph up to each state, for each kind of device."""
     if len({tuple(state.layers for state in kind) for kind in states}) != 1:
         raise ProfileError(
             "the graphs have different layers or edges", remedy="profile one model on all devices"

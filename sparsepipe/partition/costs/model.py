@@ -24,14 +24,15 @@ from sparsepipe.utils.extensions import by_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Seconds a minibatch of stages and of cuts.
+    """Seconds that stages and cuts take for a minibatch.
 
     A subclass may replace :meth:`sync_s_per_byte` and :meth:`cut_s_per_byte`.
 
     Args:
-        sync: how often a parameter byte is counted in an all-reduce.
-        sync_is_shared: whether the devices of a stage share these bytes.
-        cut: how often an activation byte is counted in a transfer.
+        name: name in tables and plan files.
+        sync: how often a parameter byte counts in an all-reduce.
+        sync_is_shared: whether these bytes are divided by the number of devices of a stage.
+        cut: how often an activation byte counts in a transfer.
         cut_is_shared: whether the receiving replicas share the transfer.
     """
 
@@ -47,7 +48,7 @@ class CostModel:
         return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
 
     def sync_s(self, parameter_bytes: float, *, replicas: int, bytes_per_s: float) -> float:
-        """The all-reduce's part in a stage's time."""
+        """Seconds that the all-reduce adds to a stage's time."""
         return parameter_bytes * self.sync_s_per_byte(replicas, bytes_per_s=bytes_per_s) / replicas
 
     def stage_s(
@@ -81,15 +82,15 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
 
 
 def cost_model(name: str | CostModel) -> CostModel:
-    """A cost model by its name.
+    """Returns the cost model of that name.
 
     Args:
-        name: a preset's, or how often a parameter byte counts (``2`` or ``4``), ``_``, and
-            ``whole`` or ``shared``; or the dotted path of a subclass of :class:`CostModel` or of
-            a function, without arguments. A cost model is handed back.
+        name: the name of a preset; or ``2`` or ``4``, how often a parameter byte counts, with
+            ``_whole`` or ``_shared``; or the dotted path of a subclass of :class:`CostModel` or of
+            a function, which is called without arguments; or a cost model, which is returned.
 
     Raises:
-        ConfigError: the name is unknown, or the path leads to no cost model.
+        ConfigError: the name is unknown, or the object at the path does not return a cost model.
     """
     if isinstance(name, CostModel):
         return name
@@ -117,10 +118,10 @@ def plan_times(
     *,
     by_hosts: bool = False,
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each stage, and of the transfer behind each stage but the last.
+    """Seconds of each stage, and of the transfer after each stage except the last.
 
-    With ``by_hosts`` receivers on one host share its link, as in PipeDream's optimizer for levels;
-    by default each of them counts as a link.
+    With ``by_hosts``, receivers on one host share its link, as in PipeDream's optimizer for levels;
+    otherwise each receiver counts as a link.
     """
     stages, cuts, sums_KI = [], [], spans.compute_s_KI
     for number, stage in enumerate(plan):
@@ -146,7 +147,7 @@ def plan_times(
 
 
 def bottleneck_s(plan: Sequence[Choice], spans: Spans, pool: DevicePool, model: CostModel) -> float:
-    """Seconds between two minibatches: of the slowest stage or transfer."""
+    """Seconds between two minibatches: those of the slowest stage or transfer."""
     stages, cuts = plan_times(plan, spans, pool, model)
     return max(stages + cuts)
 
@@ -155,4 +156,4 @@ EQUAL = 1e-9
 """Relative difference up to which times count as equal."""
 
 EXACT = 1e-11
-"""Relative difference up to which a found bottleneck may exceed the least one."""
+"""Relative difference by which a found bottleneck may exceed the least one."""

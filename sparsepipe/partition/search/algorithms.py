@@ -1,4 +1,4 @@
-"""The searches by name: from a problem to the best plan of a kind.
+"""The searches by name, each of which returns the best plan of a kind for a problem.
 
 ========== ====================================================================================
 ``dp``      one stage: data parallelism over all devices
@@ -136,10 +136,10 @@ def exact(problem: Problem) -> Solution:
 
 
 def exhaustive(problem: Problem) -> Solution:
-    """The best of all plans, by trying them all; for small cases."""
+    """The best of all plans, found by trying each; for small cases."""
     if problem.spans.nested_II is not None:
         raise PlanError(
-            "exhaustive looks at chains of layers, and the graph branches",
+            "exhaustive searches chains of layers only, but the graph branches",
             remedy="use task.search=exact, which finds the best plan as well",
         )
     if problem.synchronous is None:
@@ -159,7 +159,7 @@ def exhaustive(problem: Problem) -> Solution:
 
 
 Search = Callable[..., Solution]
-"""A function from a problem, and options of its own, to a solution."""
+"""A function of a problem and options of its own that returns a solution."""
 
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {
@@ -175,7 +175,7 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 
 
 def search_by_name(name: str) -> Search:
-    """One of :data:`SEARCHES`, or another package's by its dotted path.
+    """Returns a search of :data:`SEARCHES`, or that of another package by its dotted path.
 
     Theirs is called with the problem alone, and gives a :class:`Solution`, or stages as
     :class:`~sparsepipe.partition.devices.Choice`, the first one first. They have to use each
@@ -303,7 +303,7 @@ MOST_WALKS = 20_000_000
 
 
 def check_subsets(problem: Problem) -> None:
-    """Refuses problems that would take ``exact`` many minutes."""
+    """Raises a PlanError for problems that would take ``exact`` many minutes."""
     pool, places = problem.pool, problem.spans.num_layers + 1
     stages = stages_between_subsets(pool)
     if stages * places <= MOST_WINDOWS:

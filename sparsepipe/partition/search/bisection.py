@@ -2,11 +2,11 @@
 
 The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
 determines which places of the model can be reached with which devices (Eq. 5 as a feasibility
-test). Of the plans that reach it :func:`~.reachability.best_of_ties` chooses one.
+test). Among plans that reach it, :func:`~.reachability.best_of_ties` chooses one.
 
-In a synchronous pipeline memory depends on the number of devices of the first stage, so that plans
-are searched for one such number after another. Times include what stages recompute, exactly where
-a setting names the layers, and nearly where the memory chooses them.
+In a synchronous pipeline, memory depends on the number of devices of the first stage, so that plans
+are searched for one such number after another. Times include recomputation, exactly if a setting
+names the layers, and nearly if the memory chooses them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TINY_S = 1e-300
 
 
 def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSpans | None] | None:
-    """Stages of the best plan, and the layers that the memory chooses for them (None where it does
-    not choose); None where no plan fits the memory.
+    """The stages of the best plan, and the recomputed layers if these depend on the memory; None if
+    no plan fits the memory.
 
-    Of equal plans of a synchronous pipeline the one whose first stage has more devices is taken.
+    Among equal plans of a synchronous pipeline, the one with most devices in the first stage wins.
     """
     runs: RecomputationCosts | None = None
     if problem.synchronous is None:
@@ -57,7 +57,7 @@ def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSp
 def _least_bottleneck(
     costs: Costs, windows: ChainReachability | PairReachability, *, most_s: float
 ) -> float | None:
-    """The least time that a plan keeps to; None where none fits the memory within ``most_s``."""
+    """The least bottleneck of any plan in s; None if no plan fits the memory within ``most_s``."""
 
     def is_feasible(bound_s: float) -> bool:
         return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

@@ -15,7 +15,7 @@ from sparsepipe.partition.memory import MemoryModel, fits
 from sparsepipe.partition.problem import equal_kinds, together
 
 MOST_PLANS = 200_000
-"""About a minute on one core."""
+"""Most plans to try: about a minute on one core."""
 
 
 def exhaustive(
@@ -27,14 +27,14 @@ def exhaustive(
     groups: Iterable[Sequence[Counts]] | None = None,
     more_s: Callable[[Sequence[Choice]], Sequence[float]] | None = None,
 ) -> list[Choice] | None:
-    """The best of all plans; None where none fits the memory.
+    """The best of all plans; None if none fits the memory.
 
     Args:
         spans: costs of a chain of layers.
         pool: the devices, all of which are used.
-        model: what stages and cuts cost.
-        memory: what stages keep; None: no device's memory is a limit.
-        groups: devices of the stages of each plan; None: any devices.
+        model: costs of stages and cuts.
+        memory: bytes that stages keep; None: memory is not limited.
+        groups: for each plan to try, the devices of its stages; None: any devices.
         more_s: extra seconds of each stage of a plan, infinite where it does not fit.
     """
     if groups is None and (number := how_many(spans.num_layers, pool)) > MOST_PLANS:
@@ -59,7 +59,7 @@ def exhaustive(
             found.append((plan, stages_s, cuts_s))
     if not found:
         return None
-    # The best of equal bottlenecks: by number of stages, second-worst stage, text, hosts.
+    # Among equal bottlenecks, the best by number of stages, second-worst stage, text, hosts.
     fewest = min(len(plan) for plan, _, _ in found)
     short = [(plan, sorted(stages)) for plan, stages, _ in found if len(plan) == fewest]
     second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)
@@ -74,11 +74,11 @@ def exhaustive(
 
 
 def how_many(num_layers: int, pool: DevicePool) -> int:
-    """Number of plans with any devices for each stage."""
+    """The number of plans with any devices for each stage."""
     most = min(num_layers, pool.num_devices)
     total = 0
     for stages in range(1, most + 1):
-        # Ways to hand out the devices of each kind, less those that leave a stage without any.
+        # Ways to distribute the devices of each kind, minus those that leave a stage without any.
         ways = sum(
             (-1) ** (stages - used)
             * comb(stages, used)
@@ -90,7 +90,7 @@ def how_many(num_layers: int, pool: DevicePool) -> int:
 
 
 def plans(num_layers: int, groups: Iterable[Sequence[Counts]]) -> Iterator[list[Choice]]:
-    """All plans whose stages have given devices."""
+    """Yields all plans whose stages have one of these groups of devices."""
     for counts in groups:
         for cuts in combinations(range(1, num_layers), len(counts) - 1):
             bounds = [0, *cuts, num_layers]
@@ -101,7 +101,7 @@ def plans(num_layers: int, groups: Iterable[Sequence[Counts]]) -> Iterator[list[
 
 
 def divisions(left: Counts) -> Iterator[list[Counts]]:
-    """Any devices for the first stage, any of the others for the next."""
+    """Yields all ways to distribute all devices over stages that each have at least one."""
     if not any(left):
         yield []
     for group in product(*(range(count + 1) for count in left)):

@@ -1,4 +1,4 @@
-"""The search space of plans: devices used so far, and the stages that lead from one such node on.
+"""The search space of plans: nodes are the devices used so far, and stages lead between them.
 
 Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U numbers of devices
 that stages may have used; B those of them that a node's stages begin with.
@@ -23,10 +23,10 @@ class Transitions:
     """All stages that end at one node, E of them; arrays are in the order of their sources.
 
     Attributes:
-        sources_E: numbers of the nodes that stages begin at.
-        counts_EK: devices of a stage, by kind.
-        replicas_E: devices of a stage.
-        left_E: devices of a stage and of all after it.
+        sources_E: numbers of the nodes at which stages begin.
+        counts_EK: numbers of devices of a stage, by kind.
+        replicas_E: number of devices of a stage.
+        left_E: number of devices of a stage and of all later stages.
         sync_E: bytes/s between the devices of a stage.
         cut_E: bytes/s from the stage before.
     """
@@ -41,11 +41,12 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatticeNode:
-    """Devices that the stages so far have used.
+    """The devices that the stages so far have used.
 
     Args:
-        host: number of the last stage's host, where bandwidths differ; else 0.
-        stage: number of these stages, as far as they are distinguished.
+        counts: number of these devices of each kind.
+        host: number of the last stage's host if bandwidths differ, otherwise 0.
+        stage: number of these stages, up to the number that is distinguished.
     """
 
     counts: Counts
@@ -57,10 +58,12 @@ class Lattice:
     """Nodes from no device to all, and the stages that lead from one to another.
 
     Args:
-        counts: devices that stages may have used when they end, none and all included.
-        adjacent: a stage leads only from one of the counts to the next larger one: the devices
-            of each stage are given.
-        distinct_stages: first stages that are distinguished from one another and from later ones.
+        pool: the devices.
+        counts: the devices that may be used when a stage ends, from none to all.
+        adjacent: whether a stage leads only from one of ``counts`` to the next larger one, so that
+            the devices of each stage are given.
+        distinct_stages: number of first stages that are distinguished from each other and from
+            later ones.
 
     Attributes:
         last: numbers of the nodes at which all devices are used.
@@ -91,7 +94,7 @@ class Lattice:
         self.last = [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
     def _add(self, used: Counts, earlier_U: Ints) -> None:
-        """The nodes at which some devices are used, and the stages that end there."""
+        """Adds the nodes at which the devices ``used`` are used, and the stages that end there."""
         groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
         below_U = (groups_UK >= 0).all(axis=1)
         befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
@@ -117,9 +120,9 @@ class Lattice:
                 self.ways.append(self._ways(host, sources, groups_BK[here]))
 
     def _ways(self, host: int, sources_B: list[list[int]], groups_BK: Ints) -> Transitions:
-        """Stages of some devices, one for each node that they may begin at.
+        """The stages with these groups of devices, one for each node at which they may begin.
 
-        These differ in the host that the stage before is on, and in how many stages there are.
+        These nodes differ in the host of the stage before and in the number of stages so far.
         """
         sources_E = np.array([number for nodes in sources_B for number in nodes], dtype=np.intp)
         counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in sources_B], axis=0)
@@ -156,14 +159,14 @@ def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:
 
 
 def subsets(pool: DevicePool) -> list[Counts]:
-    """Counts of all subsets of the devices, those of a kind being alike."""
+    """Counts of all subsets of the devices; devices of a kind are equal."""
     return list(product(*(range(count + 1) for count in pool.counts)))
 
 
 def stages_between_subsets(pool: DevicePool) -> int:
-    """How many stages a lattice of all subsets has; where bandwidths differ, at most.
+    """How many stages a lattice of all subsets has; if bandwidths differ, an upper bound.
 
-    Each of them counts once for each host that the stage before may be on, if that matters.
+    Each stage counts once for each host on which the stage before may be, if bandwidths differ.
     """
     hosts = len({kind.host for kind in pool.kinds})
     from_any = prod(count + 1 for count in pool.counts)

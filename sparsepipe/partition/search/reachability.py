@@ -1,16 +1,16 @@
 """Which places of a model can be reached with which devices, within a bound on all times.
 
-In a chain of layers the ends that fit a begin follow one another: a stage that begins at i may end
-at any later place up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up
-to the last one that its devices' memory allows. So some stage ends at j if, of the stages that may
-begin before j, one may end at j or later.
+In a chain of layers, the possible ends of a stage follow one another: a stage that begins at i may
+end at any later place up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds,
+and up to the last one that its devices' memory allows. So a stage can end at j if any stage that
+begins before j may end at j or later.
 
-Memory makes an exception of a few places: where an output that no layer saves is larger than what
-the next layers save, a stage that ends with it keeps more than one that goes on. The ends behind
-it, up to where as much is saved, are tested for each begin.
+Memory makes an exception of a few places: if an output that no layer saves is larger than what the
+next layers save, a stage that ends with it keeps more than a longer one. Such ends are tested for
+each begin.
 
-Of several plans with the same bottleneck (times that differ by a billionth count as equal) those
-with the fewest stages are better; of these, those whose second-worst stage takes less time; of
+Among plans with the same bottleneck (times that differ by a billionth count as equal), those with
+the fewest stages are better; among these, those whose second-worst stage takes less time; among
 these, the one whose text comes first, stage by stage.
 
 Shape suffixes: E stages that end at one node of the lattice; V nodes; I places a model can be cut
@@ -34,11 +34,11 @@ from sparsepipe.partition.search.stage_costs import Costs
 Places = NDArray[np.int32]
 
 _ROUNDING = 1e-12
-"""Far above what sums of times differ by for being rounded."""
+"""Relative tolerance, far above the rounding errors of sums of times."""
 
 
 class ChainReachability:
-    """Reachable places of a chain of layers: fitting ends are a window, with few exceptions."""
+    """Finds reachable places of a chain of layers: possible ends are a window, bar a few."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -49,7 +49,7 @@ class ChainReachability:
         self._exceptions: list[
             tuple[int, slice]
         ] = []  # ends outside of windows, and begins for them
-        # Last ends up to which devices hold what a stage keeps, and ends that these leave out.
+        # The last ends that the memory of devices allows, and the exceptions before them.
         kept = [*map(costs.kept, range(costs.num_rooms))]
         shape = len(kept), len(self._places_I)
         self._most_MI = np.array([begin_I + room for begin_I, _, room in kept]).reshape(shape)
@@ -75,7 +75,7 @@ class ChainReachability:
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
-        """The last place where each stage may end, by its begin; not behind the begin: nowhere."""
+        """The last place where each stage may end, by its begin; up to the begin: nowhere."""
         costs = self._costs
         last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
         if len(self._held_MI):
@@ -85,7 +85,7 @@ class ChainReachability:
         return last_EI
 
     def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools) -> Bools:
-        """Places where stages end that go some ways to a node."""
+        """The places at which stages end that go these ways to a node."""
         begin_EI = begin_VI[self._costs.lattice.ways[node].sources_E[ways]]
         last_EI = self._last_EI(node, ways)
         last_EI *= begin_EI
@@ -97,7 +97,7 @@ class ChainReachability:
         return ends_I
 
     def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
-        """Whether each stage may end at a place, by its begin, its time and its memory."""
+        """Whether time and memory allow each stage to end at ``end``, by its begin."""
         costs = self._costs
         held_MP = self._kept_MI[:, end, None] <= self._most_MI[:, begins]
         may_EP = self._last_CI[:, begins][costs.stages_E[node][ways]] >= end
@@ -106,7 +106,7 @@ class ChainReachability:
         return np.asarray(may_EP, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
-        """Places reached by any number of stages, by node."""
+        """The places reached by any number of stages, by node."""
         self._set(bound_s)
         reached_VI = np.zeros((len(self._costs.lattice.nodes), len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
@@ -115,7 +115,7 @@ class ChainReachability:
         return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
-        """Places reached by one more stage."""
+        """The places reached from ``begin_VI`` by one more stage, by node."""
         self._set(bound_s)
         some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
         ends_VI = np.zeros_like(begin_VI)
@@ -126,11 +126,11 @@ class ChainReachability:
         return ends_VI
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        """The places where each stage may begin that ends at one of some places."""
+        """The places at which each stage may begin that ends at one of ``targets_I``."""
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
         places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
-        next_I = np.full_like(self._places_I, beyond)  # the next of them behind a place
+        next_I = np.full_like(self._places_I, beyond)  # the next of them after a place
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
         may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
         for end, begins in self._exceptions:
@@ -144,7 +144,7 @@ def _last(sums_I: Floats, most_I: Floats) -> Places:
 
 
 class PairReachability:
-    """Reachable states of a branching graph, or places of a chain: each pair is looked at."""
+    """Finds reachable states of a branching graph, or places of a chain, by testing each pair."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -168,7 +168,7 @@ class PairReachability:
     def _near(
         self, node: int, way: int, bound_s: float, begin_I: Bools, end_I: Bools
     ) -> tuple[Ints, Ints]:
-        """Begins and ends that may be near enough to one another, by one kind of the devices."""
+        """Begins and ends that may be near enough to each other, judged by one kind of device."""
         begins, ends = np.flatnonzero(begin_I), np.flatnonzero(end_I)
         if not (len(begins) and len(ends)):
             return begins, ends
@@ -201,19 +201,19 @@ class PairReachability:
 
 
 def reachability_of(costs: Costs) -> ChainReachability | PairReachability:
-    """Windows for a chain; all pairs for a graph, or where costs depend on begin and end."""
+    """The method for these costs: windows for a chain; pairs for a graph, or with recomputation."""
     chain = costs.spans.nested_II is None
     return ChainReachability(costs) if chain and costs.by_windows else PairReachability(costs)
 
 
 MOST_AT_ONCE = 4_000_000
-"""Pairs of a begin and an end whose times are in memory at a time."""
+"""Most pairs of a begin and an end whose times are in memory at a time."""
 
 
 def best_of_ties(
     costs: Costs, windows: ChainReachability | PairReachability, bottleneck_s: float
 ) -> list[Choice]:
-    """The best of the plans with a bottleneck that some plan reaches."""
+    """The best of the plans with this bottleneck, which at least one plan must reach."""
     bound_s, lattice = bottleneck_s * (1 + EQUAL), costs.lattice
     # Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole: a plan of
     # fewest stages passes only such places, since a shorter way to one would make it shorter.
@@ -223,7 +223,7 @@ def best_of_ties(
     while not levels[-1][lattice.last, -1].any():
         levels.append(windows.following(bound_s, levels[-1]) & ~before_VI)
         before_VI |= levels[-1]
-    # Of these the places from which a plan of this number of stages can be completed.
+    # Among these, the places from which a plan with this number of stages can be completed.
     targets_VI = np.zeros_like(levels[-1])
     targets_VI[lattice.last, -1] = levels[-1][lattice.last, -1]
     live = [targets_VI]
@@ -256,7 +256,7 @@ class _Remainder:
         for part in range(0, len(ways_P), most := 1 + MOST_AT_ONCE // len(ends_J)):
             ways, begins = ways_P[part : part + most], begins_P[part : part + most]
             times_PJ = self._costs.times_s(node, ways, begins, ends_J, self._bound_s)
-            # The stage may be the slowest one, and then it is not the second-worst.
+            # If the stage is the slowest one, it is not the second-worst.
             as_worst_PJ = np.where(np.isfinite(times_PJ), worst_J, np.inf)
             rest_PJ = np.minimum(np.maximum(times_PJ, second_J), as_worst_PJ)
             all_PJ = np.maximum(times_PJ, worst_J)
@@ -265,7 +265,7 @@ class _Remainder:
             self._worst_VI[place] = np.minimum(self._worst_VI[place], all_PJ.min(axis=1))
 
     def plan(self) -> list[Choice]:
-        """Stages of the best plan; of equal ones those whose text comes first."""
+        """The stages of the best plan; among equal plans, the one whose text comes first."""
         limit_s = float(self._second_VI[0, 0]) * (1 + EQUAL)
         node, place, spare = 0, 0, True
         chosen = []
@@ -281,7 +281,9 @@ class _Remainder:
     def _options(
         self, level: int, node: int, place: int, spare: bool, limit_s: float
     ) -> Iterator[tuple[Choice, int, bool]]:
-        """Stages from here on, where they lead, and whether one may still exceed the limit."""
+        """Candidates for the stage that begins at ``place`` of ``node``: each with the node that it
+        leads to, and whether a later stage may still exceed ``limit_s``.
+        """
         after_VI = self._levels[level + 1]
         for after in np.flatnonzero(after_VI.any(axis=1)):
             ways, ends = self._costs.lattice.ways[after], np.flatnonzero(after_VI[after])

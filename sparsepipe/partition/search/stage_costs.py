@@ -1,14 +1,14 @@
 """Times and memory of all stages that a search may choose from, as arrays.
 
-The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, with
-``W`` the sum of compute and, for each byte of parameters, of the all-reduce. Where stages recompute
-layers it is not a difference of sums, and each pair of a begin and an end is tested, as for
-branching graphs.
+The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, where ``W``
+is the running sum of compute and, for each byte of parameters, of the all-reduce. If stages
+recompute layers, the time is not a difference of sums, and each pair of a begin and an end is
+tested, as for branching graphs.
 
-In a synchronous pipeline a stage keeps what its microbatches in flight need. Their sizes depend on
-the number of devices of the first stage: plans are searched for one such number after another,
-where memory counts. A stage with more devices than there are microbatches is left out: the strategy
-refuses it.
+In a synchronous pipeline, a stage keeps what its microbatches in flight need. Their sizes depend on
+the number of devices of the first stage: if memory counts, plans are searched for one such number
+after another. A stage with more devices than microbatches is left out, since the strategy refuses
+it.
 
 Shape suffixes: E stages that end at one node of the lattice, or at any, one node after another; I
 places a model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and
@@ -37,17 +37,21 @@ class Costs:
     """Times of all stages and cuts that a search may choose from.
 
     Args:
-        memory: bytes that stages keep; None: no device's memory is a limit.
+        spans: costs of the layers.
+        lattice: the stages.
+        model: costs of stages and cuts.
+        memory: bytes that stages keep; None: memory is not limited.
 
     Attributes:
         sums_RI: W for each kind, number of replicas and bandwidth.
-        rows: which of the sums is of a kind, a number of replicas and a bandwidth.
-        rows_CK: rows of the sums of a stage's kinds; that of its first kind again for others.
-        stages_E: which of the C stages each stage is, for each node.
-        rates_E: which of the T rates its transfer has, for each node.
-        rooms_E: which of the M rooms it has, for each node; empty without limits.
-        by_windows: in a chain of layers the ends that suit a begin follow one another, but for
-            what their memory leaves out (see ``reachability.py``).
+        rows: the row of ``sums_RI`` for a kind, a number of replicas and a bandwidth.
+        rows_CK: rows of ``sums_RI`` for the kinds of a stage; for kinds that it does not have, the
+            row of its first kind.
+        stages_E: for each node, which of the C stages each stage is.
+        rates_E: for each node, which of the T rates each stage's transfer has.
+        rooms_E: for each node, which of the M rooms each stage has; empty without limits.
+        by_windows: whether, in a chain of layers, the possible ends of a stage follow one another,
+            except those that memory excludes (see ``reachability.py``).
     """
 
     by_windows = True
@@ -89,7 +93,7 @@ class Costs:
             np.inf if kind.memory_bytes is None else kind.memory_bytes for kind in lattice.kinds
         ]
         room = np.where(counts_EK > 0, limits_K, np.inf).min(axis=1)
-        # How many replicas they are changes nothing, as long as they are several.
+        # All numbers of replicas above 1 need the same room.
         rooms, numbers = distinct([in_flight, np.minimum(replicas_E, 2), room])
         self._rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
         self.num_rooms = len(rooms)
@@ -100,7 +104,7 @@ class Costs:
         return rows
 
     def bounds_s(self) -> tuple[float, float]:
-        """A time that no plan can beat, and one that every plan keeps to."""
+        """A lower and an upper bound of the bottleneck of any plan, in seconds."""
         spans = self.spans
         most_cut = float(self.cut_s_per_byte_T.max())
         most_s = float(self.sums_RI[:, -1].max() + most_cut * spans.cut_bytes_I.max())
@@ -113,7 +117,7 @@ class Costs:
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """Times of stages that end at a node; infinite where one may not be, or is too slow."""
+        """Times of stages that end at a node; infinite if not allowed or above ``bound_s``."""
         begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
         sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)
         for rows_P in self.rows_CK[self.stages_E[node][ways_P]].T:
@@ -145,7 +149,7 @@ class Costs:
 
 
 def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[Floats, Ints]:
-    """Distinct rows of some columns, and the number of each row among them."""
+    """The distinct rows of a table given by columns, and the number of each row among them."""
     rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
     found, numbers = np.unique(rows, axis=0, return_inverse=True)
     return found, np.asarray(numbers, dtype=np.intp).reshape(-1)
@@ -160,7 +164,7 @@ class SynchronousCosts(Costs):
         self._kept: list[tuple[Floats, Floats, float]] = []
 
     def of_readers(self, readers: int | None) -> SynchronousCosts:
-        """Costs of plans whose first stage has ``readers`` devices; None: any number, where memory
+        """Costs for plans whose first stage has ``readers`` devices; None: any number, if memory
         does not count.
         """
         other = copy(self)
@@ -205,10 +209,10 @@ class SynchronousCosts(Costs):
 
 
 class RecomputingCosts(Costs):
-    """Costs of stages of which each takes some seconds more by its begin and its end.
+    """Costs of stages whose recomputation adds seconds that depend on begin and end.
 
     Args:
-        readers: devices of the first stage; None: any number, where memory does not count.
+        readers: number of devices of the first stage; None: any number, if memory does not count.
     """
 
     by_windows = False
@@ -223,8 +227,8 @@ class RecomputingCosts(Costs):
         self._each = list(classes)
 
     def _numbers(self, ways: Transitions, classes: dict[StageClass, int]) -> Ints:
-        """The class number of each stage; -1 for one that begins plans of other first stages, ends
-        plans without all named stages, or has too many devices.
+        """The class number of each stage; -1 for a first stage without ``readers`` devices, a last
+        stage before all named ones, and one with too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
@@ -267,8 +271,10 @@ class RecomputingCosts(Costs):
 def costs_by_readers(
     problem: Problem, lattice: Lattice, runs: RecomputationCosts
 ) -> Iterator[Costs]:
-    """The costs of plans with each number of devices of the first stage, the largest first; the
-    costs of all plans where memory does not count.
+    """Stage costs to search with, one after the other: for plans with each possible number of
+    first-stage devices, largest first, since memory depends on it.
+
+    If memory sets no limit, a single one covers all plans.
     """
     assert problem.synchronous is not None
     if problem.synchronous.recomputes:
