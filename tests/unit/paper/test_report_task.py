@@ -170,7 +170,7 @@ def test_runs_elsewhere(report: Report, tmp_path: Path) -> None:
 
 
 def test_what_the_paper_does_not_have_is_refused(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no table or figure 'mine'") as said:
+    with pytest.raises(ConfigError, match="no report chapter has the name 'mine'") as said:
         report("experiment=table2", "name=mine")
     assert "task.exhibits=[table2]" in said.value.remedy
     assert not list(tmp_path.iterdir())
