@@ -26,11 +26,8 @@ Lane = tuple[str, Sequence[Span]]
 FORWARD = "#9CCBE8"  # tints of style's blue and orange: dark text stays legible on both
 BACKWARD = "#F3C266"
 _IDLE = "#EFEFEF"
-_MESSAGES = {
-    "activation": (
-        "#8FD0BB",
-        "activation on its way",
-    ),  # tints of style's green and purple, and a grey
+_MESSAGES = {  # tints of style's green and purple, and a grey
+    "activation": ("#8FD0BB", "activation on its way"),
     "gradient": ("#E5BFD4", "gradient on its way"),
     "sum": ("#C4C4C4", "sum over replicas"),
 }
