@@ -196,4 +196,4 @@ def test_sums_in_buckets_need_the_layers(known: dict[str, object]) -> None:
     setting = Setting(network=ClusterNetwork.flat(2), bucket_bytes=1.0)
     with pytest.raises(PlanError, match="bytes and the seconds") as caught:
         pace(workload, 40, setting)
-    assert "bucket_bytes, for sums after the backward" in caught.value.remedy
+    assert "leave bucket_bytes out" in caught.value.remedy

@@ -69,14 +69,13 @@ def test_what_runs_counts_where_room_is_short() -> None:
 
 def test_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
-    clock_s = iter([0, 29, 30, 30, 31])
-    silence = Silence(clock=lambda: float(next(clock_s)))
-    lines = Lines(silence)
+    now_s = [0.0]
+    lines = Lines(Silence(clock=lambda: now_s[0]))
     with caplog.at_level(logging.INFO):
         lines.began(ROWS[3], lambda: STATE)
         for row in ROWS[:3]:
             lines.ended(row, lambda: STATE)
-        for _ in range(3):
+        for now_s[0] in (29.0, 30.0, 31.0):
             lines.show(lambda: STATE)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "job 4: seed=3"
