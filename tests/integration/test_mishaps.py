@@ -190,7 +190,7 @@ def test_several_callbacks(job: Callable[..., Path], capsys: pytest.CaptureFixtu
 def test_what_watches_a_validation_needs_one(
     job: Callable[..., Path], override: str, key: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{key} is val/accuracy, and nothing is") as refused:
+    with pytest.raises(ConfigError, match=f"{key} is val/accuracy, but there is") as refused:
         job(*SMALL, override, "data.val_size=0")
     assert "data.val_share" in refused.value.remedy
 

@@ -206,7 +206,7 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
     ("settings", "error", "words"),
     [
         ((SLOW, "parallel.devices=1"), ConfigError, ["devices=1", "all 2 devices", "auto"]),
-        ((SLOW, "OTHER"), ProfileError, ["of cnn, not of mlp", "model=cnn"]),
+        ((SLOW, "OTHER"), ProfileError, ["another model: cnn, not mlp", "model=cnn"]),
         ((SLOW, "GIVEN", "parallel.search.reserved_bytes=1e15"), PlanError, ["no plan fits"]),
         ((SLOW, "task=profile"), ConfigError, ["runs as one process", "parallel=single"]),
     ],
@@ -347,7 +347,7 @@ def test_a_failed_measurement_is_reported_as_an_error_of_the_training() -> None:
         measure_devices(["nobody"], config, HOW, run_job=run_job)
     with pytest.raises(ProfileError) as refused:
         measure_devices([device()], config, Measuring(num_batches=0), run_job=run_job)
-    said = f"while measuring {device()}: 0 batches"
+    said = f"while measuring {device()}: a profile cannot be measured with 0 batches"
     assert refused.value.message.startswith(said)
 
 

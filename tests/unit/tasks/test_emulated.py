@@ -78,9 +78,9 @@ def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said", "remedy"),
     [
-        (["parallel=dp", "parallel.devices=3"], r"parallel\.devices=3, and the", "devices=auto"),
+        (["parallel=dp", "parallel.devices=3"], r"parallel\.devices=3, but the", "devices=auto"),
         (["parallel=pipeline", "parallel.plan.config=1-1", "parallel.plan.cuts=[3]"],
-         "is for 2 devices, and the", "one that names"),
+         "is for 2 devices, but the", "one that names"),
     ],
 )  # fmt: skip
 def test_other_numbers_of_devices_are_refused(overrides: list[str], said: str, remedy: str) -> None:
@@ -104,7 +104,7 @@ def test_profiles_of_unlike_batches_are_refused_emulated_and_simulated(tmp_path:
     said = "fast is of batches of 16 samples, but that of slow is of batches of 32"
     with pytest.raises(ProfileError, match=said) as caught:
         emulated_profiles(*asked(*overrides))
-    assert "one data.batch_size" in caught.value.remedy
+    assert "same data.batch_size" in caught.value.remedy
     *here, _ = overrides[:-1]
     with pytest.raises(ProfileError, match=said):
         run_job(composed(*here, "parallel=dp", "task=simulate"))
