@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
@@ -46,7 +46,6 @@ which are not for a laptop.
 class _ExitState:
     """Exit code of the command, known when Hydra is done."""
 
-    errors: list[SparsePipeError] = field(default_factory=list)
     exit_code: int = 0
 
 

@@ -192,7 +192,7 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
 
 
 def any_alike_serve(places: Sequence[Place]) -> bool:
-    """Whether any GPUs of the right kinds and numbers can serve as these devices.
+    """Whether the devices of each kind are its first ones, so that any GPUs of the kind can serve.
 
     :func:`gpu_indices` takes the k-th GPU of a kind that the process sees. A process that sees no
     more GPUs than it needs can thus only serve as the first devices of each kind.

@@ -288,7 +288,7 @@ def explain(
 
 
 def _name_problem(override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """What is wrong with the group, the option or the key of an override."""
+    """Describes a fault of an override's group, option or key; None if it has none."""
     name, value = override.key_or_group, override.value()
     if name not in groups:
         known = sorted({*groups, *Config.__dataclass_fields__})

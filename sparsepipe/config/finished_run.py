@@ -261,7 +261,7 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings of a run that a checkpoint keeps: what the network and its inputs are."""
+    """Settings of a run that describe its network and its inputs, which a checkpoint keeps."""
     kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
     return {**copy.deepcopy(kept), "trainer": {"precision": values["trainer"]["precision"]}}
 
@@ -289,7 +289,7 @@ class Difference:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the network gets other inputs than it was trained on, or is another one."""
+        """Whether the setting changes the network, or the inputs that it was trained on."""
         if self.key == "representation" or self.key.startswith("model."):
             return True
         group, _, key = self.key.partition(".")

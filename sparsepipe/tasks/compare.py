@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.config.run_spec import flatten, read_settings
+from sparsepipe.config.run_spec import flatten, is_below, read_settings
 from sparsepipe.errors import ConfigError, DataError, NoRunsError
 from sparsepipe.runs.ledger import run_directories
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
@@ -158,7 +158,7 @@ def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
     return [
         [key, *(_text(run.settings[key]) if key in run.settings else "-" for run in runs)]
         for key in keys
-        if not _is_below(key, _NOT_COMPARED)
+        if not is_below(key, _NOT_COMPARED)
         and len({_text(run.settings.get(key)) for run in runs}) > 1
     ]
 
@@ -191,7 +191,7 @@ def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[
 def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
     """Labels of runs with the first settings in which they differ, seeds after others."""
     differing = [row for row in settings_that_differ(runs) if row[0] != "name"]
-    left = [row for row in differing if not _is_below(row[0], _NO_MATTER)] or differing
+    left = [row for row in differing if not is_below(row[0], _NO_MATTER)] or differing
     left.sort(key=lambda row: row[0].endswith("seed"))
     chosen = left[:_NAMED]
     names = []
@@ -199,10 +199,6 @@ def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
         values = [f"{row[0].rpartition('.')[2]}={row[number]:.24}" for row in chosen]
         names.append(f"{run.label}: {', '.join(values)}" if values else run.label)
     return names
-
-
-def _is_below(key: str, names: Sequence[str]) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in names)
 
 
 def _text(value: Any) -> str:

@@ -24,6 +24,17 @@ from tests.support.synchronous_cases import BATCH, SEED, Case, collated, dataset
 CPU = torch.device("cpu")
 
 
+def average_statistics(copies: Sequence[nn.Module]) -> None:
+    """Gives replicas the mean of their buffers, and of counts the largest."""
+    for buffers in zip(*(layers.buffers() for layers in copies), strict=True):
+        if buffers[0].is_floating_point():
+            agreed = torch.stack([b.double() for b in buffers]).mean(0)
+        else:
+            agreed = torch.stack(buffers).amax(0)
+        for buffer in buffers:
+            buffer.copy_(agreed)
+
+
 class Accumulation:
     """The oracle: gradient accumulation in one process, over microbatches made of the samples.
 
@@ -59,7 +70,8 @@ class Accumulation:
             self.losses = []
             for batches in self._rounds(epoch):
                 self._minibatch(batches)
-            self._agree()
+            for copies in self._copies:
+                average_statistics(copies)
 
     def _rounds(self, epoch: int) -> Iterator[list[list[int]]]:
         """Samples of each reader in a step; of the first ones in a partial last round."""
@@ -138,17 +150,6 @@ class Accumulation:
                 for other in every:
                     other.data.copy_(parameter.detach())
                     other.grad = None
-
-    def _agree(self) -> None:
-        """At an epoch's end: all replicas have the mean of their statistics."""
-        for copies in self._copies:
-            for buffers in zip(*(layers.buffers() for layers in copies), strict=True):
-                if buffers[0].is_floating_point():
-                    agreed = torch.stack([b.double() for b in buffers]).mean(0)
-                else:
-                    agreed = torch.stack(buffers).amax(0)
-                for buffer in buffers:
-                    buffer.copy_(agreed)
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers under the names of the whole Sequential."""

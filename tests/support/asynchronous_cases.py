@@ -23,6 +23,7 @@ from torch.utils.data import DistributedSampler
 
 from sparsepipe.schedule import Plan, asynchronous, peak_predicted, peak_stashed, peak_vertical
 from tests.support import synchronous_cases
+from tests.support.accumulation import average_statistics
 from tests.support.pipeline_cases import (
     BATCH,
     OPTIMIZERS,
@@ -332,13 +333,7 @@ class Stage:
         for layers in self._copies:
             for parameter, newest in zip(layers.parameters(), self._newest, strict=True):
                 parameter.data.copy_(newest.detach())
-        for buffers in zip(*(layers.buffers() for layers in self._copies), strict=True):
-            if buffers[0].is_floating_point():
-                agreed = torch.stack([b.double() for b in buffers]).mean(0)
-            else:
-                agreed = torch.stack(buffers).amax(0)
-            for buffer in buffers:
-                buffer.copy_(agreed)
+        average_statistics(self._copies)
 
     def _present(self) -> Past:
         return Past(
