@@ -69,11 +69,6 @@ class Augment:
                 remedy="set it to two factors, 0 < smallest <= largest",
             )
 
-    @property
-    def rotates(self) -> bool:
-        """Whether shapes are rotated or mirrored, so that their box must be measured again."""
-        return self.enabled and (self.rotate_deg > 0 or self.flip > 0)
-
     def pose(self, rng: np.random.Generator, *, up_axis: Axis) -> FloatArray:
         """Random matrix [3, 3] of rotation and mirroring; apply it as ``points @ pose``."""
         pose_33 = np.eye(3, dtype=np.float32)

@@ -91,9 +91,9 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Digest of the data, independent of their location on the disk."""
         return str(self._source.fingerprint())
 
-    @abstractmethod
     def _load(self, split: Split) -> Any:
         """The samples of a split, after building its part of the cache if necessary."""
+        return self._source.load(split)
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
@@ -123,23 +123,13 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
         """Shuffled, augmented training samples, the same number for every rank."""
-        dataset = cast(Sized, self._dataset("train", self._train_S))
-        return self._loader(
-            TrainSampler(
-                dataset,
-                seed=self._seed,
-                samples=self.epoch_samples,
-                stream=self.stream,
-                **self._ranks(),
-            )
-        )
+        return self._loader("train", self._train_S)
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[DataLoader[dict[str, Any]]]:
         """The validation split, or no loader when ``val_share`` is 0."""
         if not self.num_val:
             return []
-        dataset = cast(Sized, self._dataset("val", self._val_S))
-        return self._loader(EvalSampler(dataset, **self._ranks()))
+        return self._loader("val", self._val_S)
 
     def test_dataloader(self) -> DataLoader[dict[str, Any]]:
         """The test split; no rank repeats a sample."""
@@ -150,8 +140,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
                 remedy="put some into the folders test, mark rows of a csv file as split=test, set "
                 "data.source.held_out=2000 for the last rows of train.csv, or set task.test=false",
             )
-        dataset = cast(Sized, self._dataset("test", np.arange(count)))
-        return self._loader(EvalSampler(dataset, **self._ranks()))
+        return self._loader("test", np.arange(count))
 
     predict_dataloader = test_dataloader
 
@@ -161,20 +150,25 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
         return names or [str(number) for number in range(len(samples.labels_S))]
 
-    def _loader(self, sampler: TrainSampler | EvalSampler) -> DataLoader[dict[str, Any]]:
+    def _loader(self, purpose: Purpose, indices_S: IntArray) -> DataLoader[dict[str, Any]]:
+        dataset, trainer = self._dataset(purpose, indices_S), self.trainer
+        kwargs: dict[str, Any] = (trainer and trainer.distributed_sampler_kwargs) or {}
+        ranks = {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
+        sized = cast(Sized, dataset)
+        sampler: TrainSampler | EvalSampler
+        if purpose == "train":
+            sampler = TrainSampler(
+                sized, seed=self._seed, samples=self.epoch_samples, stream=self.stream, **ranks
+            )
+        else:
+            sampler = EvalSampler(sized, **ranks)
         return make_loader(
-            sampler.dataset,
+            dataset,
             sampler=sampler,
             batch_size=self.batch_size,
             num_workers=self._num_workers,
             collate=self._collate,
         )
-
-    def _ranks(self) -> dict[str, int]:
-        """The sampler's arguments for this process, from the trainer if there is one."""
-        trainer = self.trainer
-        kwargs: dict[str, Any] = (trainer and trainer.distributed_sampler_kwargs) or {}
-        return {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
 
 
 class ShapeDataModule(SplitDataModule):

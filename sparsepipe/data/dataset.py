@@ -132,7 +132,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             low_3, high_3 = cloud_N3.min(axis=0), cloud_N3.max(axis=0)
             center_3 = (low_3 + high_3) / 2
             radius = float(np.linalg.norm(cloud_N3 - center_3, axis=1).max())
-        if augment is not None and augment.rotates:
+        if augment is not None and (augment.rotate_deg > 0 or augment.flip > 0):
             pose_33, before_N3 = augment.pose(rng, up_axis=settings.up_axis), cloud_N3
             cloud_N3, center_3 = cloud_N3 @ pose_33, center_3 @ pose_33
             if settings.span != "sphere":  # a sphere stays the same about the rotated centre

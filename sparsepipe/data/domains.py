@@ -73,6 +73,9 @@ class DomainDataModule(pl.LightningDataModule):
         self.domains = names
         """Names of the domains, the source first."""
         self._evaluated = tuple(names if evaluated is None else evaluated)
+        self._own = names
+        """Domains that this process reads."""
+        self._placement: Any = None
         self._longest = 0  # samples of a process in an epoch
 
     @property
@@ -136,7 +139,10 @@ class DomainDataModule(pl.LightningDataModule):
             log_once(
                 f"the targets {', '.join(bare)} have no labels: they are evaluated without accuracy"
             )
-        placement = self._of_strategy("placement")
+        strategy = None if self.trainer is None else self.trainer.strategy
+        placement = self._placement = getattr(strategy, "placement", None)
+        own = getattr(strategy, "domains", None)  # of the rank of the losses none
+        self._own = self.domains if own is None else tuple(own)
         replicas = {
             name: 1 if placement is None else len(placement.ranks_of(name)) for name in self.domains
         }
@@ -151,16 +157,6 @@ class DomainDataModule(pl.LightningDataModule):
                     f"{each.epoch_samples}"
                 )
 
-    def _of_strategy(self, name: str) -> Any:
-        """What a strategy for domains says of this process; None: it has all."""
-        return getattr(None if self.trainer is None else self.trainer.strategy, name, None)
-
-    @property
-    def _own(self) -> tuple[str, ...]:
-        """Domains that this process reads."""
-        found = self._of_strategy("domains")  # of the rank of the losses none
-        return self.domains if found is None else tuple(found)
-
     def train_dataloader(self) -> Any:
         """A loader of minibatches of this process's domains.
 
@@ -171,7 +167,7 @@ class DomainDataModule(pl.LightningDataModule):
             name: self._domains[name].train_dataloader() for name in self._own
         }
         batches = math.ceil(self._longest / self._source.batch_size)
-        placement = self._of_strategy("placement")
+        placement = self._placement
         ranks = range(0 if placement is None else placement.ranks)
         most = max((len(placement.domains_of(rank)) for rank in ranks), default=0)
         for number in range(len(loaders), most):  # no domain has a name with a space

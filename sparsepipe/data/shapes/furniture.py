@@ -53,24 +53,6 @@ def four_legs(
     return parts
 
 
-def splayed_legs(rng: np.random.Generator, radius: float, height: float) -> list[Part]:
-    """Three or four legs that spread from under a round seat, tied by rungs."""
-    spread, thick = between(rng, 1.0, 1.4), between(rng, 0.018, 0.035)
-    directions = around(count(rng, 3, 4))
-    parts = [
-        rod(
-            (radius * spread * cosine, radius * spread * sine, 0),
-            (radius * 0.7 * cosine, radius * 0.7 * sine, height),
-            thick,
-        )
-        for cosine, sine in directions
-    ]
-    level = between(rng, 0.25, 0.5)
-    reach = radius * (spread + (0.7 - spread) * level)
-    ring = [(reach * cosine, reach * sine, level * height) for cosine, sine in directions]
-    return parts + _closed(ring, thick * 0.7)
-
-
 def pedestal(rng: np.random.Generator, reach: float, height: float) -> list[Part]:
     """A central column on a disc, or on a star of feet."""
     parts = [disc(between(rng, 0.03, 0.07), 0, height)]
@@ -129,7 +111,17 @@ def _seat(rng: np.random.Generator) -> tuple[float, float, float, list[Part]]:
     if chance(rng, 0.3):
         parts += pedestal(rng, half_x * between(rng, 0.9, 1.2), height)
     elif power == 2.0 and chance(rng, 0.6):
-        parts += splayed_legs(rng, half_x, height)
+        # Three or four legs that spread from under the round seat, tied by rungs.
+        spread, thin = between(rng, 1.0, 1.4), between(rng, 0.018, 0.035)
+        directions, top = around(count(rng, 3, 4)), half_x * 0.7
+        parts += [
+            rod((half_x * spread * x, half_x * spread * y, 0), (top * x, top * y, height), thin)
+            for x, y in directions
+        ]
+        level = between(rng, 0.25, 0.5)
+        reach = half_x * (spread + (0.7 - spread) * level)
+        ring = [(reach * x, reach * y, level * height) for x, y in directions]
+        parts += _closed(ring, thin * 0.7)
     else:
         inset = 0.75 if power == 2.0 else 1.0
         parts += four_legs(rng, half_x * inset, half_y * inset, height)

@@ -16,7 +16,7 @@ from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.files import LOCK_WAIT_S
-from sparsepipe.data.points import IntArray, Split
+from sparsepipe.data.points import IntArray
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 
@@ -86,9 +86,6 @@ class VolumeDataModule(SplitDataModule):
         """Channels of a sample."""
         nothing = (slice(0, 0),) * len(self.sample_sizes)
         return len(self.samples("train").read_input(0, nothing))
-
-    def _load(self, split: Split) -> Any:
-        return self._source.load(split)
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> VolumeDataset:
         samples = self.samples("test" if purpose == "test" else "train")

@@ -23,12 +23,12 @@ from sparsepipe.data.points import ExactArray, FloatArray
 
 VERSION = 1
 """Increased with any change to the samples."""
-TEXTURES = ("fine", "coarse", "woven", "spiky")
+_WAVELENGTHS = {"fine": (3.0,), "coarse": (9.0,), "woven": (3.0, 9.0), "spiky": (6.0,)}
+"""Wavelengths of each texture's waves, in voxels, so that they are alike in samples of any size."""
+TEXTURES = tuple(_WAVELENGTHS)
 MIDDLE, STEP = 128, 1 / 32
 """A stored byte ``b`` is the value ``(b - MIDDLE) * STEP``."""
 
-_FINE, _COARSE, _SPIKY = 3.0, 9.0, 6.0
-"""Wavelengths of the textures, in voxels, so that they are alike in samples of any size."""
 _NOISE = 0.4
 _ORDERS = (1.0, 2.0, math.inf)
 """Objects are balls in one of these norms: diamonds, ellipsoids and boxes."""
@@ -185,23 +185,20 @@ def _covered(each: DrawnObject, apart: tuple[ExactArray, ...]) -> NDArray[np.boo
 
 def _texture(each: DrawnObject, apart: tuple[ExactArray, ...], phases_2: ExactArray) -> FloatArray:
     """The texture in the box, of mean 0 and variance 1."""
-
-    def phase(wave: int, wavelength: float) -> FloatArray:
+    phases: list[FloatArray] = []
+    for wave, wavelength in enumerate(_WAVELENGTHS[TEXTURES[each.texture]]):
         turns_D = 2 * np.pi / (wavelength * each.stretch) * each.waves_2D[wave]
-        return _linear_form(apart, turns_D, phases_2[wave], turning=True)
-
+        phases.append(_linear_form(apart, turns_D, phases_2[wave], turning=True))
     match TEXTURES[each.texture]:
-        case "fine":
-            return np.float32(math.sqrt(2)) * np.sin(phase(0, _FINE))
-        case "coarse":
-            return np.float32(math.sqrt(2)) * np.sin(phase(0, _COARSE))
+        case "fine" | "coarse":
+            return np.float32(math.sqrt(2)) * np.sin(phases[0])
         case "woven":
-            return np.sin(phase(0, _FINE)) + np.sin(phase(1, _COARSE))
+            return np.sin(phases[0]) + np.sin(phases[1])
         case _:
             # Mean and variance of (1/2 + cos/2)^4 are C(8,4)/2^8 and C(16,8)/2^16 - mean^2.
             mean = math.comb(8, 4) / 2**8
             deviation = math.sqrt(math.comb(16, 8) / 2**16 - mean**2)
-            spikes = (np.float32(0.5) + np.float32(0.5) * np.cos(phase(0, _SPIKY))) ** 4
+            spikes = (np.float32(0.5) + np.float32(0.5) * np.cos(phases[0])) ** 4
             return (spikes - np.float32(mean)) / np.float32(deviation)
 
 

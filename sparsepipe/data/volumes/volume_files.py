@@ -180,7 +180,8 @@ class VolumeFiles:
     @cached_property
     def _first_shape(self) -> tuple[int, ...]:
         first, _ = self._listing[1]["train"][0]
-        shape = _shape_of(self._readable([first])[first])
+        with open_volume(self._readable([first])[first]) as array:
+            shape = tuple(array.shape)
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
             raise DataError(
@@ -194,11 +195,12 @@ class VolumeFiles:
     def load(self, split: Split) -> FileSamples:
         """The samples of a split."""
         classes, entries = self._listing[0], self._listing[1][split]
-        readable = self._readable(_files_of(entries))
-        for number, path in enumerate(itertools.chain(*zip(*entries, strict=True))):
-            if not isinstance(path, Path):
-                continue
-            shape = _shape_of(readable[path])
+        files = itertools.chain(*zip(*entries, strict=True))  # all inputs, then all labels
+        paths = [path for path in files if isinstance(path, Path)]
+        readable = self._readable(paths)
+        for number, path in enumerate(paths):
+            with open_volume(readable[path]) as array:
+                shape = tuple(array.shape)
             wanted = self._first_shape if number < len(entries) else self.sample_sizes
             if shape != wanted:
                 raise DataError(
@@ -221,7 +223,8 @@ class VolumeFiles:
     def fingerprint(self) -> str:
         """Digest of the files' contents and labels."""
         entries = [self._listing[1][split] for split in SPLITS]
-        digests = self._digests([path for found in entries for path in _files_of(found)])
+        values = itertools.chain(*entries[0], *entries[1])
+        digests = self._digests([path for path in values if isinstance(path, Path)])
         contents = [
             [
                 [digests[path], label if isinstance(label, int) else digests[label]]
@@ -257,15 +260,6 @@ class VolumeFiles:
             else digest_values([[str(f.relative_to(path)), contents[f]] for f in found])
             for path, found in files.items()
         }
-
-
-def _files_of(entries: Sequence[Entry]) -> list[Path]:
-    return [path for entry in entries for path in entry if isinstance(path, Path)]
-
-
-def _shape_of(path: Path) -> tuple[int, ...]:
-    with open_volume(path) as array:
-        return tuple(array.shape)
 
 
 def _in_class_folders(root: Path, classes: tuple[str, ...]) -> tuple[tuple[str, ...], Entries]:

@@ -6,8 +6,8 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ def test_batches_do_not_depend_on_workers_or_ranks(
             data = make_data(
                 root, num_workers=num_workers, augment=STRONG, ratio_mode="uniform", point_ratio=0.9
             )
-            data._ranks = partial(dict, num_replicas=ranks, rank=rank)
+            ranks_of_trainer = {"num_replicas": ranks, "rank": rank}
+            data.trainer = SimpleNamespace(distributed_sampler_kwargs=ranks_of_trainer)
             loader = data.train_dataloader()
             loader.sampler.set_epoch(epoch)
             part = shapes_of(loader)

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from sparsepipe.config.build import build_data
 from sparsepipe.config.compose import config_dir, resolve
 from sparsepipe.data import GeneratedVolumes, VolumeDataModule, VolumeFiles
-from sparsepipe.data.dataloaders import EvalSampler
 from sparsepipe.data.volumes import generated
 from sparsepipe.data.volumes.drawing import TEXTURES, draw_labels, draw_objects
 from sparsepipe.errors import ConfigError, DataError
@@ -315,8 +314,8 @@ def read_a_quarter(rank: int, root: Path, kind: str) -> tuple[bool, float, bool]
     data = VolumeDataModule(root, source=source, cache_dir=root, num_workers=0, batch_size=1)
     samples = within(32, lambda: data.samples("train"))
     assert samples is not None, "opening takes more"
-    dataset = data._dataset("train", np.arange(1))
-    loader = data._loader(EvalSampler(dataset))
+    loader = data._loader("val", np.arange(1))
+    dataset: Any = loader.dataset
 
     def read() -> torch.Tensor:
         return next(iter(loader))["input"]
