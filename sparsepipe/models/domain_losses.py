@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -86,20 +86,6 @@ def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tenso
     return within[0] + within[1] - 2 * mean_kernel(first_BC, second_BC, without_own=False)
 
 
-class ReversedGradient(torch.autograd.Function):
-    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky, 2015): the encoder
-    before it learns to prevent what the discriminator behind it learns; section 3.3.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return -gradient
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainLosses:
     """The terms of the objective; eq. 4.
@@ -140,8 +126,11 @@ class DomainLosses:
             codes_BC = torch.cat(list(shared))
             numbers = torch.arange(len(shared), device=codes_BC.device)
             counts = torch.tensor(list(map(len, shared)), device=codes_BC.device)
-            reversed_BC = ReversedGradient.apply(codes_BC)  # type: ignore[no-untyped-call]
-            logits_BD = discriminator(reversed_BC)
+            # The gradient's sign is reversed (Ganin and Lempitsky, 2015): encoders learn to prevent
+            # what the discriminator learns; section 3.3.
+            if codes_BC.requires_grad:
+                codes_BC.register_hook(torch.neg)  # type: ignore[no-untyped-call]
+            logits_BD = discriminator(codes_BC)
             return F.cross_entropy(logits_BD, numbers.repeat_interleave(counts))
         unbiased = self.similarity == "mmd_unbiased"
         found = [mmd(shared[0], target, unbiased=unbiased) for target in shared[1:]]

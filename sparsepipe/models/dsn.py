@@ -48,7 +48,7 @@ class DomainNorm(nn.Module):
     Attributes:
         domain: domain of the next values; see :func:`of_domain`.
         add_up: called with sums and their domain, None for all; adds them up over the processes
-            that have values of it.
+            that have values of it. None: all values are in this process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DomainNorm(nn.Module):
         )
         self.together = together
         self.domain: str | None = None
-        self.add_up: Callable[[Tensor, str | None], Tensor] = _as_it_is
+        self.add_up: Callable[[Tensor, str | None], Tensor] | None = None
 
     def forward(self, input: Any) -> Any:
         """Normalised values of the same shape, or a sparse tensor with normalised features."""
@@ -82,10 +82,11 @@ class DomainNorm(nn.Module):
             sums = value.sum(others)
             count = sums.new_tensor([value.numel() / max(value.shape[1], 1)])
             domain = None if self.together else self.domain
-            added = self.add_up(torch.cat([sums, count]), domain)
+            add_up = self.add_up or (lambda own, _: own)
+            added = add_up(torch.cat([sums, count]), domain)
             mean, total = added[:-1] / added[-1], added[-1].detach()
             squares = (value - mean.view(shape)).square().sum(others)
-            variance = self.add_up(squares, domain) / total
+            variance = add_up(squares, domain) / total
             with torch.no_grad():
                 known.mean.lerp_(mean, _MOMENTUM)
                 known.variance.lerp_(variance * (total / (total - 1).clamp(min=1)), _MOMENTUM)
@@ -108,10 +109,6 @@ class _Statistics(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("variance", torch.ones(channels))
-
-
-def _as_it_is(value: Tensor, domain: str | None) -> Tensor:
-    return value
 
 
 @contextmanager
@@ -311,7 +308,7 @@ def dsn_sparse(
         code=code,
         num_classes=num_classes,
         decoder=_decoder(code, 1, decoded, 3, scaled(_CHANNELS[0], width)),
-        decoded=partial(_occupied, size=tuple(decoded)),
+        decoded=partial(_averaged, size=tuple(decoded)),
         decoded_shape=(1, *decoded),
         norm=norm,
         losses=losses,
@@ -339,13 +336,10 @@ def _decoder(
     )
 
 
-def _averaged(input: Tensor, *, size: tuple[int, ...]) -> Tensor:
+def _averaged(input: Tensor | sparse.SparseTensor, *, size: tuple[int, ...]) -> Tensor:
+    if isinstance(input, sparse.SparseTensor):  # 1 at every occupied voxel
+        input = input.replace_feats(input.feats.new_ones(len(input), 1)).dense()
     if tuple(input.shape[2:]) == size:
         return input
     pools: dict[int, Callable[..., Tensor]] = {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
     return pools[len(size)](input, size)
-
-
-def _occupied(input: sparse.SparseTensor, *, size: tuple[int, ...]) -> Tensor:
-    sites = input.replace_feats(input.feats.new_ones(len(input), 1))
-    return _averaged(sites.dense(), size=size)

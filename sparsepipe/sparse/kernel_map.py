@@ -175,11 +175,9 @@ class KernelMap:
     output: CoordinateCache | None
     parent_N: Tensor | None = None
     offset_N: Tensor | None = None
-    _plans: dict[tuple[str, int], GatherPlan] = field(default_factory=dict, init=False)
     _derived: dict[str, Any] = field(default_factory=dict, init=False)
     _num_pairs: int | None = field(default=None, init=False)
     _by_site: Tensor | None = field(default=None, init=False)
-    _reversed: Tensor | None = field(default=None, init=False)
 
     @property
     def num_outputs(self) -> int:
@@ -195,7 +193,8 @@ class KernelMap:
 
     def gather_plan(self, rows_per_block: int) -> GatherPlan:
         """The plan that computes outputs from inputs, in blocks of output rows."""
-        return self._plan("forward", self.neighbours_KM, rows_per_block)
+        name = f"gather plan of {rows_per_block} rows"
+        return self.derived(name, lambda _: build_gather_plan(self.neighbours_KM, rows_per_block))
 
     def scatter_plan(self, rows_per_block: int) -> GatherPlan:
         """The adjoint of :meth:`gather_plan`: from outputs to inputs, in blocks of input rows.
@@ -205,9 +204,12 @@ class KernelMap:
         """
         if self.spec.is_symmetric:
             return self.gather_plan(rows_per_block)
-        if self._reversed is None:  # int32, the output row that reads each input at each offset
-            self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
-        return self._plan("backward", self._reversed, rows_per_block)
+        # int32, the output row that reads each input at each offset
+        readers_KN = self.derived(
+            "readers", lambda _: invert_rows(self.neighbours_KM, self.num_inputs)
+        )
+        name = f"scatter plan of {rows_per_block} rows"
+        return self.derived(name, lambda _: build_gather_plan(readers_KN, rows_per_block))
 
     @property
     def neighbours_MK(self) -> Tensor:
@@ -223,12 +225,6 @@ class KernelMap:
             self._derived[name] = build(self)
         value: T = self._derived[name]
         return value
-
-    def _plan(self, direction: str, rows_KM: Tensor, rows_per_block: int) -> GatherPlan:
-        key = direction, rows_per_block
-        if key not in self._plans:
-            self._plans[key] = build_gather_plan(rows_KM, rows_per_block)
-        return self._plans[key]
 
 
 def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:

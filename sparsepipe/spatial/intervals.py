@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,9 +37,6 @@ class Interval:
             Interval(self.start, max(self.start, min(self.stop, other.start))),
             Interval(min(self.stop, max(self.start, other.stop)), self.stop),
         )
-
-    def shifted(self, offset: int) -> Interval:
-        return Interval(self.start + offset, self.stop + offset)
 
 
 EMPTY = Interval(0, 0)
@@ -165,11 +162,6 @@ class Exchange:
     sends: tuple[Piece, ...]
 
     @property
-    def needed(self) -> int:
-        """Number of positions on this rank after the exchange."""
-        return sum(piece.interval.size for piece in self.pieces)
-
-    @property
     def is_alone(self) -> bool:
         """Whether this rank neither sends nor receives anything."""
         own = all(piece.interval & self.held == piece.interval for piece in self.pieces)
@@ -196,11 +188,19 @@ def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Excha
             wants them joined. They may overlap (a circular padding needs some positions twice).
     """
     held = shares(size, len(needs))
-    pieces = [tuple(_sources(intervals, held)) for intervals in needs]
+    pieces = [
+        [
+            Piece(rank, interval & theirs)
+            for interval in intervals
+            for rank, theirs in enumerate(held)
+            if (interval & theirs).size
+        ]
+        for intervals in needs
+    ]
     return tuple(
         Exchange(
             own,
-            pieces[rank],
+            tuple(pieces[rank]),
             tuple(
                 Piece(other, piece.interval)
                 for other, theirs in enumerate(pieces)
@@ -211,13 +211,6 @@ def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Excha
         )
         for rank, own in enumerate(held)
     )
-
-
-def _sources(intervals: Sequence[Interval], held: Sequence[Interval]) -> Iterable[Piece]:
-    for interval in intervals:
-        for rank, theirs in enumerate(held):
-            if (common := interval & theirs).size:
-                yield Piece(rank, common)
 
 
 @lru_cache(maxsize=4096)
@@ -253,8 +246,8 @@ def sent_bytes(
     for own in itertools.product(*plans):
         positions = 0
         for axis, exchange in enumerate(own):
-            before = math.prod(each.needed for each in own[:axis])
-            behind = math.prod(each.held.size for each in own[axis + 1 :])
-            positions += before * exchange.sent * behind
+            before = [sum(piece.interval.size for piece in each.pieces) for each in own[:axis]]
+            behind = [each.held.size for each in own[axis + 1 :]]
+            positions += math.prod(before) * exchange.sent * math.prod(behind)
         found.append(positions * position_bytes)
     return tuple(found)

@@ -315,7 +315,7 @@ def _pad(
         before, after = pad[-2 * dim - 2], pad[-2 * dim - 1]
         inner, full[axis] = Interval(0, full[axis]), full[axis] + before + after
         outputs, place = shares(full[axis], grid.shape[axis]), grid.coordinate(axis)
-        needs = tuple((each.shifted(-before) & inner,) for each in outputs)
+        needs = tuple((Interval(o.start - before, o.stop - before) & inner,) for o in outputs)
         plan = exchanges(inner.size, needs)[place]
         local = moved(local, (Move(dim, axis, plan),), grid)
         missing = outputs[place].size - local.shape[dim]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparsepipe.models import DomainLosses
-from sparsepipe.models.domain_losses import MMD_WIDTHS, ReversedGradient, difference, mmd, si_mse
+from sparsepipe.models.domain_losses import MMD_WIDTHS, difference, mmd, si_mse
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -97,5 +97,3 @@ def test_a_discriminator_learns_what_codes_are_kept_from() -> None:
     assert torch.allclose(weight.grad, other.grad, rtol=1e-12)
     for mine, theirs in zip(codes, plain, strict=True):
         assert torch.allclose(mine.grad, -theirs.grad, rtol=1e-12)
-    value = drawn(3).requires_grad_()
-    assert torch.equal(ReversedGradient.apply(value), value)
