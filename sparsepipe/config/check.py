@@ -11,7 +11,6 @@ import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from itertools import groupby
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -72,33 +71,32 @@ def check_fields(value: Any, schema: type) -> Iterator[str]:
     """What is wrong with values that are to be a dataclass's fields, each in words."""
     try:
         _adapter(schema).validate_json(json.dumps(value))
+        return
     except ValidationError as error:
-        for path, found in groupby(error.errors(), lambda each: _path_in(value, each["loc"])):
-            problems = list(found)
-            name, kind = ".".join(path), problems[0]["type"]
-            if kind == "missing":
-                yield f"'{name}' is missing"
-            elif kind == "unexpected_keyword_argument":
-                owner = schema
-                for part in path[:-1]:
-                    hint = typing.get_type_hints(owner)[part]
-                    kinds = (each for each in (hint, *typing.get_args(hint)) if is_dataclass(each))
-                    owner = typing.cast("type", next(kinds))
-                names = [entry.name for entry in fields(owner)]
-                yield unknown_key(path[-1], names, path=path[:-1])
-            else:
-                yield f"'{name}' {in_words(problems)}, not {problems[0]['input']!r}"
-
-
-def _path_in(value: Any, place: Iterable[Any]) -> tuple[str, ...]:
-    """The keys at the begin of an error's place, without the names of a union's types."""
-    path: list[str] = []
-    for part in place:
-        if not isinstance(value, Mapping) and path:
-            break
-        path.append(str(part))
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return tuple(path)
+        errors = error.errors()
+    by_path: dict[tuple[str, ...], list[Any]] = {}
+    for each in errors:
+        keys, inner = list[str](), value  # a union's location goes on with the names of its types
+        for part in each["loc"]:
+            if not isinstance(inner, Mapping) and keys:
+                break
+            keys.append(str(part))
+            inner = inner.get(part) if isinstance(inner, Mapping) else None
+        by_path.setdefault(tuple(keys), []).append(each)
+    for path, problems in by_path.items():
+        name, kind = ".".join(path), problems[0]["type"]
+        if kind == "missing":
+            yield f"'{name}' is missing"
+        elif kind == "unexpected_keyword_argument":
+            owner = schema
+            for part in path[:-1]:
+                hint = typing.get_type_hints(owner)[part]
+                kinds = (each for each in (hint, *typing.get_args(hint)) if is_dataclass(each))
+                owner = typing.cast("type", next(kinds))
+            names = [entry.name for entry in fields(owner)]
+            yield unknown_key(path[-1], names, path=path[:-1])
+        else:
+            yield f"'{name}' {in_words(problems)}, not {problems[0]['input']!r}"
 
 
 def unknown_key(name: Any, known: Iterable[str], *, path: Iterable[str] = ()) -> str:

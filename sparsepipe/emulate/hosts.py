@@ -62,7 +62,7 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
     finally:
         if layout is not None:
             with signals_held():
-                remove(layout.namespaces, layout.cables)
+                remove(layout.namespaces, [station.cable for station in layout.stations])
 
 
 def clear() -> None:

@@ -90,10 +90,6 @@ class Layout:
     def namespaces(self) -> tuple[str, ...]:
         return (*(station.namespace for station in self.stations), self.switch)
 
-    @property
-    def cables(self) -> tuple[str, ...]:
-        return tuple(station.cable for station in self.stations)
-
 
 def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float) -> Layout:
     """The cluster of an inventory.

@@ -43,6 +43,7 @@ class BlockLayout:
     """A block as it is set.
 
     Attributes:
+        title: the block's title, with a capital letter at its beginning.
         groups: titles of columns, each with the heads of its parts.
         rows: texts, one for each head.
         filled: number of cells with a figure of ours, and of all that may have one.
@@ -54,6 +55,7 @@ class BlockLayout:
     """
 
     block: Block
+    title: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     rows: tuple[tuple[CellText, ...], ...]
     filled: tuple[int, int]
@@ -62,10 +64,6 @@ class BlockLayout:
     footnotes: Mapping[str, str]
     places: Mapping[str, tuple[MeasuringPlace, int]]
     picture: str | None
-
-    @property
-    def title(self) -> str:
-        return self.block.title[:1].upper() + self.block.title[1:]
 
 
 def _cell_texts(
@@ -117,6 +115,7 @@ def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLa
     taken = [MeasuringPlace.of(run) for run in block.runs]
     return BlockLayout(
         block=block,
+        title=block.title[:1].upper() + block.title[1:],
         groups=tuple(groups),
         rows=tuple(rows),
         filled=(there, fillable),

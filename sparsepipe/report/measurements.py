@@ -104,11 +104,7 @@ class MeasuringPlace:
     hardware: str
     versions: str
     commit: str
-
-    @property
-    def short_commit(self) -> str:
-        number, dash, changed = self.commit.partition("-")
-        return number[:12] + dash + changed
+    short_commit: str
 
     @classmethod
     def of(cls, row: Row) -> Self:
@@ -118,11 +114,14 @@ class MeasuringPlace:
             hardware += f" ({accelerator})"
         if hardware != "unknown" and (cores := row.get("machine_cores")) and kind != "simulated":
             hardware += f", {int(cores)} cores"
+        commit = str(row.get("git_commit") or "")
+        number, dash, changed = commit.partition("-")
         return cls(
             kind=str(row.get("kind", "unknown")),
             hardware=hardware,
             versions=", ".join(f"{name} {row[name]}" for name in _PACKAGES if row.get(name)),
-            commit=str(row.get("git_commit") or ""),
+            commit=commit,
+            short_commit=number[:12] + dash + changed,
         )
 
 

@@ -97,10 +97,6 @@ class JobRecord:
     log: str | None = None
     mark: str | None = None
 
-    @property
-    def seconds(self) -> float:
-        return max(0.0, self.ended_s - self.began_s)
-
 
 def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) -> list[str]:
     """Labels of jobs: the overrides of each without those that all jobs share.
@@ -133,23 +129,23 @@ def keep_record(job: SweptJob, record: JobRecord) -> JobRecord:
     return record
 
 
-def refusal(job: SweptJob, error: Exception) -> JobRecord:
-    """Leaves and returns the record of a job that could not be started."""
-    known = isinstance(error, SparsePipeError)
-    text = str(error) if known else "".join(traceback.format_exception_only(error)).strip()
-    code = error.exit_code if isinstance(error, SparsePipeError) else 1
-    return _without_run(job, status="failed", error=text, exit_code=code)
+def refusal(job: SweptJob, error: Exception | None) -> JobRecord:
+    """Writes and returns the record of a job that could not be started.
 
-
-def not_started(job: SweptJob) -> JobRecord:
-    """Leaves and returns the record of a job before whose turn the sweep was stopped."""
-    error = "the sweep was stopped before its turn"
-    return _without_run(job, status="not started", error=error, exit_code=1)
-
-
-def _without_run(job: SweptJob, **values: Any) -> JobRecord:
+    Args:
+        job: the job.
+        error: the reason; None: the sweep was stopped before the job's turn.
+    """
+    status: Status = "not started" if error is None else "failed"
+    text, code = "the sweep was stopped before its turn", 1
+    if isinstance(error, SparsePipeError):
+        text, code = str(error), error.exit_code
+    elif error is not None:
+        text = "".join(traceback.format_exception_only(error)).strip()
     now_s = time.time()
-    return keep_record(job, record_of(job, run=None, began_s=now_s, ended_s=now_s, **values))
+    times = {"began_s": now_s, "ended_s": now_s}
+    record = record_of(job, status=status, run=None, error=text, exit_code=code, **times)
+    return keep_record(job, record)
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:

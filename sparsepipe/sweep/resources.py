@@ -12,7 +12,7 @@ from sparsepipe.cluster.places import any_alike_serve
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, demand
-from sparsepipe.tasks.task import ResolvedRun, Task
+from sparsepipe.tasks.task import Task
 from sparsepipe.utils.host import quota_limits, usable_core_numbers
 
 
@@ -36,27 +36,22 @@ def machine() -> Machine:
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
     """The cores and GPUs that a job needs."""
     run = resolve_run(spec)
+    task = run.task
+    gpus: tuple[str, ...] = ()
+    if run.inventory.accelerator == "cuda" and task.cores is None:
+        gpus = tuple(gpu.kind for gpu in there.gpus)
+        is_given = run.spec.hardware.locate() is not cluster.local
+        own_way = task.chooses_devices or type(task).processes is not Task.processes
+        may_use_any = is_given or own_way or run.spec.search is not None
+        if not may_use_any and any_alike_serve(run.places):
+            gpus = tuple(place.name for place in run.places)
     return demand(
         there,
-        ranks=run.task.processes(run),
-        gpus=_kinds(run, there),
-        task_cores=run.task.cores,
+        ranks=task.processes(run),
+        gpus=gpus,
+        task_cores=task.cores,
         cores_per_rank=settings.cores_per_rank,
     )
-
-
-def _kinds(run: ResolvedRun, there: Machine) -> tuple[str, ...]:
-    """Kinds of the GPUs that a job computes on."""
-    task = run.task
-    if run.inventory.accelerator != "cuda" or task.cores is not None:
-        return ()
-    every = tuple(gpu.kind for gpu in there.gpus)
-    finds_machine = run.spec.hardware.locate() is cluster.local
-    own_way = task.chooses_devices or type(task).processes is not Task.processes
-    if own_way or run.spec.search is not None or not finds_machine:
-        return every
-    names = tuple(place.name for place in run.places)
-    return names if any_alike_serve(run.places) else every
 
 
 def whole_machine(spec: RunSpec) -> dict[str, Any] | None:

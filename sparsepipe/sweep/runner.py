@@ -25,7 +25,6 @@ from sparsepipe.sweep.record import (
     SweptJob,
     keep_record,
     left_text,
-    not_started,
     refusal,
     tail,
 )
@@ -106,14 +105,16 @@ class Runner:
             self._start_what_fits()
             for job in list(self._running):
                 if job.supervise():
-                    self._slots = self._slots.without_job(job.grant)
                     self._running.remove(job)
                     self._add(job.record())
             self._display.show(lambda view: view.show(self._state))
             time.sleep(_POLL_S)
 
     def _start_what_fits(self) -> None:
-        while self._waiting and (grant := self._slots.grant(self._waiting[0].demand)) is not None:
+        while self._waiting:
+            slots = replace(self._slots, taken=tuple(job.grant for job in self._running))
+            if (grant := slots.grant(self._waiting[0].demand)) is None:
+                return
             ready = self._waiting.pop(0)
             whole = self._slots.is_whole(grant)
             self._on_start(ready.job)
@@ -122,14 +123,13 @@ class Runner:
             except Exception as error:  # the others may start yet
                 self._add(refusal(ready.job, error))
                 continue
-            self._slots = self._slots.with_job(grant)
             self._running.append(job)
             self._display.show(methodcaller("began", self._row(job), self._state))
 
     def _stop(self, signum: int, *, at_once: bool) -> None:
         for ready in self._waiting:
             for each in (ready.job, *self._same.pop(ready.job.number, [])):
-                self._records[each.number] = not_started(each)
+                self._records[each.number] = refusal(each, None)
         self._waiting.clear()
         if not at_once and self._running:
             log.warning(
@@ -189,7 +189,7 @@ class Runner:
             number=record.number + 1,
             text=self._texts[record.number],
             state="before" if record.before else record.status,
-            seconds=record.seconds,
+            seconds=max(0.0, record.ended_s - record.began_s),
             detail=error[0] if error else "",
         )
 

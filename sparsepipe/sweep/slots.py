@@ -7,7 +7,7 @@ that a large one is not kept waiting by small ones behind it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparsepipe.errors import ConfigError
 
@@ -136,14 +136,6 @@ class Slots:
         threads = max(1, needed.cores // needed.ranks)
         cores = cores[: needed.cores]
         return Grant(cores=cores, gpus=gpus, threads=threads, binds=self.machine.binds)
-
-    def with_job(self, grant: Grant) -> Slots:
-        return replace(self, taken=(*self.taken, grant))
-
-    def without_job(self, grant: Grant) -> Slots:
-        left = list(self.taken)
-        left.remove(grant)
-        return replace(self, taken=tuple(left))
 
     def is_whole(self, grant: Grant) -> bool:
         """Whether a job has the machine to itself, and may see it as it is."""

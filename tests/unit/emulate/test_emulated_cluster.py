@@ -139,7 +139,8 @@ def test_nothing_stays_whatever_ends_the_block(error: type[BaseException]) -> No
 
     def block() -> None:
         with emulated_hosts(cluster()) as layout:
-            assert sorted(left(os.getpid())) == sorted((*layout.namespaces, *layout.cables))
+            cables = [station.cable for station in layout.stations]
+            assert sorted(left(os.getpid())) == sorted((*layout.namespaces, *cables))
             sleepers.append(inside(layout.stations[0], "sleep.py"))
             assert sleepers[0].stdout is not None
             sleepers[0].stdout.readline()

@@ -93,7 +93,7 @@ def test_clusters_of_one_machine_have_nothing_in_common() -> None:
     assert addresses[-2:] == ["198.19.255.250", "198.19.255.1"]
     names = [name for layout in most for name in layout.namespaces]
     assert len(set(names)) == 3 * 64
-    assert max(len(cable) for cable in most[0].cables) <= 15, "the kernel's limit"
+    assert max(len(station.cable) for station in most[0].stations) <= 15, "the kernel's limit"
 
 
 LIVING = ["sparsepipe-70-1000-0-0", "sparsepipe-70-1000-0-1", "sparsepipe-70-1000-0-switch"]

@@ -23,7 +23,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import callbacks
 from sparsepipe.sweep.callbacks import SweepEnd, SweepLedger, SweepSearch, SweepTable, claim
 from sparsepipe.sweep.job import run_swept
-from sparsepipe.sweep.record import JobRecord, SweptJob, not_started, read_record, records_of
+from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of, refusal
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed, fault, orphans, wait_for
 from tests.support.sweep_cases import leave_record
@@ -125,7 +125,7 @@ def test_the_message_about_failed_and_stopped_jobs(tmp_path: Path) -> None:
         "  | two",
         "\njob 3 (c): ended with the sweep",
     ]
-    not_started(SweptJob(number=3, overrides=("++seed=3",), sweep=tmp_path))
+    refusal(SweptJob(number=3, overrides=("++seed=3",), sweep=tmp_path), None)
     head, *rest = callbacks.failures(records_of(tmp_path), ["a", "b", "c", "d"], total=6)
     assert head == "1 of 6 jobs failed, 1 stopped, 3 not started:"
     assert rest == said[1:]

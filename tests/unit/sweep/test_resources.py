@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,7 +141,7 @@ def test_a_plan_finds_its_devices_among_the_gpus_of_its_job(
     slots = Slots(machine=GPUS)
     other = slots.grant(Demand(ranks=1, cores=1, gpus=KINDS[:1]))
     assert other is not None
-    beside = slots.with_job(other).grant(wanted)
+    beside = replace(slots, taken=(other,)).grant(wanted)
     assert (beside is None) == (kinds == KINDS)
     granted = beside or slots.grant(wanted)
     assert granted is not None

@@ -153,7 +153,6 @@ def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Run
         on_end=lambda record: None,
     )
     # As run() does, whose jobs are all its own; this one began before.
-    found._slots = ONE_GPU.with_job(one.grant)
     found._running.append(one)
     found._waiting = list(others)
     return found
