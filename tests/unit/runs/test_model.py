@@ -70,7 +70,10 @@ def evaluated(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.full if n == "split" else ()) for n in TRAININGS],
+)
 def test_files_of_the_test_are_predicted_as_the_test_did(place: Path, name: str) -> None:
     directory = trained(name)
     model, rows = sparsepipe.load(directory), evaluated(directory)

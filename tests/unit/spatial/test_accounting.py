@@ -292,7 +292,8 @@ def of_network(case: Case, grid: Grid) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_every_network_sends_what_the_algebra_counts_and_keeps_its_share(ranks: int) -> None:
     everyone = run_shared(network_bytes, ranks, ranks, limit_s=240)
     for case in cases():

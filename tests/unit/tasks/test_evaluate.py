@@ -100,7 +100,8 @@ def test_each_test_sample_has_a_row(run: Path, caplog: pytest.LogCaptureFixture)
     assert len(table) == len({row["file"] for row in table}) == 24
 
 
-@pytest.mark.parametrize("parallel", ["dp", pytest.param("pipeline", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["dp", "pipeline"])
 def test_each_row_is_the_same_on_several_ranks(run: Path, parallel: str) -> None:
     words = (*EVALUATED, f"checkpoint={run}")
     table = csv_rows(run_job(composed(*words)).path / "predictions.csv")

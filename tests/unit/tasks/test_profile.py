@@ -183,7 +183,7 @@ def test_a_named_device_is_measured_as_it_is_used(in_sweep: bool) -> None:
     ("settings", "message"),
     [
         ((), "several kinds of devices: full-speed, half-speed"),
-        (("task.device=quick",), "no device that is called quick"),
+        (("task.device=quick",), "no device named quick"),
     ],
 )
 def test_which_device_must_be_known(settings: tuple[str, ...], message: str) -> None:
