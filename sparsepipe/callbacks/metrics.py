@@ -122,7 +122,9 @@ class EpochSums(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        mine = {} if self._ended else dict(self._of_epoch(trainer))
+        mine: Sums = {}
+        if not self._ended:
+            mine = {key: whole for key, _, _, whole in self._of_epoch(trainer)}
         checkpoint[_KEY] = process_group.gather_objects(mine)
 
     @override
@@ -140,16 +142,23 @@ class EpochSums(pl.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        logged = {key: (item, summed) for key, item, summed in _logged(trainer)}
-        for key, whole in self._of_epoch(trainer):
+        for key, item, summed, whole in self._of_epoch(trainer):
             if key in self._before:
-                item, summed = logged[key]
                 set_state(summed, whole)
                 drop_computed(item)
         self._before, self._ended = {}, True
 
-    def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, State]]:
-        for key, item, summed in _logged(trainer):
+    def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue, Any, State]]:
+        """Values that steps log for an epoch, each with what has its sums (Lightning's own for a
+        number, or the module's metric) and the state of the whole epoch. A metric with two names
+        comes once.
+        """
+        seen: set[int] = set()
+        for key, item in training_values(trainer).items():
+            summed: Any = item if item.is_tensor else item.value
+            if item.meta.fx != _HOOK or not item.meta.on_epoch or id(summed) in seen:
+                continue
+            seen.add(id(summed))
             mine, before = state_of(summed), self._before.get(key)
             whole: State | None = mine
             if before is not None and not item.is_tensor:
@@ -164,16 +173,4 @@ class EpochSums(pl.Callback):
                     item.meta.name,
                     type(item.value).__name__,
                 )
-            yield key, mine if whole is None else whole
-
-
-def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue, Any]]:
-    """Values that steps log for an epoch, each with what has its sums: Lightning's own for a
-    number, or the module's metric. A metric with two names comes once.
-    """
-    seen: set[int] = set()
-    for key, item in training_values(trainer).items():
-        summed: Any = item if item.is_tensor else item.value
-        if item.meta.fx == _HOOK and item.meta.on_epoch and id(summed) not in seen:
-            seen.add(id(summed))
-            yield key, item, summed
+            yield key, item, summed, mine if whole is None else whole

@@ -111,21 +111,20 @@ class BusyTimes(pl.Callback):
         self._now.append((begin_s, self._clock()))
 
 
-def idle_shares(ranks: Sequence[Sequence[Interval]], *, begin: float, end: float) -> list[float]:
-    """The share of the time from ``begin`` to ``end`` in which each rank computes nothing."""
+def idle_shares(
+    ranks: Sequence[Sequence[Interval]], *, begin: float | None = None, end: float | None = None
+) -> list[float]:
+    """The share of the time from ``begin`` to ``end`` in which each rank computes nothing.
+
+    By default from the first begin to the last end of all ``ranks``, which for the forwards and
+    backwards of one minibatch is its time in the pipeline.
+    """
+    begin = min(a for own in ranks for a, _ in own) if begin is None else begin
+    end = max(b for own in ranks for _, b in own) if end is None else end
     return [
         1 - sum(max(0.0, min(b, end) - max(a, begin)) for a, b in own) / (end - begin)
         for own in ranks
     ]
-
-
-def bubbles(ranks: Sequence[Sequence[Interval]]) -> list[float]:
-    """The share of time that each rank waits while a minibatch is in the pipeline.
-
-    ``ranks`` are the forwards and backwards of one minibatch on each rank, without updates.
-    """
-    every = [interval for own in ranks for interval in own]
-    return idle_shares(ranks, begin=min(a for a, _ in every), end=max(b for _, b in every))
 
 
 def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
@@ -135,7 +134,7 @@ def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
     """
     count = min(map(len, ranks))
     minibatches = [[steps[number].busy[:-1] for steps in ranks] for number in range(1, count)]
-    found = [bubbles(each) for each in minibatches if any(each)]
+    found = [idle_shares(each) for each in minibatches if any(each)]
     return [fmean(shares) for shares in zip(*found, strict=True)] if found else None
 
 

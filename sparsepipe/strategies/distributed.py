@@ -109,6 +109,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         self._timeout_s = timeout_s
         self._world_of_one = ExitStack()
         self._follows_first_rank = False
+        self._groups: list[Any] = []  # besides that of all ranks
         self.slowdown = Slowdown(slowdown)
 
     @property
@@ -163,7 +164,9 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        atexit.unregister(process_group.leave)  # it could wait for ranks that are gone
+        # To leave or end groups could be to wait for ranks that are gone.
+        atexit.unregister(process_group.leave)
+        self._groups.clear()
         if self._follows_first_rank:
             outlive_parent()  # to report the error
 

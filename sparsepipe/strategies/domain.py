@@ -139,7 +139,6 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self.placement: Placement | None = None
         self._ranks: Ranks | None = None
         self._averages: list[tuple[Replicas, dict[str, nn.Parameter]]] = []
-        self._groups: list[Any] = []
         self._waits_for_more = False
 
     @property
@@ -351,11 +350,6 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             )
 
     on_test_start = on_predict_start = on_validation_start
-
-    @override
-    def on_exception(self, exception: BaseException) -> None:
-        super().on_exception(exception)
-        self._groups.clear()  # to end them could be to wait for ranks that are gone
 
     @override
     def teardown(self) -> None:

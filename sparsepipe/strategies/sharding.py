@@ -185,7 +185,7 @@ _Part = TypeVar("_Part", bound=ModulePart)
 class ShardedModule(Generic[_Part]):
     """Gives every rank the values of rank 0, and then keeps those of its own part only.
 
-    All methods but those that load are collective: every rank must call them.
+    All methods are collective: every rank must call them.
 
     Attributes:
         optimizer: the sharded one; None where nothing is trained.
@@ -227,13 +227,6 @@ class ShardedModule(Generic[_Part]):
             state._metadata = self._versions  # type: ignore[attr-defined]
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool) -> None:
-        """Takes this rank's part of a whole state dict, as tuners have one in a run's middle."""
-        with self.part.silent():
-            mine = self._module.state_dict().keys()
-            part = {name: v for name, v in state.items() if name in mine and self.part.holds(name)}
-            self._module.load_state_dict(part, strict=strict)
-
     def fill(self) -> None:
         """After :meth:`ModulePart.unprune`: every rank gets the values of all ranks.
 
@@ -269,8 +262,14 @@ class ShardedCheckpoints(Strategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         if self._sharded is None:
             super().load_model_state_dict(checkpoint, strict=strict)
-        else:
-            self._sharded.load_state_dict(checkpoint["state_dict"], strict=strict)
+            return
+        module, part = self.lightning_module, self._sharded.part
+        assert module is not None
+        with part.silent():
+            # Only entries of this rank's part: a tuner loads a whole state while a run goes on.
+            names = {name for name in module.state_dict() if part.holds(name)}
+            state = {name: v for name, v in checkpoint["state_dict"].items() if name in names}
+            module.load_state_dict(state, strict=strict)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

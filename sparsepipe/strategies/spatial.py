@@ -90,7 +90,6 @@ class SpatialStrategy(DataParallelStrategy):
         self._averages_buffers = replicas > 1  # those of one grid are equal
         self._overlap = overlap
         self.gather_predictions = gather_predictions
-        self._groups: tuple[Any, Any] = (None, None)
         self._metrics: list[tuple[Metric, Any, Any]] = []
         self._shards: SampleShards | None = None
         self._frozen: list[nn.Parameter] = []
@@ -117,8 +116,7 @@ class SpatialStrategy(DataParallelStrategy):
             "backend": internals.resolve_process_group_backend(self),
             "timeout_s": self._timeout_s,
         }
-        grid, place = (process_group.make_stage_group(each, **options) for each in (grids, places))
-        self._groups = grid, place
+        self._groups = [process_group.make_stage_group(each, **options) for each in (grids, places)]
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -201,11 +199,6 @@ class SpatialStrategy(DataParallelStrategy):
         return loss
 
     @override
-    def on_exception(self, exception: BaseException) -> None:
-        super().on_exception(exception)
-        self._groups = (None, None)  # to end them could be to wait for ranks that are gone
-
-    @override
     def teardown(self) -> None:
         if self.lightning_module is not None:
             unspatialize(self.lightning_module)
@@ -218,7 +211,7 @@ class SpatialStrategy(DataParallelStrategy):
         self._frozen.clear()
         for group in self._groups:
             process_group.destroy_group(group)
-        self._groups = (None, None)
+        self._groups.clear()
         vars(self).pop("grid", None)  # whose group has threads
         super().teardown()
 

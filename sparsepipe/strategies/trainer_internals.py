@@ -25,17 +25,17 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Result
 from pytorch_lightning.trainer.states import RunningStage, TrainerStatus
 from pytorch_lightning.tuner.lr_finder import _LRCallback
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 LoggedValue = _ResultMetric
 """A value that steps log, with its sums over the epoch."""
 
 _EVALUATING = (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING, RunningStage.TESTING)
 _BATCH_HOOKS = ("_on_before_batch_transfer", "_apply_batch_transfer_handler")
-_ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
-"""State of a logged number; Lightning makes new tensors for it, so the old ones stay valid."""
-
-
+ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
+"""Attributes of a logged number with its sums; Lightning makes new tensors for them, so the old
+ones stay valid.
+"""
 move_optimizer = _optimizer_to_device
 """Moves the state of an optimizer to a device, but for step counters."""
 process_group_exists = _distributed_is_initialized
@@ -101,11 +101,6 @@ def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
     connector._current_fx = last
 
 
-def accumulated(item: LoggedValue) -> dict[str, Any]:
-    """The sums of a logged number."""
-    return {name: vars(item)[name] for name in _ACCUMULATED if name in vars(item)}
-
-
 def drop_computed(item: LoggedValue) -> None:
     """Lets the value of an epoch be computed anew from its sums."""
     item._computed = None
@@ -124,6 +119,8 @@ active_loop: Callable[[pl.Trainer], Any] = attrgetter("_active_loop")
 """The loop that trains, validates, tests or predicts now; a validation within a fit's, too."""
 loaders_of: Callable[[Any], list[Any]] = attrgetter("_combined_loader.flattened")
 """Data loaders that a loop reads."""
+reading_mode: Callable[[Any], str] = attrgetter("_combined_loader._mode")
+"""``"sequential"`` for a loop that reads one loader after the other, not all side by side."""
 has_read_all: Callable[[Any], bool] = attrgetter("_data_fetcher.done")
 """Whether the running batch of a loop is the last one."""
 optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
@@ -132,17 +129,13 @@ optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
 """Training batches after which the optimizer stepped: Lightning's step for loggers."""
 
 
-def reads_in_turn(loop: Any) -> bool:
-    """Whether a loop reads one loader after the other, not all of them side by side."""
-    return bool(loop._combined_loader._mode == "sequential")
-
-
 def combined_batch(
     trainer: pl.Trainer, loop: Any, batches: Sequence[Any], *, device: torch.device
 ) -> Any:
     """One batch of each loader, put together and moved to a device as a loop hands it to a step."""
     module, spec = trainer.lightning_module, loop._combined_loader._spec
-    batch = batches[0] if reads_in_turn(loop) else pytree.tree_unflatten(batches, spec)
+    in_turn = reading_mode(loop) == "sequential"
+    batch = batches[0] if in_turn else pytree.tree_unflatten(batches, spec)
     batch = trainer.precision_plugin.convert_input(batch)
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
     return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
@@ -262,10 +255,10 @@ accelerator_connector: Callable[[pl.Trainer], Any] = attrgetter("_accelerator_co
 """Holds ``use_distributed_sampler``: whether Lightning gives loaders a sampler of its own."""
 
 
-def adapt_evaluation_samplers(
-    trainer: pl.Trainer, adapt: Callable[[DistributedSampler[Any]], None]
-) -> None:
-    """Calls ``adapt`` with each sampler that Lightning makes for validation and test."""
+def unpad_evaluation_samplers(trainer: pl.Trainer) -> None:
+    """Lets the samplers that Lightning makes for validation and test end where their data do, so
+    that each sample counts once.
+    """
     connector = trainer._data_connector
 
     def resolve(loader: DataLoader[Any], shuffle: bool, mode: RunningStage | None = None) -> Any:
@@ -275,7 +268,8 @@ def adapt_evaluation_samplers(
         assert kwargs is not None
         overfits: float = trainer.overfit_batches  # type: ignore[attr-defined]
         sampler = _get_distributed_sampler(loader, shuffle, overfits, mode=mode, **kwargs)
-        adapt(sampler)
+        sampler.total_size = size = len(sampler.dataset)  # type: ignore[arg-type]
+        sampler.num_samples = len(range(sampler.rank, size, sampler.num_replicas))
         return sampler
 
     connector._resolve_sampler = resolve  # type: ignore[method-assign, assignment]

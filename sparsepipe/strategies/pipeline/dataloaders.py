@@ -15,7 +15,7 @@ import torch
 from lightning_fabric.utilities.data import has_iterable_dataset, sized_len
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
@@ -123,10 +123,3 @@ def has_state(loader: Any) -> bool:
 def is_remote(batch: Any) -> bool:
     """Whether a batch is, or contains, a stand-in."""
     return any(isinstance(leaf, RemoteBatch) for leaf in pytree.tree_leaves(batch))
-
-
-def repeat_nothing(sampler: DistributedSampler[Any]) -> None:
-    """Lets a sampler of Lightning's end where its data do, so that each sample counts once."""
-    size = len(sampler.dataset)  # type: ignore[arg-type]
-    sampler.total_size = size
-    sampler.num_samples = len(range(sampler.rank, size, sampler.num_replicas))

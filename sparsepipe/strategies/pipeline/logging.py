@@ -127,7 +127,8 @@ class LogReplay:
         self.append(minibatches, hook=hook)
         for key, item in results.items():
             if item.meta.fx == hook and item.is_tensor:
-                self._sums[key] = internals.accumulated(item)
+                held = vars(item)
+                self._sums[key] = {n: held[n] for n in internals.ACCUMULATED if n in held}
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
         """Repeats the calls of further minibatches."""

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import Checkpoint, Timer
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.pipeline.dataloaders import is_remote, repeat_nothing
+from sparsepipe.strategies.pipeline.dataloaders import is_remote
 
 
 class LoopPatches:
@@ -43,7 +43,7 @@ class LoopPatches:
         if replicas[0] == 1:
             connector.use_distributed_sampler = False
         else:
-            internals.adapt_evaluation_samplers(trainer, repeat_nothing)
+            internals.unpad_evaluation_samplers(trainer)
         if self._alone:
             return
         internals.replace_in_loops(

@@ -89,7 +89,8 @@ class StageOptimizer:
             return loss
 
         now, before = self._present(), state()
-        self._set(self._options[step])
+        for group, chosen in zip(self._optimizer.param_groups, self._options[step], strict=True):
+            group.update(copy.deepcopy(chosen))
         with nullcontext() if self._norm is None else self._norm.clipping(self._precision):
             self._precision.optimizer_step(self._optimizer, model=self._module, closure=closure)
         for after, options in zip(self._present(), self._options[step], strict=True):
@@ -101,7 +102,8 @@ class StageOptimizer:
                         remedy="use an optimizer with a state for each parameter, such as SGD or "
                         "AdamW, and change options by schedulers",
                     )
-        self._set(now)
+        for group, present in zip(self._optimizer.param_groups, now, strict=True):
+            group.update(present)
         self._options = {known: o for known, o in self._options.items() if known >= step}
 
     def _present(self) -> list[Options]:
@@ -109,10 +111,6 @@ class StageOptimizer:
             copy.deepcopy({name: value for name, value in group.items() if name != "params"})
             for group in self._optimizer.param_groups
         ]
-
-    def _set(self, options: Iterable[Options]) -> None:
-        for group, values in zip(self._optimizer.param_groups, options, strict=True):
-            group.update(copy.deepcopy(values))
 
 
 def make_stage(

@@ -456,7 +456,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         if pipeline is None:
             return getattr(super(), hook)(*args, **kwargs)
         loop = internals.active_loop(self._trainer)
-        loaders, in_turn = internals.loaders_of(loop), internals.reads_in_turn(loop)
+        loaders, in_turn = internals.loaders_of(loop), internals.reading_mode(loop) == "sequential"
         number, batch_idx = self._evaluated
         if in_turn:
             while loop.max_batches[number] == 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsepipe.callbacks.timing import bubbles, idle_shares
+from sparsepipe.callbacks.timing import idle_shares
 from sparsepipe.schedule import Plan, Schedule, gpipe, one_f_one_b
 from tests.support.timelines import timeline
 
@@ -36,17 +36,17 @@ def test_two_stages_one_forward_one_backward_as_drawn() -> None:
         [(1, 2), (2, 4), (4, 5), (5, 7), (7, 8), (8, 10)],
     ]
     assert busy(one_f_one_b(straight(2), 1, microbatches=3)) == drawn
-    assert bubbles(drawn) == pytest.approx([3 / 12, 3 / 12])
+    assert idle_shares(drawn) == pytest.approx([3 / 12, 3 / 12])
 
 
 def test_unlike_stages_of_one_forward_one_backward() -> None:
     """The last stage takes twice as long: 2 x 6 of 15, and the first 2 x 3 of these."""
-    found = bubbles(busy(one_f_one_b(straight(2), 1, microbatches=2), [1.0, 2.0]))
+    found = idle_shares(busy(one_f_one_b(straight(2), 1, microbatches=2), [1.0, 2.0]))
     assert found == pytest.approx([9 / 15, 3 / 15])
 
 
 def test_updates_and_what_waits_for_them_do_not_count() -> None:
-    assert bubbles([[(10, 11), (13, 15)], [(11, 13)]]) == pytest.approx([2 / 5, 3 / 5])
+    assert idle_shares([[(10, 11), (13, 15)], [(11, 13)]]) == pytest.approx([2 / 5, 3 / 5])
 
 
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])
@@ -56,7 +56,7 @@ def test_equal_stages_wait_as_the_formula_predicts(
     stages: int, microbatches: int, make: Callable[..., Schedule]
 ) -> None:
     """(K - 1)/(T + K - 1): GPipe, 2.3."""
-    found = bubbles(busy(make(straight(stages), 1, microbatches=microbatches)))
+    found = idle_shares(busy(make(straight(stages), 1, microbatches=microbatches)))
     assert found == pytest.approx([(stages - 1) / (microbatches + stages - 1)] * stages)
 
 
