@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
@@ -63,7 +62,19 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
             if share >= 0.005 or row == column:  # the diagonal is always written
                 colour = "white" if share > _DARK_CELL else style.INK
                 axes.text(column, row, f"{100 * share:.0f}", color=colour, **look)
-    _name_classes(axes, classes, counts.sum(1))
+    places = np.arange(num_classes)
+    axes.set_xticks(places, classes, rotation=90, fontsize=style.TICK_PT)
+    rows = [f"{name}  ({total:,})" for name, total in zip(classes, counts.sum(1), strict=True)]
+    axes.set_yticks(places, rows, fontsize=style.TICK_PT)
+    axes.set_xlabel("predicted class", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel("true class  (shapes)", fontsize=style.LABEL_PT, color=style.INK)
+    axes.tick_params(length=0, labelcolor=style.INK)
+    axes.set_xticks(places[1:] - 0.5, minor=True)
+    axes.set_yticks(places[1:] - 0.5, minor=True)
+    axes.grid(visible=True, which="minor", color=style.FAINT, linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_color(style.GREY)
     axes.set_title(_summary(counts), fontsize=style.TITLE_PT, color=style.INK, loc="left")
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30)
     bar.set_label("share of the true class (%)", fontsize=style.LABEL_PT, color=style.INK)
@@ -114,19 +125,3 @@ def _summary(counts: NDArray[np.int64]) -> str:
         f"overall accuracy {100 * right / total:.1f} % ({right:,} of {total:,})\n"
         f"mean over classes {100 * mean:.1f} %"
     )
-
-
-def _name_classes(axes: Axes, classes: Sequence[str], totals_K: NDArray[np.int64]) -> None:
-    places = np.arange(len(classes))
-    axes.set_xticks(places, classes, rotation=90, fontsize=style.TICK_PT)
-    rows = [f"{name}  ({total:,})" for name, total in zip(classes, totals_K, strict=True)]
-    axes.set_yticks(places, rows, fontsize=style.TICK_PT)
-    axes.set_xlabel("predicted class", fontsize=style.LABEL_PT, color=style.INK)
-    axes.set_ylabel("true class  (shapes)", fontsize=style.LABEL_PT, color=style.INK)
-    axes.tick_params(length=0, labelcolor=style.INK)
-    axes.set_xticks(places[1:] - 0.5, minor=True)
-    axes.set_yticks(places[1:] - 0.5, minor=True)
-    axes.grid(visible=True, which="minor", color=style.FAINT, linewidth=0.5)
-    axes.tick_params(which="minor", length=0)
-    for spine in axes.spines.values():
-        spine.set_color(style.GREY)

@@ -182,7 +182,11 @@ def reconstructions_figure(domains: Mapping[str, Mapping[str, Images]]) -> Figur
     axes = figure.subplots(len(domains), len(kinds), squeeze=False)
     for row, (name, pictures) in zip(axes, domains.items(), strict=True):
         for place, kind in zip(row, kinds, strict=True):
-            strip = np.concatenate([_picture(each) for each in pictures[kind]], axis=1)
+            images = pictures[kind]
+            images = images.max(axis=2) if images.ndim == 5 else images
+            has_colours = images.shape[1] == 3
+            images = np.moveaxis(images, 1, -1) if has_colours else images.mean(axis=1)
+            strip = np.concatenate(np.clip(images, 0, 1), axis=1)
             place.imshow(strip, cmap="gray", vmin=0, vmax=1)
             place.set_xticks([])
             place.set_yticks([])
@@ -194,11 +198,3 @@ def reconstructions_figure(domains: Mapping[str, Mapping[str, Images]]) -> Figur
     for place, kind in zip(axes[0], kinds, strict=True):
         place.set_title(kind, fontsize=style.LABEL_PT, color=style.INK)
     return figure
-
-
-def _picture(sample: Images) -> Images:
-    """A sample [C, ...] as an image [H, W] or [H, W, 3] with values from 0 to 1."""
-    image = sample.max(axis=1) if sample.ndim == 4 else sample
-    image = image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
-    clipped: Images = np.clip(image, 0, 1)
-    return clipped

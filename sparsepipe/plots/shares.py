@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sparsepipe.plots import style
@@ -59,8 +58,26 @@ def accumulated_shares_figure(
     figure = style.new_figure(width_in=max(5.6, 4.4 * len(devices)), height_in=3.9)
     panels = figure.subplots(1, len(devices), squeeze=False, sharey=True)[0]
     for axes, (device, costs) in zip(panels, devices.items(), strict=True):
-        _draw_shares(axes, costs, cuts)
-        above = 1 + max((row for _, row in _label_rows(cuts, len(costs.compute_s))), default=-1)
+        layers = len(costs.compute_s)
+        for name, label, colour, dashes in _LINES:
+            shares = [100 * share for share in _accumulated(getattr(costs, name))]
+            axes.plot(range(len(shares)), shares, color=colour, linestyle=dashes, label=label)
+        label_rows = _label_rows(cuts, layers)
+        for number, (cut, row) in enumerate(label_rows):
+            axes.axvline(
+                cut - 0.5, color=style.VERMILION, linewidth=1.2, zorder=1.5,
+                label=None if number else "cut before layer",
+            )  # fmt: skip
+            axes.annotate(
+                str(cut), (cut - 0.5, 1), xycoords=("data", "axes fraction"),
+                xytext=(0, 2 + row * _ROW_PT), textcoords="offset points", ha="center",
+                fontsize=style.TICK_PT, color=style.VERMILION,
+            )  # fmt: skip
+        style.tidy(axes)
+        axes.set_ylim(0, 103)
+        axes.set_xlim(-0.5, layers - 0.5)
+        axes.set_xlabel("layer", fontsize=style.LABEL_PT, color=style.INK)
+        above = 1 + max((row for _, row in label_rows), default=-1)
         axes.set_title(device, fontsize=style.TITLE_PT, color=style.INK, pad=6 + above * _ROW_PT)
     panels[0].set_ylabel("accumulated share (%)", fontsize=style.LABEL_PT, color=style.INK)
     lines = {str(line.get_label()): line for line in panels[0].get_lines()}
@@ -71,26 +88,6 @@ def accumulated_shares_figure(
         ncols=min(len(shown), 2 * len(devices) + 1),
     )  # fmt: skip
     return figure
-
-
-def _draw_shares(axes: Axes, costs: LayerShares, cuts: Sequence[int]) -> None:
-    for name, label, colour, dashes in _LINES:
-        shares = [100 * share for share in _accumulated(getattr(costs, name))]
-        axes.plot(range(len(shares)), shares, color=colour, linestyle=dashes, label=label)
-    for number, (cut, row) in enumerate(_label_rows(cuts, len(costs.compute_s))):
-        axes.axvline(
-            cut - 0.5, color=style.VERMILION, linewidth=1.2, zorder=1.5,
-            label=None if number else "cut before layer",
-        )  # fmt: skip
-        axes.annotate(
-            str(cut), (cut - 0.5, 1), xycoords=("data", "axes fraction"),
-            xytext=(0, 2 + row * _ROW_PT), textcoords="offset points", ha="center",
-            fontsize=style.TICK_PT, color=style.VERMILION,
-        )  # fmt: skip
-    style.tidy(axes)
-    axes.set_ylim(0, 103)
-    axes.set_xlim(-0.5, len(costs.compute_s) - 0.5)
-    axes.set_xlabel("layer", fontsize=style.LABEL_PT, color=style.INK)
 
 
 def _accumulated(values: Sequence[float]) -> list[float]:

@@ -135,12 +135,11 @@ def timelines_figure(
         max_width_in: most inches of the time axis, even if bars are too short for their names.
     """
     limit = math.inf if until is None else until * unit
-
-    def is_seen(span: Span) -> bool:
-        return span.start < limit or span.start == span.end == limit
-
     drawn = {
-        title: [(name, list(filter(is_seen, own))) for name, own in lanes]
+        title: [
+            (name, [s for s in own if s.start < limit or s.start == s.end == limit])
+            for name, own in lanes
+        ]
         for title, lanes in panels.items()
     }
     # Lanes of messages are thinner.

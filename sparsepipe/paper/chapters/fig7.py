@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sparsepipe.paper.chapters.trainings import data_text, threads_text
+from sparsepipe.paper.chapters.trainings import data_text, source_of, threads_text
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed
 from sparsepipe.report.tables import overrides_beside
@@ -53,7 +53,7 @@ def _title(run: Row) -> str:
         f"scale {run['scale']}" if run.get("scale") else "",
         str(run.get("model._target_", "")).rpartition(".")[2],
         f"width {run['model.width']:g}" if "model.width" in run else "",
-        data_text(run),
+        data_text(source_of(run), run.get("data.num_points")),
         f"{run.get('data.resolution')}³, batches of {run.get('data.batch_size')}",
         str(run.get("hardware_devices", "")),
         threads_text(run.get("threads_per_rank")) if is_one_cpu else "",

@@ -106,12 +106,12 @@ Bars = Mapping[tuple[int, str], Sequence[Row]]
 
 
 def _fig9_blocks(rows: Sequence[Row]) -> list[Block]:
-    bars = [
+    rated = [
         row
         for row in rows
         if row.get("kind") in ("simulated", "emulated") and row.get("minibatches_per_s")
     ]
-    tables = tables_of(bars, lambda row: {"setting": Fig9Setting.of(row)})
+    tables = tables_of(rated, lambda row: {"setting": Fig9Setting.of(row)})
     found = {key["setting"]: runs for key, runs in tables}
     found = {setting: [] for setting in _SWEPT} | found
 
@@ -125,26 +125,24 @@ def _fig9_blocks(rows: Sequence[Row]) -> list[Block]:
         for row in found[setting]:
             places.get(cell_of(row, "gpus", "parallel"), []).append(row)
         by_bar[setting] = places
-    return [_fig9_block(setting, by_bar) for setting in by_bar]
-
-
-def _fig9_block(setting: Fig9Setting, by_bar: Mapping[Fig9Setting, Bars]) -> Block:
-    bars = by_bar[setting]
-    simulated = None
-    if setting.network == "namespaces":
-        over_same_link = replace(setting, kind="simulated", network=None)
-        simulated = by_bar.get(over_same_link, {})
-    cells = [cell for place in bars for cell in _fig9_cells(setting.kind, place, bars, simulated)]
-    notes = [
-        f"{STRATEGIES[strategy]} on {gpus} GPUs: {note}"
-        for (gpus, strategy), runs in bars.items()
-        for note in unlike_notes(runs, lambda key: is_below(key, ("parallel", "task")))
-    ]
-    return Block(title=setting.title, cells=tuple(cells), notes=tuple(notes))
+    blocks = []
+    for setting, bars in by_bar.items():
+        simulated = None
+        if setting.network == "namespaces":
+            over_same_link = replace(setting, kind="simulated", network=None)
+            simulated = by_bar.get(over_same_link, {})
+        cells = [each for place in bars for each in _fig9_cells(setting, place, bars, simulated)]
+        notes = [
+            f"{STRATEGIES[strategy]} on {gpus} GPUs: {note}"
+            for (gpus, strategy), runs in bars.items()
+            for note in unlike_notes(runs, lambda key: is_below(key, ("parallel", "task")))
+        ]
+        blocks.append(Block(title=setting.title, cells=tuple(cells), notes=tuple(notes)))
+    return blocks
 
 
 def _fig9_cells(
-    kind: str, place: tuple[int, str], bars: Bars, simulated: Bars | None
+    setting: Fig9Setting, place: tuple[int, str], bars: Bars, simulated: Bars | None
 ) -> Iterator[Cell]:
     gpus, strategy = place
     own, of_dp = bars[place], bars[gpus, "dp"]
@@ -156,7 +154,7 @@ def _fig9_cells(
 
     times = [_minibatch_s(row) for row in of_dp] or told("dp_minibatch_s")
     found: list[tuple[Column, Ours | None]] = [(SPEEDUP, _over(own, times, of_dp))]
-    if kind == "simulated":
+    if setting.kind == "simulated":
         found.append((APART, _over(own, told("dp_without_overlap_minibatch_s"), ())))
     if strategy != "hete_mp":
         base = bars[gpus, "hete_mp"]
@@ -169,7 +167,7 @@ def _fig9_cells(
             spread = ratio.spread and (100 * (ratio.spread[0] - 1), 100 * (ratio.spread[1] - 1))
             ratio = replace(ratio, value=100 * (float(ratio.value) - 1), spread=spread)
         found.append((OFF, ratio))
-    if kind == "emulated":
+    if setting.kind == "emulated":
         known = tuple(row for row in own if row.get("time_scale"))
         scales = dict.fromkeys(f"{row['time_scale']:g}" for row in known)
         found.append((TIME_SCALE, Ours(value=" or ".join(scales), runs=known) if known else None))

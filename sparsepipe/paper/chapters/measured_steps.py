@@ -205,7 +205,13 @@ def over_sizes(block: Block, *, of: str) -> Figure | None:
     figure = style.new_figure(width_in=5.2 * columns, height_in=0.5 + 3.6 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes, (group, curves) in zip(panels, found.items(), strict=False):
-        _draw_ranks(axes, curves, of=of)
+        labels = {number: f"{number} {of}{'s' if number > 1 else ''}" for number in sorted(curves)}
+        draw_curves(axes, {label: curves[number] for number, label in labels.items()})
+        for number, look in zip(labels, _LOOKS, strict=False):
+            if number > 1 and 1 in curves:
+                places = [_elements(size) for size, _ in curves[1]]
+                shares = [value / number for _, value in curves[1]]
+                axes.plot(places, shares, color=look["color"], linestyle=":", zorder=2)
         for budget in budgets_mb:
             axes.axhline(budget, color=style.GREY, linewidth=1.2, linestyle=(0, (6, 3)), zorder=1)
         axes.set_title(group, fontsize=style.TITLE_PT, color=style.INK)
@@ -215,17 +221,6 @@ def over_sizes(block: Block, *, of: str) -> Figure | None:
     title = f"{block.title}; dotted: that of one over their number{dashed}"
     figure.suptitle(title, fontsize=style.TICK_PT)
     return figure
-
-
-def _draw_ranks(axes: Axes, curves: Mapping[int, Sequence[tuple[str, float]]], *, of: str) -> None:
-    """Draws a curve for each number of ranks, and dotted, that of one rank divided by it."""
-    labels = {ranks: f"1 {of}" if ranks == 1 else f"{ranks} {of}s" for ranks in sorted(curves)}
-    draw_curves(axes, {label: curves[ranks] for ranks, label in labels.items()})
-    for ranks, look in zip(labels, _LOOKS, strict=False):
-        if ranks > 1 and 1 in curves:
-            places = [_elements(size) for size, _ in curves[1]]
-            shares = [value / ranks for _, value in curves[1]]
-            axes.plot(places, shares, color=look["color"], linestyle=":", zorder=2)
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -> None:

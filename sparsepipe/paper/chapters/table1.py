@@ -46,7 +46,10 @@ def _table1_blocks(rows: Sequence[Row]) -> list[Block]:
 def _table1_block(rows: Sequence[Row], title: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
+        where, threads = "measured here", row.get("threads_per_rank")
+        if threads is not None and row.get("hardware_accelerator") == "cpu":
+            where += f", {threads} thread{'s' if threads > 1 else ''}"
+        measured.setdefault((str(row["measured_device"]), where), []).append(row)
     cells: list[Cell] = []
     averaged = []
     for paper in printed("table1"):
@@ -66,15 +69,6 @@ def _table1_block(rows: Sequence[Row], title: str) -> Block:
         for note in unlike_notes(runs, lambda key: key in _COUNTS)
     ]
     return Block(title=title, cells=tuple(cells), notes=tuple(notes))
-
-
-def _where(row: Row) -> str:
-    """Where the run was measured, and for a CPU the number of threads."""
-    threads = row.get("threads_per_rank")
-    is_cpu = row.get("hardware_accelerator") == "cpu"
-    if threads is None or not is_cpu:
-        return "measured here"
-    return f"measured here, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _table1_cells(

@@ -112,12 +112,8 @@ def source_of(row: Row) -> str:
     return str(row.get("data.source._target_", "")).rpartition(".")[2]
 
 
-def data_text(row: Row) -> str:
-    """Text such as ``generated shapes, 4,096 points``."""
-    return _data_text(source_of(row), row.get("data.num_points"))
-
-
-def _data_text(source: str, points: int | None) -> str:
+def data_text(source: str, points: int | None) -> str:
+    """Text such as ``generated shapes, 4,096 points``, for the class name of a source."""
     number = "all their points" if points is None else f"{points:,} points"
     return f"{_DATA.get(source, source)}, {number}"
 
@@ -136,7 +132,7 @@ def _title(key: Key) -> str:
         limit = f"epochs limited to {_counted_text('batch', batches or 0, several='batches')}"
     parts = [
         f"scale {key['scale']}" if key["scale"] else "",
-        _data_text(key["data"], key["points"]),
+        data_text(key["data"], key["points"]),
         f"{shapes} shapes of a class" if shapes else "",
         f"{key['trained']:,} shapes" if key.get("trained") else "",
         f"width {key['width']:g}" if key["width"] is not None else "",
@@ -407,34 +403,27 @@ def _fig8_block(rows: Sequence[Row]) -> Block:
     for grid, network in _ROWS:
         place = (grid, network)
         runs = [row for row in rows if cell_of(row, "resolution", "network") == place]
-        cells += _fig8_cells(place, runs)
         notes += [f"{network} at {grid}³: {note}" for note in unlike_notes(runs, of_training)]
+        refused = _refused([run for run in runs if run.get("fits") is False])
+        paper = _PAPER_FIG8.get(place, {})
+        train, test = paper.get("train_accuracy_percent"), paper.get("test_accuracy_percent")
+        for column, text, ours in (
+            (TRAIN, train, mean_of(runs, "train/accuracy", scale=100)),
+            (TEST, test, mean_of(runs, "test/accuracy", scale=100)),
+            (RATE, None, mean_of(runs, "inference_shapes_per_s")),
+            (MEMORY, None, mean_of(runs, "step_memory_bytes", scale=1e-6)),
+        ):
+            shown = ours or refused
+            if refused is not None and ours is not None:
+                names = ", ".join(str(run.get("run_id")) for run in refused.runs)
+                shown = replace(ours, note=f"without {names}: {refused.note}")
+            elif refused is not None and column is MEMORY:
+                run = refused.runs[0]
+                if run.get("budget_bytes") and run.get("limited_by") == "over_budget":
+                    shown = replace(refused, value=f"over {run['budget_bytes'] / 1e6:,.0f}")
+            theirs = Printed(text=text, derived=_FROM_TABLE) if text else None
+            cells.append(Cell(row=(f"{grid}³", network), column=column, paper=theirs, ours=shown))
     return Block(cells=tuple(cells), notes=tuple(notes))
-
-
-def _fig8_cells(place: tuple[int, str], runs: Sequence[Row]) -> Iterator[Cell]:
-    paper = _PAPER_FIG8.get(place, {})
-    refused = _refused([run for run in runs if run.get("fits") is False])
-    for column, text, ours in (
-        (TRAIN, paper.get("train_accuracy_percent"), mean_of(runs, "train/accuracy", scale=100)),
-        (TEST, paper.get("test_accuracy_percent"), mean_of(runs, "test/accuracy", scale=100)),
-        (RATE, None, mean_of(runs, "inference_shapes_per_s")),
-        (MEMORY, None, mean_of(runs, "step_memory_bytes", scale=1e-6)),
-    ):
-        shown = ours or refused
-        if refused is not None and ours is not None:
-            names = ", ".join(str(run.get("run_id")) for run in refused.runs)
-            shown = replace(ours, note=f"without {names}: {refused.note}")
-        elif refused is not None and column is MEMORY:
-            run = refused.runs[0]
-            if run.get("budget_bytes") and run.get("limited_by") == "over_budget":
-                shown = replace(refused, value=f"over {run['budget_bytes'] / 1e6:,.0f}")
-        yield Cell(
-            row=(f"{place[0]}³", place[1]),
-            column=column,
-            paper=Printed(text=text, derived=_FROM_TABLE) if text else None,
-            ours=shown,
-        )
 
 
 def _refused(runs: Sequence[Row]) -> Ours | None:

@@ -156,29 +156,23 @@ class PairReachability:
         return np.asarray(np.isfinite(times_s), dtype=np.bool_)
 
     def _ends_I(self, node: int, bound_s: float, begin_VI: Bools) -> Bools:
-        ends_I = np.zeros(len(self._places_I), dtype=np.bool_)
+        costs, ends_I = self._costs, np.zeros(len(self._places_I), dtype=np.bool_)
         # The stages of fewest devices first: they lead furthest, and few places are left to others.
-        for way in reversed(range(len(self._costs.lattice.ways[node].sources_E))):
-            source = self._costs.lattice.ways[node].sources_E[way]
-            begins, left = self._near(node, way, bound_s, begin_VI[source], ~ends_I)
-            if len(begins) and len(left):
-                ends_I[left] = self._fits_PJ(node, way, begins, left, bound_s).any(axis=0)
+        for way in reversed(range(len(costs.lattice.ways[node].sources_E))):
+            source = costs.lattice.ways[node].sources_E[way]
+            begins, ends = np.flatnonzero(begin_VI[source]), np.flatnonzero(~ends_I)
+            if not (len(begins) and len(ends)):
+                continue
+            # Only those count that may be near enough to each other, judged by one kind of device.
+            row = costs.rows_CK[costs.stages_E[node][way], 0]
+            sums_I = costs.sums_RI[row]
+            most = bound_s * costs.replicas_R[row] * (1 + _ROUNDING) + _ROUNDING * sums_I[-1]
+            ends = ends[sums_I[ends] <= sums_I[begins].max() + most]
+            if len(ends):
+                begins = begins[sums_I[begins] >= sums_I[ends].min() - most]
+            if len(begins) and len(ends):
+                ends_I[ends] = self._fits_PJ(node, way, begins, ends, bound_s).any(axis=0)
         return ends_I
-
-    def _near(
-        self, node: int, way: int, bound_s: float, begin_I: Bools, end_I: Bools
-    ) -> tuple[Ints, Ints]:
-        """Begins and ends that may be near enough to each other, judged by one kind of device."""
-        begins, ends = np.flatnonzero(begin_I), np.flatnonzero(end_I)
-        if not (len(begins) and len(ends)):
-            return begins, ends
-        row = self._costs.rows_CK[self._costs.stages_E[node][way], 0]
-        sums_I = self._costs.sums_RI[row]
-        most = bound_s * self._costs.replicas_R[row] * (1 + _ROUNDING) + _ROUNDING * sums_I[-1]
-        ends = ends[sums_I[ends] <= sums_I[begins].max() + most]
-        if len(ends):
-            begins = begins[sums_I[begins] >= sums_I[ends].min() - most]
-        return begins, ends
 
     def reached(self, bound_s: float) -> Bools:
         nodes = len(self._costs.lattice.nodes)
