@@ -26,7 +26,7 @@ from sparsepipe.runtime.random_generators import (
     PYTHON,
     Generator,
     KeyedRandomness,
-    module_generators,
+    is_generator,
     set_states,
     states_before_draws,
     states_of,
@@ -129,7 +129,8 @@ class RecomputedSpan:
         """Collected at each run, since modules may get other generators between epochs."""
         found: dict[Any, Generator] = {"numpy": NUMPY, "python": PYTHON}
         for place, module in enumerate(self._modules):
-            found |= {(place, name): value for name, value in module_generators(module)}
+            named = vars(module).items()
+            found |= {(place, name): value for name, value in named if is_generator(value)}
         return found
 
 

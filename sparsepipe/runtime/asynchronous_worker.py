@@ -141,7 +141,8 @@ class AsynchronousWorker(StageWorker[Events]):
                 included=included,
             )
             weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
-            flight = self._flight(value, rest, minibatch=self._begin + minibatch, leaves=leaves)
+            in_run, around = self._begin + minibatch, self._step_around(rest)
+            flight = self._stage.forward(value, minibatch=in_run, leaves=leaves, **around)
         self._flights[minibatch] = flight
         if not self._last:
             meta = {"included": included}

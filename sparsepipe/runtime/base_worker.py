@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.recording import Part, Recorder
-from sparsepipe.runtime.stage import Flight, Leaves, StageLayers
+from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.runtime.transport import Kind, Message, Network, SharedMessages, message_name
 from sparsepipe.schedule import Action, Plan
 
@@ -262,13 +262,10 @@ class StageWorker(ABC, Generic[_Events]):
 
         return self._messages.share(opened).tree, None
 
-    def _flight(self, value: Any, rest: Any, *, minibatch: int, leaves: Leaves = None) -> Flight:
-        """Takes a minibatch, by its number in the whole run, forward through this stage."""
-        around = self._step_around(rest) if self._last else {}
-        return self._stage.forward(value, minibatch=minibatch, leaves=leaves, **around)
-
-    def _step_around(self, rest: Any) -> dict[str, Callable[..., Any]]:
-        """The last stage's step, which runs around its layers; with both ends here it is whole."""
+    def _step_around(self, rest: Any) -> dict[str, Any]:
+        """The argument that runs the step around the last stage's layers; empty on other stages."""
+        if not self._last:
+            return {}
         if self._first:
             return {"whole": partial(self._steps.whole, rest)}
         return {"close": partial(self._steps.close, rest)}

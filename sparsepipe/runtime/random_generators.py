@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 FormerStates = list[tuple[Generator, Any]]
@@ -67,11 +67,6 @@ def is_generator(value: Any) -> bool:
         settable = issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
         _are_generators[kind] = settable
     return _are_generators[kind]
-
-
-def module_generators(module: nn.Module) -> Iterator[tuple[str, Generator]]:
-    """Generators that are attributes of a module, by name; those of its children are not."""
-    return ((name, value) for name, value in vars(module).items() if is_generator(value))
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:

@@ -84,8 +84,14 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         if self._first:
             with self._noting(f"cutting minibatch {number}"):
                 reads = self._messages.leads and self._replica < count
-                self._read = self._cut(batch if reads else None, count)
-        self._taken_gradients()  # any that are left there are not this minibatch's
+                nothing = [BatchPart(0, None) for _ in self._own]
+                parts = split(batch, len(self._own)) if reads else nothing
+            self.sizes_read = [part.samples for part in parts if reads]
+            samples = sum(self.sizes_read) or 1
+            shares = [part.samples / samples / count for part in parts]
+            self._read = dict(zip(self._own, zip(parts, shares, strict=True), strict=True))
+        for parameter in self._parameters.values():
+            parameter.grad = None  # any that is left there is not this minibatch's
         supply = MinibatchSupply(1)
         with self._norms.gathering():
             for action in self._order(self._plan, self._rank, supply, self._microbatches):
@@ -100,11 +106,13 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 ahead = action.kind == "B" and not self._opened and not self._last
                 if ahead and following is not None:
                     # What goes forward next is read while a gradient may still be on its way.
-                    with self._noting(self._description("F", following)):
+                    with self._noting(f"forward of microbatch {following} of minibatch {number}"):
                         self._opened[following] = self._take_in(following)
-                with self._noting(self._description(action.kind, part), in_run):
-                    do = {"F": self._forward, "B": self._backward}
-                    do[action.kind](part)
+                doing, do = "forward", self._forward
+                if action.kind == "B":
+                    doing, do = "backward", self._backward
+                with self._noting(f"{doing} of microbatch {part} of minibatch {number}", in_run):
+                    do(part)
         assert not self._in_flight
         self.rounds += 1
 
@@ -113,28 +121,14 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._replicas.average_statistics_(buffers)
         self.rounds = 0
 
-    def _cut(self, batch: Any, count: int) -> dict[int, tuple[BatchPart, float]]:
-        """This rank's microbatches with what their losses count, by number."""
-        if batch is None:
-            self.sizes_read = []
-            return {number: (BatchPart(0, None), 0.0) for number in self._own}
-        parts = split(batch, len(self._own))
-        self.sizes_read = [part.samples for part in parts]
-        samples = sum(self.sizes_read)
-        shares = (part.samples / samples / count for part in parts)
-        return dict(zip(self._own, zip(parts, shares, strict=True), strict=True))
-
-    def _description(self, kind: str, number: int) -> str:
-        doing = {"F": "forward", "B": "backward"}[kind]
-        return f"{doing} of microbatch {number} of minibatch {self._minibatch}"
-
     def _forward(self, number: int) -> None:
         part = self._opened.pop(number, None) or self._take_in(number)
         if part.samples:
             in_run = self._minibatch * self._microbatches + number
+            around = self._step_around(part.rest)
             explained = explaining_single_values(part.samples, parts=self._microbatches)
             with self._slowed(), explained:
-                part.flight = self._flight(part.value, part.rest, minibatch=in_run)
+                part.flight = self._stage.forward(part.value, minibatch=in_run, **around)
         part.value = part.rest = None
         self._in_flight[number] = part
         in_flight = sum(each.flight is not None for each in self._in_flight.values())
@@ -205,7 +199,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 
     def _finish(self) -> None:
         """The update, with the sum of what all replicas' microbatches gave."""
-        gradients = self._taken_gradients()
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        for parameter in self._parameters.values():
+            parameter.grad = None
         returned, self._returned = self._returned, []
         with moment(self._recorder, "sums"):
             total = self._replicas.total(gradients)
@@ -214,13 +210,6 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             self._events.done(sorted(returned, key=lambda part: part.number))
         with self._slowed():
             self._events.update(total, step=self.rounds)
-
-    def _taken_gradients(self) -> dict[str, Tensor | None]:
-        """The gradients that the parameters have gathered, taken from them."""
-        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        return gradients
 
 
 @contextmanager

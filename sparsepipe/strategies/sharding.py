@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.halo import add_up
 from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_objects
 from sparsepipe.strategies import trainer_internals as internals
 
@@ -155,7 +156,8 @@ class GlobalNorm:
             norms_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
             norms_P2[numbers, 1] = 1.0
         # Zeros of all ranks but one are added to each norm, which changes no bit of it.
-        process_group.add_(norms_P2, what="taking the norm of all ranks' gradients")
+        what = "taking the norm of all ranks' gradients"
+        norms_P2 = add_up(norms_P2, process_group.host_group(), what=what)
         pairs = zip(norms_P2, self._dtypes, strict=True)
         norms = [norm.to(dtype) for (norm, is_there), dtype in pairs if is_there]
         if mine:

@@ -299,12 +299,6 @@ def highest(number: int) -> int:
     return int(value.item())
 
 
-def add_(value: Tensor, *, what: str) -> None:
-    """Replaces a tensor on the host, of the same shape on all ranks, by its sum over the ranks."""
-    with collective(what, host_group()):
-        dist.all_reduce(value, group=host_group())
-
-
 def average_(tensors: Iterable[Tensor]) -> None:
     """Replaces floating-point tensors by their mean over the ranks, in place, in one message."""
     if world_size() == 1 or not dist.is_initialized():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from enum import IntEnum, IntFlag
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,13 @@ from sparsepipe.runtime.transport.serialization import (
     Messages,
     Packet,
     Route,
-    TensorSpec,
     missing_bytes,
     parse,
 )
 from sparsepipe.schedule.communication import INBOX_DEPTH
+
+if TYPE_CHECKING:
+    from sparsepipe.runtime.transport.cuda import Carrier
 
 Sizes = tuple[int, ...]
 """Bytes of each tensor that follows a header."""
@@ -163,16 +165,6 @@ def _references(buffer: Tensor) -> int:
 
 
 _ALONE = _references(torch.empty(1, dtype=torch.uint8))
-
-
-class Carrier(Protocol):
-    """Moves tensors of a CUDA device; see ``cuda.py``. Its calls wait for the device."""
-
-    def send(self, line: Line, tensors: Sequence[Tensor], made: Any) -> None:
-        """Sends uint8 tensors that are ready at ``made``; they may be freed afterwards."""
-
-    def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """Receives tensors' bytes; any stream may read them afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +316,6 @@ class BoundedQueue(Generic[_Item]):
         self._error: Exception | None = None
         self.discarded = 0
         """Items that came, or were waiting, after the consumer left."""
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def put(self, item: _Item, *, limit_s: float | None = None, room: int | None = None) -> None:
         """Adds an item; see :meth:`wait_for_room`."""

@@ -23,7 +23,7 @@ from sparsepipe.runtime.random_generators import (
     PYTHON,
     FormerStates,
     Generator,
-    module_generators,
+    is_generator,
     set_states,
     states_before_draws,
     states_of,
@@ -55,7 +55,8 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
         return found
     for path, child in module.named_modules(memo={layers}):  # all but the layers
         prefix = f"self.{path}." if path else "self."
-        found |= {prefix + name: value for name, value in module_generators(child)}
+        named = vars(child).items()
+        found |= {prefix + name: value for name, value in named if is_generator(value)}
     return found
 
 
